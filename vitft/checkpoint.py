@@ -5,12 +5,9 @@ tensors. It is written to a temporary name, flushed and renamed, so a crash leav
 the new one. Foreign weight files are read in `pretrained`.
 """
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -20,8 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from vitft.errors import ResourceError, RunError, UsageError
-from vitft.model import ViTConfig, VisionTransformer
+from vitft.errors import RunError, UsageError
+from vitft.files import write_atomically
+from vitft.model import VisionTransformer, ViTConfig
 from vitft.transforms import EvalTransform
 
 FORMAT = "1"
@@ -126,7 +124,7 @@ def digest_of(card: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -136,6 +134,12 @@ def build_model(state: Mapping[str, Tensor], config: ViTConfig) -> VisionTransfo
     Raises:
         RunError: Names or shapes do not fit the architecture.
     """
+    blocks = {name.split(".")[1] for name in state if name.startswith("blocks.")}
+    if len(blocks) != config.depth:  # before anything of a stranger's size is built
+        raise RunError(
+            f"the weights have {len(blocks)} blocks, the architecture {config.depth}",
+            fix="the file and its card belong to different models; copy both again",
+        )
     with torch.device("meta"):
         model = VisionTransformer(config)
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
@@ -149,47 +153,3 @@ def build_model(state: Mapping[str, Tensor], config: ViTConfig) -> VisionTransfo
         )
     model.load_state_dict(dict(state), strict=True, assign=True)
     return model.eval()
-
-
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace the file `path` by `content`; a crash leaves the old file or the new one.
-
-    Raises:
-        ResourceError: The disk is full.
-        RunError: The folder cannot be written.
-    """
-    data = content.encode() if isinstance(content, str) else content
-    with writing(path), temporary_beside(path) as (descriptor, temporary):
-        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-
-
-@contextlib.contextmanager
-def temporary_beside(path: Path) -> Iterator[tuple[int, Path]]:
-    """A fresh file in the folder of `path`, removed if it is still there afterwards."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        yield descriptor, temporary
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusals to write into sentences."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (28, 27, 122):  # ENOSPC, EFBIG, EDQUOT
-            raise ResourceError(
-                f"disk full while writing {path}", fix="free some space, then run it again"
-            ) from error
-        raise RunError(
-            f"cannot write {path}: {error.strerror}",
-            fix="choose a folder that you may write, e.g. with --out",
-        ) from error

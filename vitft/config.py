@@ -36,7 +36,7 @@ class DataSpec:
     path: str = ""
     """Image folder: one folder per class, or train/ and val/ with one folder per class each."""
     split: Literal["random", "reference"] = "random"
-    """`random`: drawn from every readable image; `reference`: the reference script's exact split."""
+    """`random` draws from every readable image; `reference` is the reference script's split."""
     val_rate: float = 0.2
     """Share of each class held back for validation, over 0 and under 1."""
     seed: int = 0

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from vitft.config import OptimSpec
 from vitft.errors import DivergedError
@@ -117,7 +117,7 @@ def diverged(step: int, lr: float, loss: float) -> DivergedError:
 def logits_of(
     model: nn.Module, batches: Iterable[Batch], *, device: torch.device, precision: str = "fp32"
 ) -> tuple[Tensor, Tensor]:
-    """Scores (n, C) and labels (n,) of all batches, float32 on the CPU, with the model in eval mode."""
+    """Scores (n, C) and labels (n,) of all batches, float32 on the CPU; in eval mode."""
     model.eval()
     scores, labels = [], []
     for batch in batches:

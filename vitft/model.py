@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from vitft.errors import UsageError
 
@@ -79,9 +79,10 @@ class ViTConfig:
             ("high", "wide"), self.image_size, self.patch_size, strict=True
         ):
             if side < patch or side % patch:
+                near = max(patch, round(side / patch) * patch)
                 raise UsageError(
                     f"an image {side} pixels {axis} cannot be cut into patches of {patch} pixels",
-                    fix=f"use a multiple of {patch}, e.g. {max(patch, round(side / patch) * patch)}",
+                    fix=f"use a multiple of {patch}, e.g. {near}",
                 )
         if self.width % self.heads:
             raise UsageError(
@@ -114,7 +115,9 @@ class ViTConfig:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Read back `to_json`; JSON knows lists where we mean pairs."""
-        pairs = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        pairs: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()
+        }
         return cls(**pairs)
 
 
@@ -134,7 +137,7 @@ class PatchEmbed(nn.Module):
             raise UsageError(
                 f"the model reads images of {self.image_size[0]}x{self.image_size[1]} pixels, "
                 f"but got {pixels.shape[-2]}x{pixels.shape[-1]}",
-                fix="resize the images, or load the weights with image_size=... to resize the model",
+                fix="resize the images, or load the weights with image_size=...",
             )
         return self.proj(pixels).flatten(2).mT  # (B, D, g, g) -> (B, P, D)
 
@@ -212,7 +215,7 @@ class Block(nn.Module):
 
 
 def layer_norm(config: ViTConfig) -> nn.LayerNorm:
-    """eps is 1e-6 as in the JAX reference; torch's default of 1e-5 shifts pretrained outputs."""
+    """With eps 1e-6 as in the JAX reference; torch's default of 1e-5 shifts pretrained outputs."""
     return nn.LayerNorm(config.width, eps=1e-6)
 
 

@@ -11,14 +11,15 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from vitft.errors import UsageError
+
+if TYPE_CHECKING:  # the room itself starts without torch
+    from torch import Tensor
 
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "nearest"]
 Fit = Literal["crop", "squash"]
@@ -30,6 +31,8 @@ RESAMPLING: Mapping[str, Image.Resampling] = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 HALF = (0.5, 0.5, 0.5)
+THIN = 100
+"""Side ratio of an image beyond which only the visible part of it is resized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ class EvalTransform:
     """Resize, cut the centre, scale to 0..1, normalise: deterministic, for everything but training.
 
     The resize and the crop equal torchvision's `Resize` + `CenterCrop` to the last bit, and so
-    timm's evaluation transform.
+    timm's evaluation transform, for images up to 100 times as long as wide.
     """
 
     image_size: tuple[int, int] = (224, 224)
@@ -78,10 +81,15 @@ class EvalTransform:
         resample = RESAMPLING[self.interpolation]
         if self.fit == "squash":
             return np.array(image.resize((width, height), resample))
-        image = image.resize(self.resized(image.width, image.height), resample)
+        wide, tall = self.resized(image.width, image.height)
         # Rounded as torchvision's CenterCrop does: half to even.
-        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-        return np.array(image.crop((left, top, left + width, top + height)))
+        left, top = round((wide - width) / 2), round((tall - height) / 2)
+        box = left, top, left + width, top + height
+        if max(wide, tall) > THIN * min(wide, tall):  # whole, a line of 65500 x 1 takes 12 GB
+            across, down = image.width / wide, image.height / tall
+            part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+            return np.array(image.resize((width, height), resample, box=part))
+        return np.array(image.resize((wide, tall), resample).crop(box))
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Size in pixels (width, height) to which an image is scaled before the centre is cut."""
@@ -90,14 +98,14 @@ class EvalTransform:
             short, long = min(width, height), max(width, height)
             scaled = int(tall * long / short)
             return (tall, scaled) if width <= height else (scaled, tall)
-        factor = max(tall / height, wide / width)
-        return max(wide, round(width * factor)), max(tall, round(height * factor))
+        ratio = min(height / tall, width / wide)  # both sides cover, as timm's ResizeKeepRatio
+        return max(wide, round(width / ratio)), max(tall, round(height / ratio))
 
-    def normalise(self, pixels: Tensor) -> Tensor:
+    def normalise(self, pixels: "Tensor") -> "Tensor":
         """uint8 (B, S, S, 3) to float32 (B, 3, S, S) on the same device."""
-        mean = torch.tensor(self.mean, device=pixels.device)
-        std = torch.tensor(self.std, device=pixels.device)
-        return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2).contiguous()
+        values = pixels.float() / 255  # (B, S, S, 3)
+        mean, std = values.new_tensor(self.mean), values.new_tensor(self.std)
+        return ((values - mean) / std).permute(0, 3, 1, 2).contiguous()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,7 +113,10 @@ class EvalTransform:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Read back `to_json`; JSON knows lists where we mean tuples."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+        pairs: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()
+        }
+        return cls(**pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +139,8 @@ class CropTransform:
 
     def pixels(self, image: Image.Image, *, key: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """One view, uint8 (S, S, 3). The same `key` gives the same view, in any process."""
-        rng = random.Random(key)  # a string is hashed by SHA-512, not by the salted `hash`
+        # Hashed by SHA-512, not by the salted `hash`. File names may hold lone surrogates.
+        rng = random.Random(key.encode("utf-8", "surrogatepass"))
         height, width = self.image_size
         view = image.resize(
             (width, height), RESAMPLING[self.interpolation], box=self.box(image, rng)

@@ -1,0 +1,32 @@
+# Two commands suffice on a fresh machine with Python >= 3.11 and make: `make demo`, `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check clean
+
+demo: $(VENV)/.installed  ## the whole job on drawn flowers, offline
+	$(BIN)/vitft demo
+
+test: $(VENV)/.testing  ## the tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.testing  ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p vitft -p tests
+
+pretrain-demo: $(VENV)/.installed  ## train the bundled backbone again
+	$(BIN)/python weights/pretrain_demo.py --out weights/demo.safetensors
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.testing: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs demo_flowers export

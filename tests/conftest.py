@@ -1,0 +1,105 @@
+"""Shared fixtures: everything a test needs is made here, small and seeded."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitft.checkpoint import Card, save_checkpoint
+from vitft.model import VisionTransformer, ViTConfig
+from vitft.transforms import EvalTransform
+
+COLOURS = {"blue": (40, 60, 200), "green": (50, 190, 60), "red": (200, 50, 40)}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Tiny matrices are faster on one thread, and the machine is shared."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny_config() -> ViTConfig:
+    """Two blocks, 32 wide, 16 pixels in 4-pixel patches."""
+    return ViTConfig(
+        image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=3
+    )
+
+
+@pytest.fixture
+def tiny_vit(tiny_config: ViTConfig) -> VisionTransformer:
+    """A random model of `tiny_config`, the same in every test."""
+    torch.manual_seed(0)
+    return VisionTransformer(tiny_config).eval()
+
+
+@pytest.fixture
+def tiny_weights(tmp_path: Path) -> Path:
+    """A bare backbone with pre_logits in our own format, as `--weights` would name it."""
+    torch.manual_seed(0)
+    config = ViTConfig(
+        image_size=(16, 16),
+        patch_size=(4, 4),
+        width=32,
+        depth=2,
+        heads=2,
+        num_classes=0,
+        pre_logits=True,
+    )
+    path = tmp_path / "weights" / "tiny.safetensors"
+    path.parent.mkdir()
+    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
+    save_checkpoint(path, VisionTransformer(config).state_dict(), card)
+    return path
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Path:
+    """Three classes of ten noisy coloured images each."""
+    return draw_folder(tmp_path / "colours", per_class=10)
+
+
+def draw_folder(root: Path, *, per_class: int) -> Path:
+    """Noisy one-coloured images in one folder per class."""
+    random = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        (root / name).mkdir(parents=True)
+        for i in range(per_class):
+            noise = random.normal(0, 30, (20, 24, 3))
+            pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{i:03}.png")
+    return root
+
+
+# weights ----------------------------------------------------------------------------------------
+
+
+def random_timm(name: str, image_size: int | tuple[int, int], **options: Any) -> Any:  # noqa: ANN401
+    """A timm ViT of our architecture `name` with random weights, made without its slow init.
+
+    The same million random numbers fill every matrix in turn; LayerNorms stay near one, so that
+    the logits are of the order of one.
+    """
+    import timm
+
+    size, patch = name.split("_")[1], int(name.split("_")[2].removeprefix("patch"))
+    known = name if timm.is_model(name) else f"vit_{size}_patch16_224"
+    arguments = {"img_size": image_size, "patch_size": patch, "num_classes": 10, **options}
+    with torch.device("meta"):
+        model = timm.create_model(known, **arguments)
+    model.to_empty(device="cpu")
+    noise = torch.randn(1_000_003, generator=torch.Generator().manual_seed(0)) * 0.02
+    offset = 0
+    for key, tensor in model.state_dict().items():
+        fill(tensor, noise.roll(offset), centre=float("norm" in key and "weight" in key))
+        offset += 7919
+    return model.eval()
+
+
+def fill(tensor: torch.Tensor, noise: torch.Tensor, *, centre: float) -> None:
+    """Repeat `noise` over all of `tensor`, around `centre`."""
+    repeats = -(-tensor.numel() // noise.numel())
+    tensor.copy_(noise.repeat(repeats)[: tensor.numel()].view_as(tensor) + centre)

@@ -1,0 +1,72 @@
+"""The cut at the freeze boundary."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vitft.features import cut_model, run_once
+from vitft.model import VisionTransformer, ViTConfig
+from vitft.optim import freeze_model
+
+PIXELS = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("freeze", ["head", "blocks:1", "blocks:2"])
+def test_suffix_after_prefix_is_the_model(tiny_vit: VisionTransformer, freeze: str) -> None:
+    tiny_vit.head.weight.data.normal_()
+    freeze_model(tiny_vit, freeze)
+    cut = cut_model(tiny_vit, freeze)
+    assert cut.prefix is not None
+
+    inputs = run_once(cut.prefix, PIXELS.split(2), precision="fp32")
+    logits = cut.suffix.eval()(inputs)
+
+    torch.testing.assert_close(logits, tiny_vit(PIXELS), atol=1e-6, rtol=0)
+
+
+def test_without_a_frozen_part_there_is_no_prefix(tiny_vit: VisionTransformer) -> None:
+    freeze_model(tiny_vit, "none")
+    cut = cut_model(tiny_vit, "none")
+
+    assert cut.prefix is None
+    assert cut.suffix is tiny_vit
+
+
+def test_training_the_suffix_leaves_frozen_parts_in_eval_mode(tiny_vit: VisionTransformer) -> None:
+    freeze_model(tiny_vit, "blocks:1")
+    cut = cut_model(tiny_vit, "blocks:1")
+
+    cut.suffix.train()
+
+    assert not tiny_vit.blocks[0].training
+    assert not tiny_vit.patch_embed.training
+    assert tiny_vit.blocks[1].mlp.fc1.training
+    assert tiny_vit.head.training
+
+
+def test_cached_inputs_can_be_learnt_from(tiny_vit: VisionTransformer) -> None:
+    freeze_model(tiny_vit, "blocks:1")
+    cut = cut_model(tiny_vit, "blocks:1")
+    assert cut.prefix is not None
+    inputs = run_once(cut.prefix, PIXELS.split(2), precision="fp32")
+
+    cut.suffix(inputs)[:, 0].sum().backward()
+
+    assert tiny_vit.head.weight.grad is not None
+    assert tiny_vit.patch_embed.proj.weight.grad is None
+
+
+def test_drop_path_of_the_trained_blocks_is_active_only_while_training(
+    tiny_config: ViTConfig,
+) -> None:
+    torch.manual_seed(0)
+    model = VisionTransformer(replace(tiny_config, drop_path=0.9))
+    model.head.weight.data.normal_()
+    freeze_model(model, "blocks:1")
+    cut = cut_model(model, "blocks:1")
+    assert cut.prefix is not None
+    inputs = run_once(cut.prefix, PIXELS.split(2), precision="fp32")
+
+    assert torch.equal(cut.suffix.eval()(inputs), cut.suffix.eval()(inputs))
+    assert not torch.equal(cut.suffix.train()(inputs), cut.suffix.eval()(inputs))

@@ -1,0 +1,115 @@
+"""The house itself: floors, budgets, what starts without torch, what the README shows."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitft.config import from_table, read_recipe, read_toml
+from vitft.resources import resource
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "vitft").rglob("*.py"))
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_imports_point_down() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["vitft", "vitft.cli", "vitft.config", "vitft.preflight", "vitft.rundir", "vitft.transforms"],
+)
+def test_what_is_checked_first_starts_without_torch(module: str) -> None:
+    done = python(
+        f"import {module}, sys; sys.exit('torch' in sys.modules or 'timm' in sys.modules)"
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["finetune", "--help"], ["predict", "--help"]])
+def test_help_needs_neither_torch_nor_rich(arguments: list[str]) -> None:
+    done = python(
+        "import sys\nfrom vitft.cli import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "assert not {'torch', 'rich', 'PIL', 'numpy'} & set(sys.modules), 'heavy import'"
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "usage: vitft" in done.stdout
+
+
+def calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:
+    return [(ast.unparse(n.func), n) for n in ast.walk(tree) if isinstance(n, ast.Call)]
+
+
+def test_nothing_in_the_package_can_run_foreign_code() -> None:
+    for path in SOURCES:
+        for name, call in calls(ast.parse(path.read_text())):
+            keywords = {k.arg: ast.unparse(k.value) for k in call.keywords}
+            where = f"{path.name}:{call.lineno}"
+            if name == "torch.load":
+                assert keywords.get("weights_only") == "True", where
+            if name == "Image.open":
+                assert "formats" in keywords, where
+            if name == "np.load":
+                assert keywords.get("allow_pickle", "False") == "False", where
+            assert name not in ("eval", "exec", "pickle.load", "pickle.loads"), where
+            assert keywords.get("shell") != "True", where
+
+
+def test_rooms_stay_readable_in_one_sitting() -> None:
+    long = {p.name: n for p in SOURCES if (n := len(p.read_text().splitlines())) > 420}
+
+    assert not long, f"rooms over 420 lines: {long}; find the second room in them"
+
+
+def test_only_the_console_prints() -> None:
+    printing = {
+        p.name for p in SOURCES for name, _ in calls(ast.parse(p.read_text())) if name == "print"
+    }
+
+    assert printing <= {"console.py"}
+
+
+RECIPES = sorted(resource("recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_every_recipe_parses_and_states_its_claim(path: Path) -> None:
+    table = read_toml(path)
+
+    assert set(table["recipe"]) == {"what", "for_whom", "command", "expected", "time"}
+    assert f"--recipe {path.stem}" in table["recipe"]["command"]
+    assert "to be measured" not in str(table["recipe"]).lower()
+    from_table(read_recipe(path.stem))
+
+
+def test_the_map_in_the_readme_is_the_tree() -> None:
+    shown = set(
+        re.findall(r"^ {4,}([a-z_]+\.py|[a-z_]+/)\s", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
+    )
+    rooms = {p.name for p in (ROOT / "vitft").glob("*.py")} | {
+        f"{p.name}/" for p in (ROOT / "vitft").iterdir() if (p / "__init__.py").exists()
+    }
+
+    assert rooms - {"__init__.py", "__main__.py"} <= shown

@@ -1,0 +1,33 @@
+"""Fine-tune a Vision Transformer on a folder of images.
+
+The names below are loaded when first used, so that `import vitft` and `vitft --help` do not wait
+for torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitft.errors import VitftError as VitftError
+    from vitft.model import VisionTransformer as VisionTransformer
+    from vitft.model import create_model as create_model
+    from vitft.pretrained import load_pretrained as load_pretrained
+
+HOMES = {
+    "VisionTransformer": "vitft.model",
+    "VitftError": "vitft.errors",
+    "create_model": "vitft.model",
+    "load_pretrained": "vitft.pretrained",
+}
+
+__all__ = ["VisionTransformer", "VitftError", "create_model", "load_pretrained"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name not in HOMES:
+        raise AttributeError(f"module 'vitft' has no attribute {name!r}")
+    return getattr(importlib.import_module(HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *HOMES])

@@ -1,0 +1,339 @@
+"""Finds the classes and the image files of a folder, and checks that every image can be read.
+
+Two layouts: one folder per class, or a train and a val folder with one folder per class each.
+Nothing is ever written into the folder, and no file takes the place of another. Which images are
+held back is decided in `split`.
+"""
+
+import contextlib
+import difflib
+import hashlib
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vitft.data.images import MAX_PIXELS, decode, read_bytes
+from vitft.data.loading import in_order
+from vitft.data.walk import Walk
+from vitft.errors import DataError, ImageError
+
+Part = Literal["train", "val", ""]
+
+TRAIN_NAMES = frozenset({"train", "training", "trn"})
+VAL_NAMES = frozenset({"val", "valid", "validation", "dev", "eval"})
+TEST_NAMES = frozenset({"test", "testing", "tst"})
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file that should be an image."""
+
+    path: str
+    """Relative to the data folder, with slashes."""
+    label: int
+    """Index of its class."""
+    part: Part = ""
+    """Where the folder itself puts it; empty if the split is still to be drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """What lies in a data folder, unopened."""
+
+    root: Path
+    classes: tuple[str, ...]
+    """Class names in the order of their indices: sorted as strings."""
+    files: tuple[File, ...]
+    """By class, then by path as a string."""
+    layout: Literal["classes", "split"]
+    reference: bool = False
+    """Scanned as the reference script does: four suffixes, no sub-folders, nothing hidden."""
+    bad: tuple[tuple[str, str], ...] = ()
+    """Paths and reasons of what has an image's name and is no file."""
+    ignored: int = 0
+    """Files and folders left out: hidden, system clutter, of other kinds, outside of any class."""
+    notes: tuple[str, ...] = ()
+    """What the user should know, as sentences."""
+
+
+def scan(root: Path, *, reference: bool = False) -> Folder:
+    """Find classes and image files without opening a file.
+
+    Raises:
+        DataError: Missing, unreadable or without two classes that all hold images.
+    """
+    check_is_folder(root)
+    walk = Walk(os.fspath(root), reference)
+    names, _ = walk.folders_of("")
+    walk.raise_if_refused()
+    parts = split_parts(walk, names)
+    if parts and reference:
+        raise DataError(
+            f"{root} brings its own split ({parts['train']}/ and {parts['val']}/), "
+            "so the reference split cannot be drawn",
+            fix=f"leave the split to the folder, or give {root / parts['train']}",
+        )
+    scan_layout = scan_parts if parts else scan_classes
+    classes, files, notes = scan_layout(walk, root, parts)
+    loose = sum(count for _, count in walk.listings.values())
+    if others := walk.ignored - loose:
+        notes.append(f"{counted(others, 'entry')} ignored: hidden or of other kinds")
+    if loose:
+        notes.append(f"{counted(loose, 'image')} outside of the class folders ignored")
+    if walk.loops:
+        notes.append(f"{counted(walk.loops, 'link')} back into a folder not followed")
+    if twins := twin_names(classes):
+        notes.append(f"classes that differ only by case or accents: {twins}")
+    return Folder(
+        root=root,
+        classes=tuple(classes),
+        files=tuple(files),
+        layout="split" if parts else "classes",
+        reference=reference,
+        bad=tuple(walk.bad),
+        ignored=walk.ignored,
+        notes=tuple(notes),
+    )
+
+
+def image_files(root: Path) -> list[str]:
+    """Paths of all image files in and below a folder, sorted as strings.
+
+    What has an image's name and is no file is among them: opening it tells why.
+
+    Raises:
+        DataError: A folder may not be read.
+    """
+    check_is_folder(root)
+    walk = Walk(os.fspath(root))
+    found = sorted([*walk.images_in(""), *(path for path, _ in walk.bad)])
+    walk.raise_if_refused()
+    return [walk.full(path) for path in found]
+
+
+def check_is_folder(root: Path) -> None:
+    """Refuse what is no folder, with the name that may have been meant."""
+    try:
+        if root.is_dir():
+            return
+        exists = root.exists()
+    except OSError as error:  # e.g. a folder above may not be entered
+        raise DataError(
+            f"cannot read the data folder {root}: {(error.strerror or '').lower()}",
+            fix="check the path and its permissions",
+        ) from error
+    if exists:
+        raise DataError(f"{root} is a file, not a folder", fix="give the folder that holds it")
+    parent = root.parent
+    while not parent.is_dir() and parent != parent.parent:
+        parent = parent.parent
+    try:
+        beside = [entry.name for entry in os.scandir(parent) if entry.is_dir()]
+    except OSError:
+        beside = []
+    near = difflib.get_close_matches(root.relative_to(parent).parts[0], beside, n=1)
+    raise DataError(
+        f"data folder not found: {root}",
+        fix=f"did you mean {parent / near[0]}?" if near else "check the path",
+    )
+
+
+Found = tuple[list[str], list[File], list[str]]
+"""Class names, files and notes."""
+
+
+def scan_classes(walk: Walk, root: Path, _parts: Mapping[str, str]) -> Found:
+    """The layout with one folder per class."""
+    classes, _ = walk.folders_of("")
+    check_class_count(walk, root, "")
+    found = {name: walk.images_in(name) for name in classes}
+    walk.raise_if_refused()
+    check_not_empty(root, found)
+    return classes, [File(p, i) for i, name in enumerate(classes) for p in found[name]], []
+
+
+def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
+    """The layout with a train and a val folder."""
+    train, val = parts["train"], parts["val"]
+    classes, others = walk.folders_of(train)[0], walk.folders_of(val)[0]
+    walk.raise_if_refused()
+    unlike = {train: sorted({*classes} - {*others}), val: sorted({*others} - {*classes})}
+    if any(unlike.values()):
+        lists = "; ".join(f"only in {part}/: {listed(n)}" for part, n in unlike.items() if n)
+        raise DataError(
+            f"{root}: the classes of {train}/ and {val}/ differ ({lists})",
+            fix="give both folders the same class folders, with the same names",
+        )
+    check_class_count(walk, root, train)
+    notes = []
+    if val.lower() in TEST_NAMES:
+        notes.append(f"there is no val folder: {val}/ serves as validation")
+    aside = [name for name in walk.folders_of("")[0] if name not in (train, val)]
+    if aside:
+        notes.append(f"set aside, neither trained on nor validated with: {listed(aside)}")
+    found = {f"{p}/{name}": walk.images_in(f"{p}/{name}") for name in classes for p in (train, val)}
+    walk.raise_if_refused()
+    check_not_empty(root, found)
+    kinds: tuple[tuple[Part, str], ...] = (("train", train), ("val", val))
+    files = [
+        File(path, label, part)
+        for label, name in enumerate(classes)
+        for part, folder in kinds
+        for path in found[f"{folder}/{name}"]
+    ]
+    return classes, files, notes
+
+
+def split_parts(walk: Walk, names: Iterable[str]) -> dict[str, str]:
+    """The names of a train and a val folder that hold folders, or nothing."""
+    parts: dict[str, str] = {}
+    for part, usual in (("train", TRAIN_NAMES), ("val", VAL_NAMES), ("test", TEST_NAMES)):
+        fitting = [n for n in names if n.lower() in usual and walk.folders_of(n)[0]]
+        if len(fitting) > 1:
+            raise DataError(
+                f"{walk.root} has several {part} folders: {listed(fitting)}",
+                fix="keep one of them, or move the others elsewhere",
+            )
+        if fitting:
+            parts[part] = fitting[0]
+    val = parts.get("val", parts.get("test"))
+    return {"train": parts["train"], "val": val} if "train" in parts and val else {}
+
+
+def check_class_count(walk: Walk, root: Path, folder: str) -> None:
+    """Two classes at least; a wrapping folder (`flowers/flowers/rose`) is pointed out."""
+    names, loose = walk.folders_of(folder)
+    if len(names) >= 2:
+        return
+    where = root / folder
+    if not names:
+        held = counted(loose, "image") if loose else "no images"
+        problem = f"no class folders in {where}: it holds {held}"
+    else:
+        problem = f"need at least 2 classes, found 1 ({names[0]}) in {where}"
+    if names and not folder and len(walk.folders_of(names[0])[0]) >= 2:
+        fix = f"the classes seem to lie one folder deeper: give {where / names[0]}"
+    else:
+        fix = f"put each class in its own folder, e.g. {where}/cat/001.jpg and {where}/dog/001.jpg"
+    raise DataError(problem, fix=fix)
+
+
+def check_not_empty(root: Path, found: Mapping[str, Sized]) -> None:
+    """Every class has images."""
+    empty = [name for name, paths in found.items() if not paths]
+    if empty:
+        raise DataError(
+            f"{root}: 0 images in {len(empty)} of {len(found)} class folders: {listed(empty)}",
+            fix="add images (jpg, png, webp, bmp, gif, tif) or remove these folders",
+        )
+
+
+def twin_names(names: Iterable[str]) -> str:
+    """Names that some file systems hold to be the same."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
+    return "; ".join(" and ".join(twins) for twins in alike.values() if len(twins) > 1)
+
+
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """Some names, and how many more there are."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun."""
+    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """A file that is a whole image."""
+
+    path: str
+    label: int
+    part: Part
+    sha256: str
+    """Of the bytes of the file, hexadecimal."""
+    width: int
+    """In pixels, upright."""
+    height: int
+    odd: tuple[str, ...] = ()
+    """What was done to read it, e.g. `rotated by EXIF`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Which files of a folder are images, in the order of the folder's files."""
+
+    folder: Folder
+    good: tuple[CheckedFile, ...]
+    bad: tuple[tuple[str, str], ...]
+    """Paths and reasons, sorted by path."""
+    odd: Mapping[str, int]
+    """Remarks and how many images they fit, the most frequent first."""
+
+
+def check_images(
+    folder: Folder,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    workers: int = 2,
+    allow_bad: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Checked:
+    """Read and fully decode every file once.
+
+    Args:
+        folder: What `scan` found.
+        max_pixels: Larger images are bad.
+        workers: Threads.
+        allow_bad: Go on however many files are bad.
+        progress: Called in the caller's thread with files done and files in all.
+
+    Raises:
+        DataError: More than ten files, and more than a tenth of all, are bad.
+    """
+    root, total = os.fspath(folder.root), len(folder.files)
+    good: list[CheckedFile] = []
+    bad = list(folder.bad)
+    results = in_order(
+        lambda file: check_one(root, file, max_pixels=max_pixels), folder.files, workers=workers
+    )
+    with contextlib.closing(results):
+        for done, result in enumerate(results, start=1):
+            if isinstance(result, ImageError):
+                bad.append((result.path, result.reason))
+            else:
+                good.append(result)
+            if progress is not None:
+                progress(done, total)
+    bad.sort()
+    if not allow_bad and len(bad) > max(10, (len(good) + len(bad)) / 10):
+        examples = "; ".join(f"{path}: {reason}" for path, reason in bad[:3])
+        raise DataError(
+            f"{len(bad):,} of {len(good) + len(bad):,} files in {root} are unreadable ({examples})",
+            fix="repair or remove them, or go on without them: --set data.allow_bad=true",
+        )
+    odd = Counter(remark for file in good for remark in file.odd)
+    return Checked(folder=folder, good=tuple(good), bad=tuple(bad), odd=dict(odd.most_common()))
+
+
+def check_one(root: str, file: File, *, max_pixels: int = MAX_PIXELS) -> CheckedFile | ImageError:
+    """Read one file once, hash its bytes and decode them; the error's path is the file's own."""
+    try:
+        data = read_bytes(f"{root}/{file.path}", max_pixels=max_pixels)
+        picture = decode(data, file.path, max_pixels=max_pixels)
+    except ImageError as error:
+        reason = error.reason
+    else:
+        digest = hashlib.sha256(data).hexdigest()
+        width, height = picture.image.size
+        return CheckedFile(file.path, file.label, file.part, digest, width, height, picture.odd)
+    return ImageError(file.path, reason)  # a fresh one: tracebacks keep the file's bytes alive

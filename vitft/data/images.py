@@ -1,0 +1,286 @@
+"""Opens image files of any origin safely and turns them into upright RGB images.
+
+The bytes are not trusted. Six formats are known by their first bytes, whatever the name says, and
+each goes to its own decoder of Pillow: nothing else is tried, no program is started. The size is
+checked before pixels are decoded, and a file that is not whole is an error, never half a picture.
+It does not resize (`transforms`), walk through folders (`folder`) or know foreign formats
+(`signatures`).
+
+How each mode becomes RGB (colour profiles are ignored, as timm and torchvision do):
+
+    1, L, P            black and white, equal channels, looked up
+    16-bit grey        the upper 8 bits, as Pillow does for 16-bit colour: 65535 -> 255
+    12-bit grey TIFF   the upper 8 bits: 4095 -> 255
+    I (32-bit grey)    cut off at 0 and 65535, then as 16 bits
+    F (float grey)     0..1 -> 0..255 if no value is over 1, else as it is; rounded, cut off
+    CMYK, YCCK, YCbCr  Pillow's formula
+    transparency       laid on white: alpha channels, transparent colours of palettes and greys
+    several frames     the first one
+"""
+
+import errno
+import io
+import os
+import re
+import stat
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
+
+from vitft.data.signatures import (
+    ENDINGS,
+    SUFFIXES,
+    declared_length,
+    declared_size,
+    kind_of,
+)
+from vitft.errors import ImageError
+
+MAX_PIXELS = 100_000_000
+WHITE = (255, 255, 255)
+
+DECODERS: Mapping[str, Callable[[io.BytesIO, str], ImageFile.ImageFile]] = {
+    "JPEG": JpegImagePlugin.JpegImageFile,  # of a multi-picture file (MPO) this is the first one
+    "PNG": PngImagePlugin.PngImageFile,
+    "WebP": WebPImagePlugin.WebPImageFile,
+    "BMP": BmpImagePlugin.BmpImageFile,
+    "GIF": GifImagePlugin.GifImageFile,
+    "TIFF": TiffImagePlugin.TiffImageFile,
+}
+# What Pillow raises for damaged bytes; found by mutation (tests), a superset of its own fuzzers'.
+DAMAGE = (
+    OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, AttributeError, EOFError,
+    OverflowError, ZeroDivisionError, NotImplementedError, RuntimeError, AssertionError,
+    MemoryError, struct.error, zlib.error,
+)  # fmt: skip
+TURNS: Mapping[int, Image.Transpose] = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+ORIENTATION, BITS_PER_SAMPLE = 0x0112, 0x0102
+REFUSALS: Mapping[int | None, str] = {
+    errno.ENOENT: "not found",
+    errno.ENOTDIR: "not found",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.EISDIR: "not a regular file",
+    errno.ENXIO: "not a regular file",
+    errno.ELOOP: "a symbolic link that leads to itself",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """An upright RGB image without metadata, and what was done to get there."""
+
+    image: Image.Image
+    odd: tuple[str, ...]
+    """Remarks such as `rotated by EXIF`, `converted from CMYK`, `animated: first frame`."""
+
+
+def open_image(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Read an image file as upright RGB.
+
+    Raises:
+        ImageError: The file cannot be read or is no whole image of a supported format.
+    """
+    data = read_bytes(path, max_pixels=max_pixels)
+    return decode(data, os.fspath(path), max_pixels=max_pixels).image
+
+
+def read_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Read an image from the bytes of a file as upright RGB; `name` is for messages.
+
+    Raises:
+        ImageError: The bytes are no whole image of a supported format.
+    """
+    return decode(data, name, max_pixels=max_pixels).image
+
+
+def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> bytes:
+    """The content of a regular file: a pipe, a device or a file beyond all measure is refused.
+
+    Raises:
+        ImageError: With the system's reason.
+    """
+    name = os.fspath(path)
+    limit = 8 * max_pixels + 2**26  # bytes: 4 uncompressed 16-bit channels and ample metadata
+    try:
+        with open(name, "rb", opener=open_regular) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= limit:
+                return file.read()
+    except OSError as error:
+        reason = REFUSALS.get(error.errno, f"cannot be read ({error.strerror})")
+        raise ImageError(name, reason) from error
+    except ValueError as error:  # a NUL or a surrogate: no file can have this name
+        raise ImageError(name, "not found") from error
+    raise ImageError(name, f"file too large: {size / 1e9:.1f} GB, limit {limit / 1e9:.1f} GB")
+
+
+def open_regular(path: str, flags: int) -> int:
+    """Open without waiting for the other end of a pipe, and only what is a regular file."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+
+def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Decoded:
+    """Read an image from the bytes of a file, with remarks; `name` is for messages.
+
+    Raises:
+        ImageError: The bytes are no whole image of a supported format.
+    """
+    kind = kind_of(data)
+    if kind not in DECODERS:
+        raise ImageError(name, kind if data else "empty file")
+    swept: Warning | None = None
+    for _ in range(3):
+        silence_pillow()
+        try:
+            return decode_as(kind, data, name, max_pixels)
+        except Image.DecompressionBombError as error:  # Pillow's own limit, inside of a decoder
+            number = re.search(r"\d+", str(error))
+            found = f"{int(number[0]) / 1e6:,.0f} Mpx" if number else "too many pixels"
+            raise ImageError(name, f"image too large: {found} in a frame or tile") from error
+        except DAMAGE as error:
+            raise ImageError(name, reason_for(error, kind, data)) from error
+        except Warning as warning:  # another thread has just restored its own filters
+            swept = warning
+    raise ImageError(name, f"damaged {kind} ({swept})")
+
+
+def silence_pillow() -> None:
+    """Keep Pillow's remarks on damaged metadata off the screen and out of `-W error`.
+
+    Warning filters belong to the process and `catch_warnings` must not be used in threads, so one
+    filter, for Pillow's modules only, is put in front and stays there.
+    """
+    if not warnings.filters or warnings.filters[0][:4] != PILLOW_FILTER:
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+PILLOW_FILTER = ("ignore", None, Warning, re.compile(r"PIL\."))
+
+
+def decode_as(kind: str, data: bytes, name: str, max_pixels: int) -> Decoded:
+    """Decode with the decoder of `kind`; raises whatever that raises."""
+    check_size(declared_size(kind, data), name, max_pixels)
+    image = DECODERS[kind](io.BytesIO(data), "")
+    check_size(image.size, name, max_pixels)
+    turned = image.tag_v2.get(ORIENTATION, 1) if isinstance(image, TIFF) else 1
+    image.load()
+
+    odd = [f"converted from {image.mode}"] if image.mode != "RGB" else []
+    suffix = Path(name).suffix.lower()
+    if SUFFIXES.get(suffix, kind) != kind:
+        odd.append(f"content is {kind} but the name says {suffix[1:]}")
+    if has_more_frames(image):
+        odd.append(
+            "animated: first frame" if kind in ("GIF", "PNG", "WebP") else "first of several"
+        )
+
+    upright = to_rgb(image)
+    orientation = orientation_of(image)  # of a TIFF it is 1 by now: Pillow has turned it
+    if orientation is None:
+        odd.append("damaged EXIF ignored")
+    elif orientation in TURNS:
+        upright = upright.transpose(TURNS[orientation])
+    if orientation in TURNS or turned in TURNS:
+        odd.append("rotated by EXIF")
+    upright.info = {}  # the place where a photo was taken must not travel into reports
+    return Decoded(upright, tuple(odd))
+
+
+TIFF = TiffImagePlugin.TiffImageFile
+
+
+def check_size(size: tuple[int, int] | None, name: str, max_pixels: int) -> None:
+    """Refuse an image by the size that its header declares."""
+    if size is not None and size[0] * size[1] > max_pixels:
+        found, limit = (
+            f"{n / 1e6:,.{0 if n >= 10**7 else 2}f} Mpx" for n in (size[0] * size[1], max_pixels)
+        )
+        raise ImageError(name, f"image too large: {size[0]}x{size[1]} = {found}, limit {limit}")
+
+
+def has_more_frames(image: ImageFile.ImageFile) -> bool:
+    """Whether the file goes on after the first frame or page; damage there does no harm."""
+    try:
+        return bool(getattr(image, "is_animated", False)) or "mp" in image.info
+    except DAMAGE:
+        return True
+
+
+def orientation_of(image: Image.Image) -> int | None:
+    """EXIF (or XMP) orientation, 1 if there is none; None if the metadata is damaged."""
+    try:
+        orientation = image.getexif().get(ORIENTATION, 1)
+    except DAMAGE:
+        return None
+    return orientation if isinstance(orientation, int) else None
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """An image of any mode as RGB, by the rules at the top of this file."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        return Image.fromarray(grey_levels(image)).convert("RGB")
+    if image.has_transparency_data:
+        layers = image.convert("RGBA")
+        white = Image.new("RGB", image.size, WHITE)
+        white.paste(layers, mask=layers.getchannel("A"))
+        return white
+    return image.convert("RGB") if image.mode != "RGB" else image
+
+
+def grey_levels(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """The 8-bit greys (height, width) of an image in one of Pillow's wider modes."""
+    values = np.asarray(image)
+    if image.mode == "F":
+        values = np.nan_to_num(values, nan=0.0, posinf=255.0, neginf=0.0)
+        scale = 255 if values.max() <= 1 else 1
+        return np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)
+    bits = 16
+    if isinstance(image, TIFF):
+        sample = image.tag_v2.get(BITS_PER_SAMPLE, 16)
+        bits = min(max(8, sample[0] if isinstance(sample, tuple) else sample), 16)
+    greys = (np.clip(values, 0, 2**bits - 1) >> (bits - 8)).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        greys[values == transparent] = 255
+    return greys
+
+
+def reason_for(error: BaseException, kind: str, data: bytes) -> str:
+    """What is wrong with bytes that Pillow would not decode, in a few words."""
+    if isinstance(error, MemoryError):
+        return "needs more memory than there is"
+    declared = declared_length(kind, data)
+    if declared is not None and declared > len(data):
+        return f"truncated ({len(data)} of {declared} bytes)"
+    text = " ".join(str(error).split())
+    if "truncated" in text.lower() or ENDINGS.get(kind, b"") not in data[-64:]:
+        return f"truncated (ends after {len(data)} bytes)"
+    return f"damaged {kind} ({text[:80] or type(error).__name__})"

@@ -1,0 +1,138 @@
+"""Tells by the first bytes what a file is; decodes nothing.
+
+Only the six formats of `ACCEPTED` are ever decoded (`images`); the others are known so that the
+user reads what was found instead.
+"""
+
+import struct
+from collections.abc import Mapping
+
+ACCEPTED: Mapping[bytes, str] = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"GIF87a": "GIF",
+    b"GIF89a": "GIF",
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"II+\0": "TIFF",  # BigTIFF
+    b"MM\0+": "TIFF",
+}
+SUFFIXES: Mapping[str, str] = {
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".png": "PNG",
+    ".webp": "WebP",
+    ".bmp": "BMP",
+    ".gif": "GIF",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+}
+ENDINGS: Mapping[str, bytes] = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "GIF": b";"}
+"""What stands at the end of a whole file."""
+
+FOREIGN: Mapping[bytes, str] = {
+    b"%!PS": "EPS",
+    b"\xc5\xd0\xd3\xc6": "EPS",
+    b"%PDF": "PDF",
+    b"8BPS": "PSD",
+    b"SIMPLE  =": "FITS",
+    b"DDS ": "DDS",
+    b"\0\0\1\0": "ICO",
+    b"\0\0\2\0": "CUR",
+    b"icns": "ICNS",
+    b"\0\0\0\x0cjP  ": "JPEG 2000",
+    b"\xff\x4f\xff\x51": "JPEG 2000",
+    b"\0\0\0\x0cJXL ": "JPEG XL",
+    b"\xff\x0a": "JPEG XL",
+    b"\x01\xda": "SGI",
+    b"\x59\xa6\x6a\x95": "Sun raster",
+    b"\xd7\xcd\xc6\x9a": "WMF",
+    b"qoif": "QOI",
+    b"v/1\x01": "OpenEXR",
+    b"#?RADIANCE": "Radiance HDR",
+    b"gimp xcf": "XCF",
+    b"PK\x03\x04": "ZIP",
+    b"\x1f\x8b": "gzip",
+    b"Rar!": "RAR",
+    b"7z\xbc\xaf\x27\x1c": "7z",
+    b"\x93NUMPY": "NumPy",
+    b"\x89HDF": "HDF5",
+    b"\x1aE\xdf\xa3": "Matroska",
+    **{b"P%d%c" % (n, blank): "PNM" for n in range(1, 8) for blank in b"\n\r\t #"},
+}
+TEXTS: Mapping[bytes, str] = {
+    b"version https://git-lfs": "a Git LFS pointer: run git lfs pull",
+    b"<!doctype html": "HTML",
+    b"<html": "HTML",
+    b"<svg": "SVG",
+    b"{": "JSON",
+    b"[": "JSON",
+    b"<": "XML",
+}
+
+
+def kind_of(data: bytes) -> str:
+    """The name of an accepted format, or else a short reason why these bytes are none."""
+    for start, kind in ACCEPTED.items():
+        if data.startswith(start):
+            return kind
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WebP"
+    foreign = foreign_kind(data)
+    if foreign:
+        return f"format {foreign} not accepted (JPEG, PNG, WebP, BMP, GIF, TIFF)"
+    return f"not an image ({looks_like(data)})"
+
+
+def foreign_kind(data: bytes) -> str:
+    """The name of a known format that is not accepted, or nothing."""
+    for start, kind in FOREIGN.items():
+        if data.startswith(start):
+            return kind
+    if data[4:8] == b"ftyp":
+        brand = data[8:12]
+        if brand in (b"avif", b"avis"):
+            return "AVIF"
+        return "HEIC" if brand[:3] in (b"hei", b"hev", b"mif", b"msf") else "MP4"
+    return ""
+
+
+def looks_like(data: bytes) -> str:
+    """A guess at what bytes without a known signature are."""
+    head = data[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if not head.strip(b"\0"):
+        return "only zero bytes"
+    if b"<svg" in head:
+        return "looks like SVG"
+    for start, kind in TEXTS.items():
+        if head.startswith(start):
+            return f"looks like {kind}"
+    printable = sum(byte >= 32 or byte in b"\t\n\r" for byte in head)
+    return "looks like text" if printable == len(head) and b"\x7f" not in head else "unknown bytes"
+
+
+def declared_length(kind: str, data: bytes) -> int | None:
+    """How many bytes a whole file has, where its header tells."""
+    if kind == "WebP" and len(data) >= 8:
+        return int.from_bytes(data[4:8], "little") + 8
+    if kind == "BMP" and len(data) >= 6:
+        return int.from_bytes(data[2:6], "little")
+    return None
+
+
+def declared_size(kind: str, data: bytes) -> tuple[int, int] | None:
+    """Width and height in pixels of formats whose decoders reserve memory before they tell."""
+    if kind == "GIF" and len(data) >= 10:
+        width, height = struct.unpack_from("<HH", data, 6)
+        return width, height
+    if kind != "WebP" or len(data) < 30:
+        return None
+    chunk = data[12:16]
+    if chunk == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if chunk == b"VP8L":
+        packed = int.from_bytes(data[21:25], "little")
+        return 1 + (packed & 0x3FFF), 1 + (packed >> 14 & 0x3FFF)
+    width, height = struct.unpack_from("<HH", data, 26)
+    return width & 0x3FFF, height & 0x3FFF

@@ -1,0 +1,251 @@
+"""Decides which images validate, and keeps the decision as a table.
+
+The rule is that of the reference script: class by class, `int(n * val_rate)` of the sorted files
+are drawn by one private random stream; the others, in sorted order, train. It reads no images.
+
+Source: WZMIAOMIAO/deep-learning-for-image-processing,
+pytorch_classification/vision_transformer/utils.py, `read_split_data` since commit 9508fd2.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from vitft.config import DataSpec
+from vitft.data.folder import Checked, listed
+from vitft.errors import DataError
+from vitft.files import write_atomically
+
+COLUMNS = ("path", "label", "split", "sha256")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One image of the experiment."""
+
+    path: str
+    """Relative to the data folder, with slashes."""
+    label: int
+    """Index of its class."""
+    split: Literal["train", "val"]
+    sha256: str
+    """Of the bytes of the file, hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Every image of the experiment and its part in it; bad files are not among them."""
+
+    root: Path
+    classes: tuple[str, ...]
+    rows: tuple[Row, ...]
+    """By class, then by path as a string."""
+
+    @property
+    def train(self) -> tuple[Row, ...]:
+        """The rows that train, in order."""
+        return tuple(row for row in self.rows if row.split == "train")
+
+    @property
+    def val(self) -> tuple[Row, ...]:
+        """The rows that validate, in order."""
+        return tuple(row for row in self.rows if row.split == "val")
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the table as it is written: that of the file `split.csv`."""
+        return hashlib.sha256(self.to_csv()).hexdigest()
+
+    def locate(self, row: Row) -> str:
+        """The path to open."""
+        return f"{os.fspath(self.root)}/{row.path}"
+
+    def to_csv(self) -> bytes:
+        """The table with class names for labels; any file name survives the round trip."""
+        lines = [",".join(COLUMNS)]
+        for row in self.rows:
+            cells = (row.path, self.classes[row.label], row.split, row.sha256)
+            lines.append(",".join(map(quoted, cells)))
+        return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+
+    def write(self, path: Path) -> None:
+        """Write the table, whole or not at all."""
+        write_atomically(path, self.to_csv())
+
+    @classmethod
+    def read(cls, path: Path, root: Path) -> Self:
+        """Read back what `write` wrote.
+
+        Raises:
+            DataError: Missing or not such a table; the line is named.
+        """
+        try:
+            text = path.read_bytes().decode("utf-8", "surrogateescape")
+        except OSError as error:
+            raise DataError(
+                f"cannot read {path}: {error.strerror}", fix="give the split.csv of a run folder"
+            ) from error
+        table = list(read_table(path, text.removeprefix("\ufeff")))
+        classes = sorted({label for _, label, _, _ in table})
+        index = {name: number for number, name in enumerate(classes)}
+        rows = (
+            Row(name, index[label], "train" if part == "train" else "val", sha256)
+            for name, label, part, sha256 in table
+        )
+        return cls(root, tuple(classes), tuple(rows))
+
+
+def quoted(cell: str) -> str:
+    """A CSV cell; unlike csv.writer of Python 3.11 this quotes a lone carriage return too."""
+    return '"' + cell.replace('"', '""') + '"' if re.search('[",\r\n]', cell) else cell
+
+
+def read_table(path: Path, text: str) -> Iterable[list[str]]:
+    """The rows of a manifest under its header, each checked."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    seen: set[str] = set()
+    try:
+        if tuple(next(reader, ())) != COLUMNS:
+            raise bad_table(path, 1, f"the header is not {','.join(COLUMNS)}")
+        for cells in reader:
+            problem = problem_of(cells, seen)
+            if problem:
+                raise bad_table(path, reader.line_num, problem)
+            seen.add(cells[0])
+            yield cells
+    except csv.Error as error:
+        raise bad_table(path, reader.line_num, str(error)) from error
+
+
+def problem_of(cells: Sequence[str], seen: set[str]) -> str:
+    """What is wrong with one row, or nothing."""
+    if len(cells) != len(COLUMNS):
+        return f"{len(cells)} cells instead of {len(COLUMNS)}"
+    name, _, part, sha256 = cells
+    if not name or name.startswith("/") or ".." in name.split("/"):
+        return f"the path {name!r} leads out of the data folder"
+    if name in seen:
+        return f"{name!r} stands there twice"
+    if part not in ("train", "val"):
+        return f"split is {part!r}, not train or val"
+    return "" if re.fullmatch("[0-9a-f]{64}", sha256) else f"{sha256[:70]!r} is no sha256"
+
+
+def bad_table(path: Path, line: int, problem: str) -> DataError:
+    """The error of a table that cannot be used."""
+    return DataError(f"{path}, line {line}: {problem}", fix="restore the file as vitft wrote it")
+
+
+def split(checked: Checked, spec: DataSpec) -> Manifest:
+    """Decide for every readable image whether it trains or validates.
+
+    A folder with its own train and val parts keeps them. `random` draws from the readable images
+    and, where the rule gives a class of two or more nothing to validate with, draws one.
+    `reference` draws from all files, readable or not, exactly as the reference script does;
+    unreadable ones are dropped afterwards.
+
+    Raises:
+        DataError: A class is left without a training image, or nothing is left to validate.
+    """
+    folder = checked.folder
+    assert folder.reference == (spec.split == "reference"), "scanned for another kind of split"
+    if folder.layout == "split":
+        held_back = {file.path for file in checked.good if file.part == "val"}
+    else:
+        files = folder.files if folder.reference else checked.good
+        by_class: list[list[str]] = [[] for _ in folder.classes]
+        for file in files:
+            by_class[file.label].append(file.path)
+        counts = [len(paths) for paths in by_class]
+        at_least = 0 if folder.reference else 1
+        drawn = draw(counts, spec.val_rate, spec.seed, at_least=at_least)
+        held_back = {paths[i] for paths, picks in zip(by_class, drawn, strict=True) for i in picks}
+    rows = tuple(
+        Row(f.path, f.label, "val" if f.path in held_back else "train", f.sha256)
+        for f in checked.good
+    )
+    manifest = Manifest(folder.root, folder.classes, rows)
+    check_parts(manifest, checked)
+    return manifest
+
+
+def draw(
+    counts: Sequence[int], val_rate: float, seed: int, *, at_least: int = 0
+) -> list[list[int]]:
+    """Positions in each class's sorted list that validate, in the order they are drawn.
+
+    Args:
+        counts: Files of each class, in the order of the classes.
+        val_rate: Share of each class, rounded down.
+        seed: Of the one stream that runs through all classes.
+        at_least: Draw so many where the share is less, but never a whole class.
+    """
+    stream = random.Random(seed)
+    return [
+        stream.sample(range(n), max(int(n * val_rate), min(at_least, max(0, n - 1))))
+        for n in counts
+    ]
+
+
+def check_parts(manifest: Manifest, checked: Checked) -> None:
+    """Refuse a split in which a class cannot be learnt or judged."""
+    have = Counter((row.label, row.split) for row in manifest.rows)
+    drawn_here = checked.folder.layout == "classes"
+    lacking: list[str] = []
+    for label, name in enumerate(manifest.classes):
+        train, val = have[label, "train"], have[label, "val"]
+        if not train or not (val or checked.folder.reference):
+            lacking.append(f"{name} ({train + val})" if drawn_here else f"{name} ({train} + {val})")
+    if lacking:
+        unread = f"; {len(checked.bad)} files are unreadable" if checked.bad else ""
+        raise DataError(
+            f"{len(lacking)} of {len(manifest.classes)} classes have too few readable images to "
+            f"train and validate with: {listed(lacking)}{unread}",
+            fix="give each class at least 2 readable images, or remove its folder",
+        )
+    if not manifest.val:
+        raise DataError(
+            "the reference split leaves no image for validation",
+            fix="raise data.val_rate, add images, or use the default split",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Leaks:
+    """Groups of paths whose files have the same bytes although they should not."""
+
+    across: tuple[tuple[str, ...], ...]
+    """At least one of each group trains and one validates."""
+    labels: tuple[tuple[str, ...], ...]
+    """In each group there is more than one class."""
+
+
+def leaks(manifest: Manifest) -> Leaks:
+    """Find identical files across train and val, and under different labels."""
+    alike: dict[str, list[Row]] = {}
+    for row in manifest.rows:
+        alike.setdefault(row.sha256, []).append(row)
+    groups = [rows for rows in alike.values() if len(rows) > 1]
+    return Leaks(
+        tuple(paths(rows) for rows in groups if len({row.split for row in rows}) > 1),
+        tuple(paths(rows) for rows in groups if len({row.label for row in rows}) > 1),
+    )
+
+
+def paths(rows: Iterable[Row]) -> tuple[str, ...]:
+    """Their paths."""
+    return tuple(row.path for row in rows)
+
+
+def write_class_indices(path: Path, classes: Sequence[str]) -> None:
+    """Write class_indices.json as the reference script does: {"0": "daisy", ...}, indent 4."""
+    write_atomically(path, json.dumps(dict(enumerate(classes)), indent=4))

@@ -1,0 +1,141 @@
+"""Lists a data folder: every entry is taken, counted as ignored, or named as bad.
+
+Knows names and kinds of entries, nothing of classes or layouts (`folder`), and opens no file.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vitft.data.signatures import SUFFIXES
+from vitft.errors import DataError
+
+REFERENCE_SUFFIXES = frozenset({".jpg", ".JPG", ".png", ".PNG"})
+CLUTTER = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin"})
+
+
+@dataclass(slots=True)
+class Walk:
+    """One walk through a folder, and what came up on the way."""
+
+    root: str
+    reference: bool = False
+    """As the reference script lists: four suffixes, any kind of entry, no sub-folders."""
+    bad: list[tuple[str, str]] = field(default_factory=list)
+    """Paths with an image's name that are no file, and why."""
+    ignored: int = 0
+    loops: int = 0
+    """Links that led back into a folder already visited."""
+    refused: list[str] = field(default_factory=list)
+    """Folders that may not be read."""
+    listings: dict[str, tuple[list[str], int]] = field(default_factory=dict)
+
+    def folders_of(self, folder: str) -> tuple[list[str], int]:
+        """Names of the folders in `folder`, sorted, and the number of images beside them."""
+        if folder not in self.listings:
+            names, loose = [], 0
+            for entry in self.entries(folder):
+                if is_folder(entry) and not self.is_hidden(entry.name):
+                    if entry.is_symlink() and self.identity(entry.path) == self.identity(self.root):
+                        self.loops += 1
+                    else:
+                        names.append(entry.name)
+                else:
+                    loose += self.has_image_name(entry.name)
+                    self.ignored += 1
+            self.listings[folder] = sorted(names), loose
+        return self.listings[folder]
+
+    def images_in(self, folder: str) -> list[str]:
+        """Paths of the image files in and below `folder`, sorted as strings."""
+        found: list[str] = []
+        seen = {self.identity(self.root)} if folder else set()
+        waiting = [folder]
+        while waiting:
+            folder = waiting.pop()
+            identity = self.identity(self.full(folder))
+            if identity in seen:
+                self.loops += 1
+                continue
+            seen.add(identity)
+            for entry in self.entries(folder):
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                if self.reference:
+                    if self.has_image_name(entry.name):
+                        found.append(path)
+                    else:
+                        self.ignored += 1
+                elif self.is_hidden(entry.name):
+                    self.ignored += 1
+                elif self.has_image_name(entry.name) and is_file(entry):
+                    found.append(path)
+                elif is_folder(entry):
+                    waiting.append(path)
+                elif self.has_image_name(entry.name):
+                    link = entry.is_symlink()
+                    self.bad.append((path, "dangling link" if link else "not a regular file"))
+                else:
+                    self.ignored += 1
+        return sorted(found)
+
+    def has_image_name(self, name: str) -> bool:
+        """Whether the suffix is one of the accepted ones."""
+        stem, dot, suffix = name.rpartition(".")
+        if self.reference:
+            return bool(stem.strip(".")) and dot + suffix in REFERENCE_SUFFIXES
+        return dot + suffix.lower() in SUFFIXES
+
+    def is_hidden(self, name: str) -> bool:
+        """Whether an entry is none of the user's making; the reference script takes all."""
+        return not self.reference and (name.startswith(".") or name.lower() in CLUTTER)
+
+    def entries(self, folder: str) -> list[os.DirEntry[str]]:
+        """What lies in a folder; nothing, and remembered, if it may not be read."""
+        try:
+            with os.scandir(self.full(folder)) as found:
+                return list(found)
+        except PermissionError:
+            self.refused.append(self.full(folder))
+            return []
+        except OSError as error:
+            raise DataError(
+                f"cannot read the folder {self.full(folder)}: {error.strerror}",
+                fix="check the disk or the network share",
+            ) from error
+
+    def identity(self, path: str) -> tuple[int, int] | None:
+        """Device and inode: the same for all names of one folder."""
+        try:
+            status = Path(path).stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def full(self, folder: str) -> str:
+        """The path to open."""
+        return f"{self.root}/{folder}" if folder else self.root
+
+    def raise_if_refused(self) -> None:
+        """Name the folders that may not be read."""
+        if self.refused:
+            more = f" and {len(self.refused) - 1} more" if len(self.refused) > 1 else ""
+            raise DataError(
+                f"permission denied: {self.refused[0]}{more}",
+                fix="make the folders readable (chmod -R u+rX) or remove them",
+            )
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """A regular file, or a link to one; a link to itself is none."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """A folder, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False

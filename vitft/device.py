@@ -1,0 +1,46 @@
+"""Where the tensors live and in which precision they are multiplied: decided once, said aloud."""
+
+import platform
+
+import torch
+
+from vitft.errors import UsageError
+
+
+def pick_device(wanted: str) -> torch.device:
+    """`auto` is the first GPU if there is one, else the CPU.
+
+    Raises:
+        UsageError: No such device on this machine.
+    """
+    if wanted == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"device {wanted!r} cannot be used here: {str(error).splitlines()[0]}",
+            fix="use --device auto, cpu, cuda or cuda:0",
+        ) from error
+    return device
+
+
+def pick_precision(wanted: str, device: torch.device) -> str:
+    """`auto` is bf16 where the processor multiplies in it natively, else fp32."""
+    if wanted != "auto":
+        return wanted
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    if device.type == "cpu" and torch.cpu._is_avx512_bf16_supported():
+        return "bf16"
+    return "fp32"
+
+
+def describe_device(device: torch.device) -> str:
+    """The device in words, for the log."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"

@@ -1,0 +1,57 @@
+"""Writing files so that a crash, a full disk or a second process never leaves half of one.
+
+Nothing here knows what is written.
+"""
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitft.errors import ResourceError, RunError
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Replace the file `path` by `content`; a crash leaves the old file or the new one.
+
+    Raises:
+        ResourceError: The disk is full.
+        RunError: The folder cannot be written.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with writing(path), temporary_beside(path) as (descriptor, temporary):
+        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+
+
+@contextlib.contextmanager
+def temporary_beside(path: Path) -> Iterator[tuple[int, Path]]:
+    """A fresh file in the folder of `path`, removed if it is still there afterwards."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        yield descriptor, temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusals to write into sentences."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise ResourceError(
+                f"disk full while writing {path}", fix="free some space, then run it again"
+            ) from error
+        raise RunError(
+            f"cannot write {path}: {error.strerror}",
+            fix="choose a folder that you may write, e.g. with --out",
+        ) from error

@@ -1,0 +1,36 @@
+"""Pretrained weights: from a name or a file of any flavour to our model and a report.
+
+    locate   what the user typed -> a catalogue row or a file        (no torch)
+    catalog  the rows of weights/catalog.toml                        (no torch)
+    fetch    a row -> a verified file from the hub
+    read     a file -> tensors, nothing of it executed
+    convert  foreign names and layouts -> ours
+    beside   what a config.json next to the file says
+    source   all of the above: a file understood and checked
+    adapt    another class count, image size, pooling
+    load     `load_pretrained` and its report
+
+The model knows none of this. What needs torch is imported on first use.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from vitft.pretrained.locate import check_weights_name
+
+if TYPE_CHECKING:
+    from vitft.pretrained.load import load_pretrained as load_pretrained
+    from vitft.pretrained.report import LoadReport as LoadReport
+
+HOMES = {
+    "LoadReport": "vitft.pretrained.report",
+    "load_pretrained": "vitft.pretrained.load",
+}
+
+__all__ = ["LoadReport", "check_weights_name", "load_pretrained"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name not in HOMES:
+        raise AttributeError(f"module 'vitft.pretrained' has no attribute {name!r}")
+    return getattr(importlib.import_module(HOMES[name]), name)

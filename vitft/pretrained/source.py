@@ -1,0 +1,182 @@
+"""A name or a path -> weights under our names, understood and checked, not yet adapted.
+
+Whether they can be used at another size or class count is decided in `adapt`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor
+
+from vitft.checkpoint import Card, is_checkpoint, load_checkpoint
+from vitft.errors import RunError, UsageError, WeightsError
+from vitft.model import ViTConfig
+from vitft.pretrained.adapt import HEADS, Hints, check_fit, infer_config
+from vitft.pretrained.beside import Beside, read_beside
+from vitft.pretrained.catalog import Entry
+from vitft.pretrained.convert import Flavour, convert
+from vitft.pretrained.fetch import fetch
+from vitft.pretrained.locate import locate
+from vitft.pretrained.read import RawWeights, read
+from vitft.transforms import EvalTransform, Interpolation
+
+UNSTATED = "not stated anywhere, 0.5 assumed; wrong ones cost a ViT-Tiny 32 points: --mean --std"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One set of weights as its maker left it, under our names."""
+
+    name: str
+    origin: str
+    """File or repository, for people."""
+    flavour: Flavour
+    tensors: Mapping[str, Tensor]
+    """Exactly those of a model built from `architecture`."""
+    architecture: ViTConfig
+    transform: EvalTransform
+    statistics_source: str
+    provenance: Mapping[str, str]
+    classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def open_source(
+    name_or_path: str | Path, *, allow_pickle: bool = False, sha256: str | None = None
+) -> Source:
+    """Find, read, convert and check one set of weights.
+
+    Raises:
+        WeightsError: Not found, refused, damaged, or not the weights of a ViT that we can build.
+    """
+    found = locate(name_or_path)
+    if isinstance(found, Entry):
+        fetched = fetch(found)
+        raw = read(fetched.path, sha256=sha256, verified=fetched.sha256)
+        provenance = {
+            "name": found.name,
+            "source": f"{found.repo}/{found.file}" if found.repo else found.path,
+            "revision": fetched.revision,
+            "sha256": fetched.sha256,
+            "licence": found.licence,
+        }
+        return understood(raw, from_entry(found), provenance)
+    raw = read(found, allow_pickle=allow_pickle, sha256=sha256)
+    provenance = {"name": found.stem, "source": str(found), "sha256": raw.sha256 or ""}
+    if is_checkpoint(raw.metadata):
+        return understood(raw, Beside(), provenance)
+    return understood(raw, read_beside(found), provenance)
+
+
+def from_entry(entry: Entry) -> Beside:
+    """What the catalogue knows, in the form of what a config.json says."""
+    return Beside(
+        image_size=entry.image_size,
+        mean=entry.mean,
+        std=entry.std,
+        crop=entry.crop,
+        interpolation=entry.interpolation,
+        source="the catalogue",
+        notes=(entry.note,) if entry.note else (),
+    )
+
+
+def understood(raw: RawWeights, beside: Beside, provenance: Mapping[str, str]) -> Source:
+    """Raw tensors with what is known of them, as one checked whole."""
+    if is_checkpoint(raw.metadata):
+        return from_checkpoint(raw, beside, provenance)
+    try:
+        converted = convert(raw.tensors)
+        hints = Hints(heads=converted.heads or beside.heads, image_size=beside.image_size)
+        architecture = infer_config(converted.tensors, hints)
+        check_fit(converted.tensors, architecture)
+    except WeightsError as error:
+        raise WeightsError(f"{raw.path}: {error.problem}", fix=error.fix) from error
+    notes = [*beside.notes, *doubts(architecture, hints)]
+    classes = beside.classes if len(beside.classes) == architecture.num_classes else ()
+    if beside.classes and architecture.num_classes and not classes:
+        notes.append(
+            f"config.json names {len(beside.classes)} classes, the head has "
+            f"{architecture.num_classes}: the names are not used"
+        )
+    return Source(
+        name=provenance["name"],
+        origin=provenance["source"],
+        flavour=converted.flavour,
+        tensors=converted.tensors,
+        architecture=architecture,
+        transform=transform_of(beside, architecture, raw.path),
+        statistics_source=f"from {beside.source}" if beside.mean else UNSTATED,
+        provenance=provenance,
+        classes=classes,
+        notes=tuple(notes),
+    )
+
+
+def from_checkpoint(raw: RawWeights, beside: Beside, provenance: Mapping[str, str]) -> Source:
+    """A file of our own, whose card tells everything; its digest is verified."""
+    try:
+        tensors, card = load_checkpoint(raw.path)
+    except RunError as error:
+        raise WeightsError(error.problem, fix=error.fix) from error
+    check_fit(tensors, card.architecture)
+    return Source(
+        name=provenance["name"],
+        origin=provenance["source"],
+        flavour="vitft",
+        tensors=tensors,
+        architecture=replace(card.architecture, drop_path=0.0),
+        transform=card.transform,
+        statistics_source="from the checkpoint's card",
+        provenance=descended(provenance, card),
+        classes=card.classes,
+        notes=beside.notes,
+    )
+
+
+def descended(provenance: Mapping[str, str], card: Card) -> dict[str, str]:
+    """Where a checkpoint came from, with the weights that it was itself fine-tuned from."""
+    ancestor = card.weights.get("name")
+    return {**provenance, "from": ancestor} if ancestor else dict(provenance)
+
+
+def transform_of(beside: Beside, architecture: ViTConfig, path: Path) -> EvalTransform:
+    """The evaluation transform that is stated, completed by timm's defaults for ViTs."""
+    half = (0.5,) * architecture.in_channels
+    try:
+        transform = EvalTransform(
+            image_size=architecture.image_size,
+            crop=0.9 if beside.crop is None else beside.crop,
+            interpolation=cast("Interpolation", beside.interpolation or "bicubic"),
+            mean=beside.mean or half,
+            std=beside.std or half,
+            fit=beside.fit,
+        )
+    except UsageError as error:
+        raise WeightsError(
+            f"{beside.source or path}: {error.problem}", fix="correct or remove that file"
+        ) from error
+    if len(transform.mean) != architecture.in_channels:
+        raise WeightsError(
+            f"{beside.source} states {len(transform.mean)} channel means, but the weights read "
+            f"{architecture.in_channels} channels",
+            fix="give the right ones with --mean and --std",
+        )
+    return transform
+
+
+def doubts(config: ViTConfig, hints: Hints) -> list[str]:
+    """What was guessed, or what a user may stumble over."""
+    told = []
+    if hints.heads is None and config.width not in HEADS:
+        told.append(
+            f"{config.heads} heads of 64 are assumed for a width of {config.width}: not stated"
+        )
+    if hints.image_size not in (None, config.image_size):
+        told.append(
+            f"the stated image size {hints.image_size} does not fit the positions, which are of "
+            f"{config.image_size[0]}x{config.image_size[1]} pixels"
+        )
+    return told
