@@ -86,7 +86,7 @@ def random_timm(name: str, image_size: int | tuple[int, int], **options: Any) ->
     import timm
 
     size, patch = name.split("_")[1], int(name.split("_")[2].removeprefix("patch"))
-    known = name if timm.is_model(name) else f"vit_{size}_patch16_224"
+    known = f"vit_{size}_patch{14 if size == 'huge' else 16}_224"
     arguments = {"img_size": image_size, "patch_size": patch, "num_classes": 10, **options}
     with torch.device("meta"):
         model = timm.create_model(known, **arguments)

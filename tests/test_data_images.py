@@ -4,7 +4,6 @@ import io
 import os
 import random
 import re
-import resource
 import socket
 import struct
 import subprocess
@@ -244,13 +243,29 @@ def test_exif_orientation_is_applied(orientation: int, kind: str) -> None:
     assert ("rotated by EXIF" in picture.odd) == (orientation > 1)
 
 
-def test_damaged_exif_is_ignored_with_a_remark() -> None:
-    exif = b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01"  # 65535 entries announced, none there
-    broken = encoded(gradient(), "JPEG", exif=b"Exif\0\0MM\0\0garbage")
+@pytest.mark.parametrize(
+    "exif",
+    [
+        b"",
+        b"not even a header",
+        b"II*\0\xff\xff\xff\xff",  # a directory beyond the end
+        b"II*\0\x08\0\0\0\xff\xff\x12\x01",  # 65535 entries announced, none there
+        b"II*\0\x08\0\0\0\1\0\x12\1\5\0\1\0\0\0x\0\0\0",  # a fraction that lies nowhere
+    ],
+)
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
+def test_damaged_exif_does_not_cost_the_image(exif: bytes, kind: str) -> None:
+    data = encoded(gradient(), kind, exif=b"Exif\0\0" + exif)
 
-    assert read_image(encoded(gradient(), "JPEG", exif=exif), "x").size == (56, 40)
-    assert decode(broken, "x").image.size == (56, 40)
-    assert "damaged EXIF ignored" in decode(broken, "x").odd
+    assert read_image(data, "x").size == (56, 40)
+
+
+def test_exif_that_cannot_be_read_is_remarked() -> None:
+    png = encoded(gradient(), "PNG")
+
+    assert decode(png[:33] + chunk(b"eXIf", b"garbage") + png[33:], "x").odd == (
+        "damaged EXIF ignored",
+    )
 
 
 def test_where_a_photo_was_taken_does_not_travel_with_its_pixels() -> None:
@@ -437,14 +452,15 @@ def test_a_gif_frame_larger_than_its_screen_is_no_way_around_the_limit() -> None
     )
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_a_bomb_costs_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "x.png"
     path.write_bytes(png_header(30000, 30000) + chunk(b"IDAT", zlib.compress(bytes(3751 * 30000))))
     code = (
-        "import resource, sys\nfrom vitft.data.images import open_image\n"
+        "import re, sys\nfrom pathlib import Path\nfrom vitft.data.images import open_image\n"
         "try: open_image(sys.argv[1])\n"
         "except Exception as error: print(error)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)"
+        "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
     )
 
     done = subprocess.run(
@@ -456,15 +472,16 @@ def test_a_bomb_costs_no_memory(tmp_path: Path) -> None:
     )
 
     assert "900 Mpx" in done.stdout
-    assert int(done.stdout.split()[-1]) < 300  # MiB
+    assert int(done.stdout.split()[-1]) < 300 * 2**10  # KiB
 
 
 def test_the_limit_is_the_callers_also_above_pillows_own() -> None:
-    data = encoded(Image.new("1", (15000, 14000)), "PNG")  # Pillow's own limit is 179 Mpx
+    data = png_header(15000, 14000)  # Pillow's own limit is 179 Mpx
 
     assert "210 Mpx, limit 100 Mpx" in reason(data)
-    assert read_image(data, "x", max_pixels=300_000_000).size == (15000, 14000)
-    with pytest.raises(ImageError, match="56x40 = 0.00 Mpx, limit 0.00"):
+    with pytest.raises(ImageError, match="truncated"):  # accepted, but there are no pixels
+        read_image(data, "x", max_pixels=300_000_000)
+    with pytest.raises(ImageError, match="too large: 56x40"):
         read_image(encoded(gradient(), "PNG"), "x", max_pixels=9)
 
 
@@ -597,7 +614,6 @@ def test_a_thousand_mutants_are_images_or_image_errors(
     assert read > 0
     assert reasons
     assert all(0 < len(text) < 120 for text in reasons)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 3 * 2**20  # KiB
 
 
 def test_pillows_warnings_neither_show_nor_fail_in_any_thread() -> None:

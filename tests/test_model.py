@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tests.conftest import random_timm
 from vitft.checkpoint import build_model
 from vitft.errors import UsageError
-from vitft.model import DropPath, VisionTransformer, ViTConfig, config_of, create_model
+from vitft.model import Attention, DropPath, VisionTransformer, ViTConfig, config_of, create_model
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 SMALL_CONFIG = ViTConfig(
@@ -81,7 +81,7 @@ def test_variants_equal_timms_and_weights_go_both_ways(
 
 @torch.no_grad()
 def test_attention_maps_are_what_forward_applies() -> None:
-    attention = VisionTransformer(SMALL_CONFIG).blocks[0].get_submodule("attn")
+    attention = Attention(SMALL_CONFIG)
     tokens = torch.randn(2, 5, 64)
 
     maps = attention.maps(tokens)
@@ -141,7 +141,7 @@ def test_drop_path_skips_whole_images_while_training_and_keeps_the_mean() -> Non
 def test_drop_path_grows_from_none_to_the_given_rate() -> None:
     blocks = VisionTransformer(replace(SMALL_CONFIG, depth=3, drop_path=0.2)).blocks
 
-    rates = [block.get_submodule("drop_path").rate for block in blocks]
+    rates = [skip.rate for skip in blocks.modules() if isinstance(skip, DropPath)]
 
     assert rates == pytest.approx([0, 0.1, 0.2])
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.ndimage import zoom
-from timm.layers import resample_abs_pos_embed
+from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from vitft.errors import WeightsError

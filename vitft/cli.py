@@ -37,9 +37,8 @@ def words_of(parser: argparse.ArgumentParser) -> list[str]:
     """Every option and verb below a parser, for did-you-mean."""
     words: list[str] = []
     for action in parser._actions:
-        words += action.option_strings
+        words += [*action.option_strings, *map(str, action.choices or ())]
         if isinstance(action, argparse._SubParsersAction):
-            words += action.choices
             words += [word for sub in action.choices.values() for word in words_of(sub)]
     return words
 

@@ -47,7 +47,8 @@ def stdout() -> "Console":
     """Where results go."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True)
+    width = None if sys.stdout.isatty() else 4096  # a pipe has no edge to fold at
+    return Console(highlight=False, soft_wrap=True, width=width)
 
 
 @cache
@@ -188,8 +189,8 @@ def json_line(fields: Mapping[str, Any]) -> str:
 def csv_line(cells: Sequence[object]) -> str:
     """One CSV row whose cells no spreadsheet takes for a formula (OWASP; CWE-1236)."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="").writerow([harmless(str(cell)) for cell in cells])
-    return buffer.getvalue()
+    csv.writer(buffer, lineterminator="\r\n").writerow([harmless(str(cell)) for cell in cells])
+    return buffer.getvalue().removesuffix("\r\n")
 
 
 def harmless(cell: str) -> str:

@@ -95,7 +95,9 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
             f"torch {torch.__version__} reads pickles unsafely (CVE-2026-24747)",
             fix="update to torch 2.10 or later, or take a .safetensors file",
         )
-    if zipfile.is_zipfile(path):
+    with path.open("rb") as file:
+        zipped = file.read(4) == b"PK\x03\x04"  # torch's own rule; older files are bare pickles
+    if zipped:
         archive_of(path, "torch file").close()  # refuses what unpacks to too much
     try:
         content = torch.load(path, weights_only=True, map_location="cpu", mmap=False)
@@ -141,9 +143,9 @@ def read_npz(path: Path) -> dict[str, Tensor]:
             try:
                 with archive.open(member) as file:
                     array = read_array(file, member.file_size)
-            except (zipfile.BadZipFile, OSError, ValueError, EOFError, RuntimeError) as error:
-                raise damaged(".npz file", path, error) from error
-            except NotImplementedError as error:
+            except MemoryError:
+                raise
+            except Exception as error:  # zipfile, zlib, tokenize and ast each raise their own
                 raise damaged(".npz file", path, error) from error
             tensors[member.filename.removesuffix(".npy")] = torch.from_numpy(array)
     return tensors
