@@ -36,12 +36,12 @@ def draw(root: Path, *names: str) -> Path:
     """Small readable images, each of another colour."""
     touch(root, *names)
     for name in names:
-        digest = hash_of(name)
-        Image.new("RGB", (6, 4), digest).save(root / name, "PNG")
+        colour = colour_of(name)
+        Image.new("RGB", (6, 4), colour).save(root / name, "PNG")
     return root
 
 
-def hash_of(name: str) -> tuple[int, int, int]:
+def colour_of(name: str) -> tuple[int, int, int]:
     data = os.fsencode(name)
     return sum(data) % 256, len(data) % 256, data[-5] if len(data) > 4 else 0
 
@@ -384,7 +384,8 @@ def test_hostile_names_go_all_the_way_from_the_disk_to_the_table(tmp_path: Path)
     for name in names:
         path = data / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (2, 2), hash_of(name)).save(path.open("wb"), "PNG")
+        with path.open("wb") as file:
+            Image.new("RGB", (2, 2), colour_of(name)).save(file, "PNG")
 
     folder = scan(data)
     checked = check_images(folder)
@@ -496,7 +497,7 @@ def test_many_unreadable_files_stop_the_run(
     folder = scan(noisy(tmp_path, bad=range(bad), total=total))
 
     if stops:
-        with pytest.raises(DataError, match=r"11 of 100 files .* a/000.png: empty file"):
+        with pytest.raises(DataError, match=r"11 of 100 files .* \(a/000.png: empty file"):
             check_images(folder)
     assert len(check_images(folder, allow_bad=True).bad) == bad
 

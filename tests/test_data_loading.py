@@ -1,6 +1,9 @@
 """Decoding in threads: in order, a few at a time, and nothing left behind."""
 
 import itertools
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -89,6 +92,31 @@ def test_an_error_in_a_view_ends_the_stream_and_its_threads(
         list(decoded(numbered, fail))
 
     assert threads() == 0
+
+
+def test_ctrl_c_ends_a_long_decode_at_once(numbered: list[str]) -> None:
+    code = (
+        "import itertools, sys, numpy\nfrom vitft.data.loading import decoded\n"
+        "paths = itertools.cycle(sys.argv[1:])\n"
+        "for n, _ in enumerate(decoded(paths, lambda _, image: numpy.array(image), workers=3)):\n"
+        "    if n == 50: print('on', flush=True)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *numbered],
+        env={"PYTHONPATH": str(Path(__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "on\n"
+
+        child.send_signal(signal.SIGINT)
+
+        _, told = child.communicate(timeout=10)
+    assert child.returncode == -signal.SIGINT
+    assert told.rstrip().endswith("KeyboardInterrupt")
 
 
 def test_what_has_not_begun_is_cancelled_when_the_reader_leaves() -> None:

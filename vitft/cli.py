@@ -261,7 +261,7 @@ def weights_list_command(_: argparse.Namespace) -> int:
                 str(e.num_classes or "-"),
                 e.licence,
                 e.repo or "comes with vitft",
-                str(e.image_size),
+                "x".join(str(side) for side in e.image_size),
             )
             for e in entries()
         ],

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -159,13 +159,33 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.split_heads(x)
-        mixed = F.scaled_dot_product_attention(q, k, v)  # (B, H, N, K)
-        return self.proj(mixed.transpose(1, 2).flatten(2))  # (B, N, D)
+        return self.proj(mix(q, k, v).transpose(1, 2).flatten(2))  # (B, N, D)
+
+    def for_class_token(self, x: Tensor) -> Tensor:
+        """The first row of `forward`, (B, 1, D), without computing the others."""
+        width, bias = self.qkv.in_features, cast("Tensor | None", self.qkv.bias)
+        q = F.linear(x[:, :1], self.qkv.weight[:width], None if bias is None else bias[:width])
+        kv = F.linear(x, self.qkv.weight[width:], None if bias is None else bias[width:])
+        k, v = kv.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, N, K)
+        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, 1, K)
+        return self.proj(mix(q, k, v).transpose(1, 2).flatten(2))  # (B, 1, D)
 
     def maps(self, x: Tensor) -> Tensor:
         """The weights `forward` applies without ever storing them: (B, H, N, N), rows sum to 1."""
         q, k, _ = self.split_heads(x)
         return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)
+
+
+def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(K)) v: values (B, H, N, K) mixed for each query (B, H, M, K).
+
+    On a CPU in bf16 the fused kernel is slower than the three steps spelled out, in both
+    directions (docs/experiments.md); everywhere else it is faster and never stores the weights.
+    """
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[-2] <= 1024:
+        weights = ((q / math.sqrt(q.shape[-1])) @ k.mT).softmax(dim=-1)  # (B, H, M, N)
+        return weights @ v
+    return F.scaled_dot_product_attention(q, k, v)
 
 
 class MLP(nn.Module):
@@ -213,6 +233,11 @@ class Block(nn.Module):
         x = x + self.drop_path(self.attn(self.norm1(x)))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
+    def for_class_token(self, x: Tensor) -> Tensor:
+        """The first row of `forward` in eval mode, (B, 1, D): all tokens are read, one is written."""
+        cls = x[:, :1] + self.attn.for_class_token(self.norm1(x))
+        return cls + self.mlp(self.norm2(cls))
+
 
 def layer_norm(config: ViTConfig) -> nn.LayerNorm:
     """With eps 1e-6 as in the JAX reference; torch's default of 1e-5 shifts pretrained outputs."""
@@ -242,7 +267,8 @@ class VisionTransformer(nn.Module):
         self.head = (
             nn.Linear(config.width, config.num_classes) if config.num_classes else nn.Identity()
         )
-        self.init_weights()
+        if not self.cls_token.is_meta:  # a loader is about to put real weights there
+            self.init_weights()
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Normalised pixels (B, channels, S, S) to tokens with positions (B, N, D)."""

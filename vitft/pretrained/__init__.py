@@ -8,7 +8,8 @@
     beside   what a config.json next to the file says
     source   all of the above: a file understood and checked
     adapt    another class count, image size, pooling
-    load     `load_pretrained` and its report
+    load     `load_pretrained`
+    report   what became of each part, for people and for the run
 
 The model knows none of this. What needs torch is imported on first use.
 """
