@@ -21,6 +21,14 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test reads or fills the user's cache."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
 @pytest.fixture
 def tiny_config() -> ViTConfig:
     """Two blocks, 32 wide, 16 pixels in 4-pixel patches."""
@@ -77,7 +85,7 @@ def draw_folder(root: Path, *, per_class: int) -> Path:
 # weights ----------------------------------------------------------------------------------------
 
 
-def random_timm(name: str, image_size: int | tuple[int, int], **options: Any) -> Any:  # noqa: ANN401
+def random_timm(name: str, image_size: int | tuple[int, int], **options: Any) -> Any:
     """A timm ViT of our architecture `name` with random weights, made without its slow init.
 
     The same million random numbers fill every matrix in turn; LayerNorms stay near one, so that

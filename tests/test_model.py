@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from tests.conftest import random_timm
 from vitft.checkpoint import build_model
 from vitft.errors import UsageError
-from vitft.model import Attention, DropPath, VisionTransformer, ViTConfig, config_of, create_model
+from vitft.hybrid import DropPath
+from vitft.model import Attention, VisionTransformer, ViTConfig, config_of, create_model
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 SMALL_CONFIG = ViTConfig(

@@ -17,6 +17,7 @@ from vitft.config import from_table, read_toml
 from vitft.errors import DataError, DivergedError
 from vitft.loop import Step
 from vitft.predict import Predictor
+from vitft.record import Tally
 from vitft.train import Result, finetune
 
 
@@ -24,7 +25,7 @@ def run_it(data: Path, weights: Path, out: Path, /, **settings: dict[str, Any]) 
     table: dict[str, Any] = {
         "data": {"path": str(data)},
         "weights": {"name": str(weights)},
-        "optim": {"epochs": 3, "batch_size": 8},
+        "optim": {"solver": "adamw", "epochs": 3, "batch_size": 8},
     }
     for section, values in settings.items():
         table.setdefault(section, {}).update(values)
@@ -170,15 +171,15 @@ def test_an_image_deleted_during_the_run_is_named(
     tmp_path: Path, tiny_weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = draw_folder(tmp_path / "d", per_class=5)
-    whole = train.load_weights
+    whole = train.create_run
 
     def delete_first(*args: Any, **kwargs: Any) -> Any:
         shutil.rmtree(data / "red")
         return whole(*args, **kwargs)
 
-    monkeypatch.setattr(train, "load_weights", delete_first)
+    monkeypatch.setattr(train, "create_run", delete_first)
     with pytest.raises(DataError, match=r"red/\d+\.png was deleted or replaced during the run"):
-        run_it(data, tiny_weights, tmp_path / "run")
+        run_it(data, tiny_weights, tmp_path / "run", train={"augment": "crop"})
 
     status = json.loads((tmp_path / "run" / "environment.json").read_text())["status"]
     assert status == "failed"
@@ -197,6 +198,62 @@ def test_an_absurd_learning_rate_ends_in_a_sentence(
         )
 
 
+def test_the_default_solves_for_the_head_and_tells_more(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    done = run_it(image_folder, tiny_weights, tmp_path / "run", optim={"solver": "lbfgs"})
+
+    more = done.figures["cross_validation"]
+    assert done.figures["top1"] == 1.0
+    assert done.figures["first_loss"] == pytest.approx(math.log(3), abs=1e-6)
+    assert not done.figures["selected_on_validation"]
+    assert more["images"] == 30
+    assert [point["images"] for point in more["curve"]] == [3, 6, 12, 24]
+    lines = [json.loads(s) for s in (done.run / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0].keys() == {"l2", "cv_loss", "cv_top1"}
+
+
+def test_a_head_behind_kept_pre_logits_is_solved_on_what_it_reads(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    done = run_it(
+        image_folder,
+        tiny_weights,
+        tmp_path / "run",
+        optim={"solver": "lbfgs"},
+        weights={"pre_logits": "keep"},
+    )
+
+    assert done.figures["top1"] == done.figures["cross_validation"]["top1"] == 1.0
+
+
+def test_views_are_more_rows_of_the_same_images(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    done = run_it(
+        image_folder,
+        tiny_weights,
+        tmp_path / "run",
+        optim={"solver": "lbfgs"},
+        train={"views": 2, "cache": str(tmp_path / "cache")},
+    )
+
+    assert done.figures["images"] == 6
+    assert len(list((tmp_path / "cache").iterdir())) == 3  # plain, crops, facts
+
+
+def test_a_second_run_computes_nothing_and_ends_alike(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = {"cache": str(tmp_path / "cache")}
+    first = run_it(image_folder, tiny_weights, tmp_path / "one", train=cache)
+    capsys.readouterr()
+    second = run_it(image_folder, tiny_weights, tmp_path / "two", train=cache)
+
+    assert "30 of 30 images were in the cache" in capsys.readouterr().err
+    assert first.figures | {"seconds": 0} == second.figures | {"seconds": 0}
+
+
 @pytest.mark.parametrize(
     ("stop_at", "has_model"),
     [
@@ -213,14 +270,14 @@ def test_ctrl_c_leaves_a_whole_run_directory(
     has_model: bool,
 ) -> None:
     counted: Iterator[int] = iter(range(1000))
-    whole = train.Tally.add
+    whole = Tally.add
 
-    def interrupt(self: train.Tally, step: Step) -> None:
+    def interrupt(self: Tally, step: Step) -> None:
         if next(counted) == stop_at:
             raise KeyboardInterrupt
         whole(self, step)
 
-    monkeypatch.setattr(train.Tally, "add", interrupt)
+    monkeypatch.setattr(Tally, "add", interrupt)
     done = run_it(image_folder, tiny_weights, tmp_path / "run")
 
     assert done.interrupted

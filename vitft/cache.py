@@ -16,15 +16,14 @@ import shutil
 import time
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitft.errors import VitftError
-from vitft.files import write_atomically
+from vitft.files import write_atomically, writing
 
 Rows = np.ndarray[Any, np.dtype[Any]]
 MAGIC = b"vitftrow"
@@ -60,7 +59,9 @@ class Shard:
 class Store:
     """Rows by key for one space; the space's settings are kept beside them for readers."""
 
-    def __init__(self, root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str):
+    def __init__(
+        self, root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str
+    ) -> None:
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         settings = {**space, "shape": str(list(shape)), "dtype": dtype}
         text = json.dumps(settings, sort_keys=True, indent=1)
@@ -125,14 +126,8 @@ class Store:
             return
         path = self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.rows"
         write_atomically(path, shard_bytes(self.waiting))
-        self.waiting = {}
         self.open_shard(path)
-
-    def __enter__(self) -> "Store":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.flush()
+        self.waiting = {}
 
 
 def checksum(key: bytes, row: Rows) -> int:
@@ -237,18 +232,11 @@ def prune(root: Path, limit_gb: float = LIMIT_GB) -> int:
     return remove(doomed)
 
 
-@contextlib.contextmanager
-def opened(
-    root: Path | None, space: Mapping[str, str], shape: Sequence[int], dtype: str
-) -> Iterator[Store | None]:
-    """The store of a space, or None where there is no folder to keep it in."""
-    if root is None:
-        yield None
-        return
-    try:
-        store = Store(root, space, shape, dtype)
-    except (OSError, VitftError):  # a home that cannot be written: computing still works
-        yield None
-        return
-    with store:
-        yield store
+def open_store(root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str) -> Store:
+    """The store of a space, made if needed.
+
+    Raises:
+        RunError: The folder cannot be written.
+    """
+    with writing(root):
+        return Store(root, space, shape, dtype)

@@ -114,6 +114,8 @@ FINETUNE_OPTIONS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("--mean", "weights.mean", {"type": float, "nargs": "+"}, "channel means the weights expect"),
     ("--std", "weights.std", {"type": float, "nargs": "+"}, "channel deviations they expect"),
     ("--split", "data.split", {"metavar": "random|reference"}, "how images are held back"),
+    ("--views", "train.views", {"type": int, "metavar": "K"}, "cached augmented views"),
+    ("--cache", "train.cache", {"metavar": "DIR"}, "folder of cached features, or none"),
     ("--device", "train.device", {}, "auto, cpu, cuda, cuda:1, mps"),
 )
 

@@ -103,7 +103,12 @@ class WeightsSpec:
 class OptimSpec:
     """How the weights move."""
 
-    solver: Literal["sgd", "adamw"] = "adamw"
+    solver: Literal["lbfgs", "sgd", "adamw"] = "lbfgs"
+    """`lbfgs` solves for the head on cached features at once; the others take steps."""
+    l2: float = 0.0
+    """Penalty of `lbfgs` on standardised features; 0: chosen by cross-validation."""
+    class_weights: bool = False
+    """Let every class count the same in `lbfgs`, however many images it has."""
     lr: float = 1e-2
     """Peak learning rate, reached at the end of warm-up."""
     final_lr: float = 0.0
@@ -121,7 +126,13 @@ class OptimSpec:
     """Largest norm of all gradients together; 0 for no limit."""
 
     def __post_init__(self) -> None:
-        check(self.solver in ("sgd", "adamw"), "optim.solver", self.solver, "sgd or adamw")
+        check(
+            self.solver in ("lbfgs", "sgd", "adamw"),
+            "optim.solver",
+            self.solver,
+            "lbfgs, sgd or adamw",
+        )
+        check(0 <= self.l2 < math.inf, "optim.l2", self.l2, "0 or more")
         check(0 < self.lr < math.inf, "optim.lr", self.lr, "a finite number over 0")
         check(0 <= self.final_lr <= 1, "optim.final_lr", self.final_lr, "a share from 0 to 1")
         check(
@@ -144,6 +155,10 @@ class TrainSpec:
     """What trains: `head`, `pre_logits` (with the head), `blocks:N` (the last N), `none` frozen."""
     augment: Literal["none", "crop"] = "none"
     """`crop`: a fresh random crop and flip of each image in each epoch."""
+    views: int = 0
+    """How many augmented views of each training image are cached beside the plain one."""
+    cache: str = ""
+    """Folder of cached features; empty for the usual one, `none` to keep nothing."""
     seed: int = 0
     """Seed of the batch order and the augmentation."""
     device: str = "auto"
@@ -162,6 +177,7 @@ class TrainSpec:
             "head, pre_logits, blocks:N (the last N blocks train) or none",
         )
         check(self.augment in ("none", "crop"), "train.augment", self.augment, "none or crop")
+        check(self.views >= 0, "train.views", self.views, "a whole number, 0 for none")
         check(
             self.precision in ("auto", "fp32", "bf16"),
             "train.precision",
@@ -179,6 +195,48 @@ class Config:
     optim: OptimSpec = field(default_factory=OptimSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
 
+    def __post_init__(self) -> None:
+        check(
+            self.optim.solver != "lbfgs" or self.solvable,
+            "optim.solver",
+            self.optim.solver,
+            "lbfgs only where nothing but the head trains, on cached features "
+            "(train.freeze head, train.augment none); else sgd or adamw",
+        )
+        check(
+            self.train.views == 0 or (self.train.freeze != "none" and self.train.augment == "none"),
+            "train.views",
+            self.train.views,
+            "0 unless a frozen part is cached (not with train.freeze none or train.augment crop)",
+        )
+
+    @property
+    def solvable(self) -> bool:
+        """Whether the only unknown is a linear head on inputs that never change."""
+        return self.train.freeze == "head" and self.train.augment == "none"
+
+
+# What is set unless the user says otherwise, by what trains; `Config` itself holds the first row.
+# blocks and none: AdamW as in published fine-tuning of ViTs (Touvron et al. 2021, appendix B).
+STEPS: Mapping[str, Mapping[str, Any]] = {
+    "head": {"solver": "adamw", "lr": 1e-2},
+    "pre_logits": {"solver": "adamw", "lr": 1e-3},
+    "blocks": {"solver": "adamw", "lr": 1e-4, "weight_decay": 0.05, "epochs": 10},
+    "none": {"solver": "adamw", "lr": 1e-4, "weight_decay": 0.05, "epochs": 10, "clip": 1.0},
+}
+
+
+def with_mode_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings of the optimiser that suit what trains, below those that are named."""
+    train, optim = table.get("train", {}), table.get("optim", {})
+    if not isinstance(train, Mapping) or not isinstance(optim, Mapping):
+        return table  # `build` says what is wrong with it
+    freeze = str(train.get("freeze", "head")).partition(":")[0]
+    plain_head = freeze == "head" and train.get("augment", "none") == "none"
+    if optim.get("solver", "lbfgs" if plain_head else "") == "lbfgs":
+        return table
+    return {**table, "optim": {**STEPS.get(freeze, {}), **optim}}
+
 
 def from_table(table: Mapping[str, Any]) -> Config:
     """Settings from nested tables; what is not named keeps its default.
@@ -186,7 +244,7 @@ def from_table(table: Mapping[str, Any]) -> Config:
     Raises:
         UsageError: Unknown key, wrong type or impossible value, named as the user typed it.
     """
-    return build(Config, table, prefix="")
+    return build(Config, with_mode_defaults(table), prefix="")
 
 
 def build(kind: type[T], table: Mapping[str, Any], *, prefix: str) -> T:

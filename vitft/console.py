@@ -292,11 +292,26 @@ def summary(run: Path, figures: Mapping[str, Any], *, interrupted: bool) -> None
             f"epoch {figures['best_epoch']} of {figures['epochs']} did best on the same images "
             "that are counted here, so the figure is slightly optimistic"
         )
-    ranked = sorted(figures["per_class"].items(), key=lambda item: item[1]["recall"] or 0)
-    name, weakest = ranked[0]
-    result(
-        f"weakest class: {visible(name)}, {weakest['recall'] or 0:.1%} of {weakest['images']} found"
-    )
+    more = figures.get("cross_validation")
+    if more:
+        low, high = more["top1_interval"]
+        result(
+            f"cross-validated over all {more['images']} images: {more['top1']:.1%} "
+            f"({low:.1%} to {high:.1%}); nearest neighbours alone: {figures['knn_top1']:.1%}"
+        )
+        gain = more["gain_from_twice"]
+        if gain is not None:
+            result(f"twice the images would give about {100 * gain:+.1f} points (extrapolated)")
+    spots = more["weak_spots"][:2] if more else weakest(figures["per_class"])
+    for spot in spots:
+        taken = f", taken most for {visible(spot['taken_for'])}" if spot.get("taken_for") else ""
+        result(f"weak spot: {visible(spot['class'])}, {spot['recall']:.1%} found{taken}")
     result(f"run: {visible(str(run))}")
     if not interrupted:
         note("next: vitft predict IMAGE ...   or   vitft export --safetensors")
+
+
+def weakest(per_class: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The class found least often among the validation images."""
+    known = [{"class": n, "recall": row["recall"]} for n, row in per_class.items() if row["images"]]
+    return sorted(known, key=lambda spot: spot["recall"])[:1]

@@ -4,14 +4,15 @@ A frozen prefix is a pure function of the pixels, so it runs once per image and 
 once per epoch. The suffix shares its parameters with the model: training it trains the model.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import copy
+from dataclasses import replace
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from vitft.loop import autocast
-from vitft.model import VisionTransformer
+from vitft.checkpoint import digest_of
+from vitft.model import Block, VisionTransformer
 from vitft.optim import frozen_blocks
 
 
@@ -24,9 +25,34 @@ class Prefix(nn.Module):
         self.pooled = stop == model.config.depth
         self.eval()
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what one image becomes: (D,) or (N, D)."""
+        width = self.model.config.width
+        return (width,) if self.pooled else (self.model.pos_embed.shape[1], width)
+
     def forward(self, pixels: Tensor) -> Tensor:
-        tokens = self.model.encode(self.model.embed(pixels), stop=self.stop)
-        return self.model.pool(tokens) if self.pooled else tokens
+        tokens = self.model.embed(pixels)
+        if not self.pooled:
+            return self.model.encode(tokens, stop=self.stop)
+        if self.model.config.pool != "cls":
+            return self.model.pool(self.model.encode(tokens))
+        # Nobody reads what the last block does to the patches.
+        tokens = self.model.encode(tokens, stop=self.stop - 1)
+        return self.model.pool(cast("Block", self.model.blocks[-1]).for_class_token(tokens))
+
+    def digest(self) -> str:
+        """sha256 over everything the output depends on besides the pixels and the precision."""
+        frozen = (f"blocks.{i}." for i in range(self.stop, self.model.config.depth))
+        behind = ("head.", "pre_logits.", *frozen, *(() if self.pooled else ("norm.", "fc_norm.")))
+        state = self.model.state_dict()
+        used = {name: t.cpu() for name, t in state.items() if not name.startswith(behind)}
+        config = replace(self.model.config, num_classes=0, pre_logits=False, drop_path=0.0)
+        return digest_of(f"{config} {self.stop}", used)
+
+    def in_precision(self, precision: str) -> "Prefix":
+        """This prefix, or a copy of it with bf16 weights: leaner than autocast, equally exact."""
+        return self if precision == "fp32" else copy.deepcopy(self).to(torch.bfloat16)
 
 
 class Suffix(nn.Module):
@@ -57,6 +83,11 @@ class Cut(NamedTuple):
     prefix: Prefix | None
     suffix: nn.Module
 
+    @property
+    def pooled(self) -> bool:
+        """Whether the suffix reads one feature per image, so that its own cost is nothing."""
+        return self.prefix is not None and self.prefix.pooled
+
 
 def cut_model(model: VisionTransformer, freeze: str) -> Cut:
     """Split a model whose frozen parameters are already marked (`optim.freeze_model`)."""
@@ -67,14 +98,6 @@ def cut_model(model: VisionTransformer, freeze: str) -> Cut:
 
 
 @torch.inference_mode()
-def run_prefix(prefix: Prefix, pixels: Tensor, *, precision: str) -> Tensor:
-    """Inputs of the suffix for one batch of normalised pixels, in float32 on the same device."""
-    with autocast(pixels.device, precision):
-        return prefix(pixels).float()
-
-
-def run_once(prefix: Prefix, batches: Iterable[Tensor], *, precision: str) -> Tensor:
-    """Inputs of the suffix for all images, kept in memory on the device: (n, D) or (n, N, D)."""
-    # Cloned outside inference mode: autograd must be able to save them for the backward pass.
-    parts = [run_prefix(prefix, pixels, precision=precision) for pixels in batches]
-    return torch.cat(parts).clone()
+def run_prefix(prefix: Prefix, pixels: Tensor) -> Tensor:
+    """Inputs of the suffix for a batch of normalised float32 pixels, in the prefix's own type."""
+    return prefix(pixels.to(prefix.model.cls_token.dtype))

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from vitft import console
 from vitft.config import Config
+from vitft.data.folder import File
 from vitft.data.loading import decoded, stacked
 from vitft.data.split import Manifest, Row
 from vitft.errors import DataError, ImageError
-from vitft.features import Cut, run_once, run_prefix
+from vitft.extract import Extractor, View, crops, plain
+from vitft.features import Cut, run_prefix
 from vitft.loop import Batch
 from vitft.transforms import CropTransform, EvalTransform
 
@@ -35,18 +37,44 @@ class Feed:
     manifest: Manifest
     transform: EvalTransform
     cut: Cut
+    extractor: Extractor | None
+    """Of the frozen prefix; it has already seen the plain view of every image."""
     device: torch.device
-    precision: str
-    """In which the prefix runs over training images."""
 
     @property
     def caches(self) -> bool:
-        """Whether the training inputs never change: a frozen prefix, and no augmentation."""
-        return self.cut.prefix is not None and self.config.train.augment == "none"
+        """Whether the training inputs never change: a frozen prefix, and no fresh augmentation."""
+        return self.extractor is not None and self.config.train.augment == "none"
+
+    @property
+    def train_views(self) -> list[View]:
+        """What is cached of each training image: the plain view, then `train.views` crops."""
+        spec = self.config.train
+        return [plain(self.transform), *crops(self.transform, spec.views, spec.seed)]
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
         """Class indices (n,)."""
         return torch.tensor([row.label for row in rows], device=self.device)
+
+    def cached(self, rows: Sequence[Row], view: View | None = None) -> Tensor:
+        """The stored output of the prefix, float32 on the CPU: (n, D) or (n, N, D)."""
+        assert self.extractor is not None
+        return self.extractor.rows([row.sha256 for row in rows], view or plain(self.transform))
+
+    def compute_views(self) -> None:
+        """Fill the cache with the augmented views of the training images."""
+        if self.extractor is None or not self.config.train.views:
+            return
+        files = [File(row.path, row.label) for row in self.manifest.train]
+        views = self.train_views[1:]
+        with console.Progress("augmented views", len(files) * len(views)) as progress:
+            for view in views:
+                try:
+                    self.extractor.compute(
+                        str(self.manifest.root), files, view, progress=progress.advance
+                    )
+                except ImageError as error:
+                    raise gone(error) from error
 
     def pixels(
         self, rows: Sequence[Row], size: int, *, key: str | None = None
@@ -74,25 +102,11 @@ class Feed:
                 pixels = torch.from_numpy(stack.pixels).to(self.device)
                 yield chunk, self.transform.normalise(pixels)
 
-    def cached(self, rows: Sequence[Row], *, precision: str, label: str) -> Tensor:
-        """The prefix's output for the plain view of every image: (n, D) or (n, N, D)."""
-        assert self.cut.prefix is not None
-        with console.Progress(label, len(rows)) as progress:
-
-            def counted() -> Iterator[Tensor]:
-                for chunk, pixels in self.pixels(rows, EVAL_BATCH):
-                    yield pixels
-                    progress.advance(len(chunk))
-
-            return run_once(self.cut.prefix, counted(), precision=precision)
-
     def validation(self) -> Callable[[], Iterator[Batch]]:
-        """The plain view of the validation images, in float32 as predict and exports compute it."""
+        """The plain view of the validation images."""
         rows = self.manifest.val
-        if self.cut.prefix is not None:
-            inputs = self.cached(rows, precision="fp32", label="validation features")
-            whole = Batch(inputs, self.labels(rows))
-            return lambda: iter([whole])
+        if self.extractor is not None:
+            return lambda: self.remembered(rows, torch.arange(len(rows)), EVAL_BATCH * 8)
         return lambda: (
             Batch(pixels, self.labels(chunk)) for chunk, pixels in self.pixels(rows, EVAL_BATCH)
         )
@@ -100,31 +114,35 @@ class Feed:
     def training(self) -> Callable[[int], Iterator[Batch]]:
         """Shuffled batches of an epoch, of inputs computed once or afresh."""
         rows, size = self.manifest.train, self.config.optim.batch_size
-        seed, crops = self.config.train.seed, self.config.train.augment == "crop"
         if self.caches:
-            inputs = self.cached(rows, precision=self.precision, label="training features")
-            labels = self.labels(rows)
-
-            def remembered(epoch: int) -> Iterator[Batch]:
-                for chosen in self.order(epoch).to(self.device).split(size):
-                    yield Batch(inputs[chosen], labels[chosen])
-
-            return remembered
+            views = self.train_views
+            return lambda epoch: self.remembered(
+                rows, self.order(epoch), size, views[epoch % len(views)]
+            )
+        key = str(self.config.train.seed) if self.config.train.augment == "crop" else None
 
         def fresh(epoch: int) -> Iterator[Batch]:
             shuffled = [rows[i] for i in self.order(epoch).tolist()]
-            key = f"{seed}/{epoch}" if crops else None
-            for chunk, pixels in self.pixels(shuffled, size, key=key):
+            drawn = None if key is None else f"{key}/{epoch}"
+            for chunk, pixels in self.pixels(shuffled, size, key=drawn):
                 yield Batch(self.fresh_inputs(pixels), self.labels(chunk))
 
         return fresh
 
+    def remembered(
+        self, rows: Sequence[Row], order: Tensor, size: int, view: View | None = None
+    ) -> Iterator[Batch]:
+        """Batches of stored inputs, read as they are needed."""
+        for chosen in order.split(size):
+            chunk = [rows[i] for i in chosen.tolist()]
+            yield Batch(self.cached(chunk, view).to(self.device), self.labels(chunk))
+
     def fresh_inputs(self, pixels: Tensor) -> Tensor:
         """What the suffix reads, computed now: the prefix's output, or the pixels themselves."""
-        if self.cut.prefix is None:
+        if self.extractor is None:
             return pixels
         # A clone leaves inference mode, so that autograd may keep it.
-        return run_prefix(self.cut.prefix, pixels, precision=self.precision).clone()
+        return run_prefix(self.extractor.prefix, pixels).float().clone()
 
     def order(self, epoch: int) -> Tensor:
         """A permutation of the training images for this epoch."""

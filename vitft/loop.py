@@ -113,7 +113,7 @@ def diverged(step: int, lr: float, loss: float) -> DivergedError:
     )
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def logits_of(
     model: nn.Module, batches: Iterable[Batch], *, device: torch.device, precision: str = "fp32"
 ) -> tuple[Tensor, Tensor]:

@@ -1,21 +1,22 @@
 """The Vision Transformer, all of it in this file: pixels in, class scores out.
 
 It does not know file formats, where weights come from or how it is trained. Its parameter names
-are timm's, so a `state_dict` goes both ways with strict=True.
+are timm's, so a `state_dict` goes both ways with strict=True. `hybrid` has what later models added.
 
 Letters of the shape comments:
-    B images, P patches, N tokens (1 class token + P), D width, H heads, K head width (D / H),
+    B images, P patches, N tokens (prefix + P), D width, H heads, K head width (D / H),
     C classes, S image side in pixels, g grid side in patches; `pixels` are (B, 3, S, S).
+    The prefix is the class token, and in some models a distillation token and registers.
 
-Sources: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", https://arxiv.org/abs/2010.11929
-(the architecture); google-research/vision_transformer (LayerNorm eps 1e-6, zero head, Linear+Tanh
-"representation layer"); timm's `VisionTransformer` (parameter names).
+Sources: Dosovitskiy et al. 2021 (ViT), https://arxiv.org/abs/2010.11929; vision_transformer of
+google-research (eps, zero head, Linear + Tanh); Touvron et al. 2021 (DeiT, LayerScale), 2012.12877
+and 2103.17239; Darcet et al. 2024 (registers), 2309.16588; timm's `VisionTransformer` (names).
 """
 
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, Self, cast
@@ -25,8 +26,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitft.errors import UsageError
+from vitft.hybrid import STEMS, DropPath, LayerScale, build_stem, stem_channels, stem_stride
 
 Pool = Literal["cls", "mean"]
+Norm = Literal["pre", "post"]
 
 
 class Size(NamedTuple):
@@ -55,7 +58,7 @@ class ViTConfig:
     image_size: tuple[int, int] = (224, 224)
     """Height and width in pixels; multiples of the patch size."""
     patch_size: tuple[int, int] = (16, 16)
-    """Height and width of a patch in pixels."""
+    """Height and width of a patch in pixels of the image, in hybrids too."""
     in_channels: int = 3
     width: int = 768
     """Numbers per token, D."""
@@ -73,50 +76,74 @@ class ViTConfig:
     """What the head sees: the class token, or the mean of the patch tokens."""
     drop_path: float = 0.0
     """Probability of skipping the last block's branches while training; earlier blocks less."""
+    norm: Norm = "pre"
+    """LayerNorm before each branch, or after each sum as in the original Transformer."""
+    norm_eps: float = 1e-6
+    """As in the JAX reference; torch's default of 1e-5 shifts pretrained outputs."""
+    layer_scale: float = 0.0
+    """Initial factor on every channel of every branch (LayerScale, DINOv2); 0 means none."""
+    registers: int = 0
+    """Prefix tokens that start without meaning, for the model to use (DINOv2)."""
+    prefix_positions: bool = True
+    """Whether the position table has rows for the prefix tokens too."""
+    distilled: bool = False
+    """A second class token with its own head; the two heads are averaged (distilled DeiT)."""
+    stem: tuple[int, ...] | None = None
+    """Bottlenecks per stage of a ResNet before the patches (hybrids); () for its root alone."""
 
     def __post_init__(self) -> None:
-        for axis, side, patch in zip(
-            ("high", "wide"), self.image_size, self.patch_size, strict=True
-        ):
+        sides = zip(self.image_size, self.patch_size, ("high", "wide"), strict=True)
+        for side, patch, axis in sides:
             if side < patch or side % patch:
                 near = max(patch, round(side / patch) * patch)
                 raise UsageError(
                     f"an image {side} pixels {axis} cannot be cut into patches of {patch} pixels",
                     fix=f"use a multiple of {patch}, e.g. {near}",
                 )
-        if self.width % self.heads:
+        stride = 1 if self.stem is None else stem_stride(self.stem)
+        counts = (self.num_classes, self.registers, self.in_channels - 1, self.depth - 1)
+        fits = self.heads > 0 and not (self.width % self.heads or self.patch_size[0] % stride)
+        if not fits or min(counts) < 0:
             raise UsageError(
-                f"width {self.width} cannot be shared by {self.heads} heads",
-                fix="choose a width that is a multiple of the number of heads",
+                f"num_classes {self.num_classes}, registers {self.registers}, in_channels "
+                f"{self.in_channels}, depth {self.depth}, width {self.width}, heads {self.heads}, "
+                f"patches of {self.patch_size} behind a stride of {stride} do not make a model",
+                fix="width is a multiple of heads and a patch of the stride; nothing is negative",
             )
-        if self.num_classes < 0 or self.in_channels < 1 or self.depth < 1:
+        known = self.pool in ("cls", "mean") and self.norm in ("pre", "post")
+        fits_heads = not self.distilled or (self.pool == "cls" and not self.pre_logits)
+        if not known or not fits_heads or not 0 <= self.drop_path < 1:
             raise UsageError(
-                f"num_classes {self.num_classes}, in_channels {self.in_channels} and depth "
-                f"{self.depth} do not make a model",
-                fix="use at least one channel and one block, and no negative number of classes",
-            )
-        if self.pool not in ("cls", "mean") or not 0 <= self.drop_path < 1:
-            raise UsageError(
-                f"pool is {self.pool!r} and drop_path is {self.drop_path}",
-                fix='pool is "cls" or "mean"; drop_path is from 0 up to but not including 1',
+                f"pool is {self.pool!r}, norm is {self.norm!r}, drop_path is {self.drop_path}, "
+                f"distilled is {self.distilled}, pre_logits is {self.pre_logits}",
+                fix='pool is "cls" or "mean", norm "pre" or "post", drop_path from 0 to below 1; '
+                "a distilled model reads two class tokens and has no pre_logits",
             )
 
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches."""
-        return (
-            self.image_size[0] // self.patch_size[0],
-            self.image_size[1] // self.patch_size[1],
-        )
+        (height, width), (down, across) = self.image_size, self.patch_size
+        return height // down, width // across
+
+    @property
+    def num_prefix(self) -> int:
+        """Tokens in front of those of the patches."""
+        return 1 + self.distilled + self.registers
+
+    @property
+    def num_read(self) -> int:
+        """Class tokens that the heads read, first in the sequence."""
+        return 1 + self.distilled
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read back `to_json`; JSON knows lists where we mean pairs."""
-        pairs: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()
+        """Read back `to_json`; JSON knows lists where we mean tuples."""
+        pairs: Mapping[str, Any] = {
+            k: tuple(v) if type(v) is list else v for k, v in fields.items()
         }
         return cls(**pairs)
 
@@ -127,10 +154,14 @@ class PatchEmbed(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.image_size = config.image_size
+        channels, kernel = config.in_channels, config.patch_size
+        self.backbone: nn.Module = nn.Identity()
+        if config.stem is not None:  # a hybrid cuts the feature map instead of the image
+            self.backbone = build_stem(channels, config.stem)
+            channels, stride = stem_channels(config.stem), stem_stride(config.stem)
+            kernel = kernel[0] // stride, kernel[1] // stride
         # A convolution with stride = kernel is one matrix applied to every patch.
-        self.proj = nn.Conv2d(
-            config.in_channels, config.width, config.patch_size, stride=config.patch_size
-        )
+        self.proj = nn.Conv2d(channels, config.width, kernel, stride=kernel)
 
     def forward(self, pixels: Tensor) -> Tensor:
         if tuple(pixels.shape[-2:]) != self.image_size:
@@ -139,7 +170,7 @@ class PatchEmbed(nn.Module):
                 f"but got {pixels.shape[-2]}x{pixels.shape[-1]}",
                 fix="resize the images, or load the weights with image_size=...",
             )
-        return self.proj(pixels).flatten(2).mT  # (B, D, g, g) -> (B, P, D)
+        return self.proj(self.backbone(pixels)).flatten(2).mT  # (B, D, g, g) -> (B, P, D)
 
 
 class Attention(nn.Module):
@@ -147,7 +178,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.heads, self.num_read = config.heads, config.num_read
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
         self.proj = nn.Linear(config.width, config.width)
 
@@ -162,13 +193,15 @@ class Attention(nn.Module):
         return self.proj(mix(q, k, v).transpose(1, 2).flatten(2))  # (B, N, D)
 
     def for_class_token(self, x: Tensor) -> Tensor:
-        """The first row of `forward`, (B, 1, D), without computing the others."""
+        """The rows of `forward` that the heads read, (B, 1 or 2, D), and no others."""
         width, bias = self.qkv.in_features, cast("Tensor | None", self.qkv.bias)
-        q = F.linear(x[:, :1], self.qkv.weight[:width], None if bias is None else bias[:width])
+        q = F.linear(
+            x[:, : self.num_read], self.qkv.weight[:width], None if bias is None else bias[:width]
+        )
         kv = F.linear(x, self.qkv.weight[width:], None if bias is None else bias[width:])
         k, v = kv.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, N, K)
-        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, 1, K)
-        return self.proj(mix(q, k, v).transpose(1, 2).flatten(2))  # (B, 1, D)
+        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, 1 or 2, K)
+        return self.proj(mix(q, k, v).transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
 
     def maps(self, x: Tensor) -> Tensor:
         """The weights `forward` applies without ever storing them: (B, H, N, N), rows sum to 1."""
@@ -179,8 +212,8 @@ class Attention(nn.Module):
 def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(K)) v: values (B, H, N, K) mixed for each query (B, H, M, K).
 
-    On a CPU in bf16 the fused kernel is slower than the three steps spelled out, in both
-    directions (docs/experiments.md); everywhere else it is faster and never stores the weights.
+    On a CPU in bf16 the fused kernel is slower than the three steps spelled out
+    (docs/experiments.md); everywhere else it is faster and never stores the weights.
     """
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[-2] <= 1024:
         weights = ((q / math.sqrt(q.shape[-1])) @ k.mT).softmax(dim=-1)  # (B, H, M, N)
@@ -201,47 +234,38 @@ class MLP(nn.Module):
         return self.fc2(F.gelu(self.fc1(x)))
 
 
-class DropPath(nn.Module):
-    """Skip a residual branch for a random share of the images while training.
-
-    Source: Huang et al. 2016, "Deep Networks with Stochastic Depth", https://arxiv.org/abs/1603.09382
-    """
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, branch: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
-            return branch
-        kept = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate  # (B, 1, 1)
-        return branch * kept.to(branch.dtype) / (1 - self.rate)
-
-
 class Block(nn.Module):
-    """One pre-norm encoder layer: mix tokens, then transform each (equations 2 and 3)."""
+    """One encoder layer: mix tokens, then transform each (equations 2 and 3)."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
-        self.norm1 = layer_norm(config)
+        self.is_post, self.num_read = config.norm == "post", config.num_read
+        self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.attn = Attention(config)
-        self.norm2 = layer_norm(config)
+        self.ls1 = (
+            LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
+        )
+        self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config)
+        self.ls2 = (
+            LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
+        )
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        return self.add_branches(x, x, self.attn)
 
     def for_class_token(self, x: Tensor) -> Tensor:
-        """The first row of `forward` in eval mode, (B, 1, D): all tokens are read, one is written."""
-        cls = x[:, :1] + self.attn.for_class_token(self.norm1(x))
-        return cls + self.mlp(self.norm2(cls))
+        """What `pool` reads of `forward`: all tokens (B, N, D) in, (B, 1 or 2, D) out."""
+        return self.add_branches(x[:, : self.num_read], x, self.attn.for_class_token)
 
-
-def layer_norm(config: ViTConfig) -> nn.LayerNorm:
-    """With eps 1e-6 as in the JAX reference; torch's default of 1e-5 shifts pretrained outputs."""
-    return nn.LayerNorm(config.width, eps=1e-6)
+    def add_branches(self, rows: Tensor, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """`rows` of the tokens `x`, after `attend` has gathered from all of `x` for them."""
+        if self.is_post:  # Vaswani et al. 2017, section 3.1
+            rows = self.norm1(rows + self.drop_path(self.ls1(attend(x))))
+            return self.norm2(rows + self.drop_path(self.ls2(self.mlp(rows))))
+        rows = rows + self.drop_path(self.ls1(attend(self.norm1(x))))
+        return rows + self.drop_path(self.ls2(self.mlp(self.norm2(rows))))
 
 
 class VisionTransformer(nn.Module):
@@ -254,27 +278,33 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
-        rows, columns = config.grid
         self.patch_embed = PatchEmbed(config)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
-        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + rows * columns, config.width))
+        width, rows = config.width, config.num_prefix if config.prefix_positions else 0
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.dist_token = nn.Parameter(torch.zeros(1, 1, width)) if config.distilled else None
+        registers = torch.zeros(1, config.registers, width)
+        self.reg_token = nn.Parameter(registers) if config.registers else None
+        self.pos_embed = nn.Parameter(torch.zeros(1, rows + math.prod(config.grid), width))
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
         # The last LayerNorm stands before pooling for the class token, after it for the mean.
-        self.norm = layer_norm(config) if config.pool == "cls" else nn.Identity()
-        self.fc_norm = layer_norm(config) if config.pool == "mean" else nn.Identity()
+        norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.norm = norm if config.pool == "cls" else nn.Identity()
+        self.fc_norm = norm if config.pool == "mean" else nn.Identity()
         self.pre_logits = representation_layer(config) if config.pre_logits else nn.Identity()
-        self.head = (
-            nn.Linear(config.width, config.num_classes) if config.num_classes else nn.Identity()
-        )
+        self.head = linear_head(config)
+        self.head_dist = linear_head(config) if config.distilled else None
         if not self.cls_token.is_meta:  # a loader is about to put real weights there
             self.init_weights()
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Normalised pixels (B, channels, S, S) to tokens with positions (B, N, D)."""
         patches = self.patch_embed(pixels)  # (B, P, D)
-        cls = self.cls_token.expand(patches.shape[0], -1, -1)  # (B, 1, D)
-        return torch.cat([cls, patches], dim=1) + self.pos_embed
+        tokens = [t for t in (self.cls_token, self.dist_token, self.reg_token) if t is not None]
+        prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens]
+        if self.config.prefix_positions:
+            return torch.cat([*prefix, patches], dim=1) + self.pos_embed  # (B, N, D)
+        return torch.cat([*prefix, patches + self.pos_embed], dim=1)
 
     def encode(self, tokens: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Run blocks `start` up to `stop` (default: all that remain): (B, N, D) to (B, N, D)."""
@@ -283,14 +313,21 @@ class VisionTransformer(nn.Module):
         return tokens
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """One normalised feature per image from the last block's tokens: (B, N, D) to (B, D)."""
+        """One normalised feature per image from the last block's tokens: (B, N, D) to (B, D).
+
+        Of a distilled model the features of both class tokens, one after the other: (B, 2 * D).
+        """
         tokens = self.norm(tokens)
-        pooled = tokens[:, 0] if self.config.pool == "cls" else tokens[:, 1:].mean(dim=1)
-        return self.fc_norm(pooled)
+        if self.config.pool == "cls":
+            return tokens[:, : self.config.num_read].flatten(1)
+        return self.fc_norm(tokens[:, self.config.num_prefix :].mean(dim=1))
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Class scores (logits) from the pooled feature: (B, D) to (B, C)."""
-        return self.head(self.pre_logits(pooled))
+        if self.head_dist is None:
+            return self.head(self.pre_logits(pooled))
+        cls, dist = pooled.chunk(2, dim=-1)
+        return (self.head(cls) + self.head_dist(dist)) / 2
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.classify(self.pool(self.encode(self.embed(pixels))))
@@ -304,29 +341,33 @@ class VisionTransformer(nn.Module):
         | linear layers | truncated normal, std 0.02 | timm and DeiT |
         | patch projection | truncated normal, std 1/sqrt(inputs) | JAX reference (lecun_normal) |
         | positions | truncated normal, std 0.02 | JAX reference |
-        | class token | normal, std 1e-6 | timm |
-        | head | zero, so the first loss is ln(C) | Dosovitskiy et al. 2021, appendix B.1.1 |
+        | class token, registers | normal, std 1e-6 (distillation token: 0.02) | timm |
+        | convolutions of a stem | torch's, their scale means nothing | hybrid.py |
+        | heads | zero, so the first loss is ln(C) | Dosovitskiy et al. 2021, appendix B.1.1 |
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        kernel = self.patch_embed.proj
-        nn.init.trunc_normal_(kernel.weight, std=1 / math.sqrt(kernel.weight[0].numel()))
-        if kernel.bias is not None:
-            nn.init.zeros_(kernel.bias)
+            if module in (self.head, self.head_dist) and isinstance(module, nn.Linear):
+                nn.init.zeros_(module.weight)
+            if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        kernel = self.patch_embed.proj.weight
+        nn.init.trunc_normal_(kernel, std=1 / math.sqrt(kernel[0].numel()))
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        nn.init.normal_(self.cls_token, std=1e-6)
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
+        for token, std in ((self.cls_token, 1e-6), (self.reg_token, 1e-6), (self.dist_token, 0.02)):
+            if token is not None:
+                nn.init.normal_(token, std=std)
 
 
 def representation_layer(config: ViTConfig) -> nn.Module:
     """The "pre-logits": Linear + Tanh, kept from pre-training (Dosovitskiy et al., section 3.1)."""
-    return nn.Sequential(
-        OrderedDict(fc=nn.Linear(config.width, config.width), act=nn.Tanh()),
-    )
+    return nn.Sequential(OrderedDict(fc=nn.Linear(config.width, config.width), act=nn.Tanh()))
+
+
+def linear_head(config: ViTConfig) -> nn.Module:
+    """Scores from features; features themselves where there are no classes."""
+    return nn.Linear(config.width, config.num_classes) if config.num_classes else nn.Identity()
 
 
 def as_pair(side: int | tuple[int, int]) -> tuple[int, int]:
@@ -335,68 +376,47 @@ def as_pair(side: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def config_of(name: str) -> ViTConfig:
-    """Settings of an architecture name such as `vit_base_patch16_224`.
+    """Settings of an architecture name such as `vit_base_patch16_224` or `vit_base_r50_s16_224`.
 
     Raises:
         UsageError: No such name; the nearest ones are named.
     """
-    match = re.fullmatch(r"vit_([a-z]+)_patch(\d+)_(\d+)", name)
+    match = re.fullmatch(r"vit_([a-z]+)_(?:patch(\d+)|(r\d*_s\d+(?:_p8)?))_(\d+)", name)
     size = SIZES.get(match[1]) if match else None
-    if match is None or size is None or int(match[2]) not in size.patches:
+    stem, patch = STEMS.get(match[3], (None, int(match[2] or 0))) if match else (None, 0)
+    if match is None or size is None or (stem is None and patch not in size.patches):
         near = get_close_matches(name, architecture_names(), n=5, cutoff=0)
         raise UsageError(
             f"no architecture is called {name!r}", fix=f"the nearest names: {', '.join(near)}"
         )
-    return ViTConfig(
-        image_size=as_pair(int(match[3])),
-        patch_size=as_pair(int(match[2])),
-        width=size.width,
-        depth=size.depth,
-        heads=size.heads,
-    )
+    config = ViTConfig(width=size.width, depth=size.depth, heads=size.heads)
+    image_size, patch_size = as_pair(int(match[4])), as_pair(patch)
+    return replace(config, image_size=image_size, patch_size=patch_size, stem=stem)
 
 
 def architecture_names() -> list[str]:
-    """Every size with each of its patch sides, at 224 pixels; other image sizes work as well."""
-    return [f"vit_{size}_patch{p}_224" for size, row in SIZES.items() for p in row.patches]
+    """Every size with each of its patch sides, then hybrids; other image sizes work as well."""
+    plain = [f"vit_{size}_patch{p}_224" for size, row in SIZES.items() for p in row.patches]
+    return plain + [f"vit_{s}_{r}_224" for s, r in zip(SIZES, STEMS, strict=False)]
 
 
 def create_model(
     name: str,
     *,
-    num_classes: int = 1000,
     image_size: int | tuple[int, int] | None = None,
-    in_channels: int = 3,
-    pre_logits: bool = False,
-    pool: Pool = "cls",
-    drop_path: float = 0.0,
+    **fields: Any,  # noqa: ANN401
 ) -> VisionTransformer:
-    """Build an untrained model by its architecture's name.
+    """Build an untrained model by its architecture's name, in float32 on the default device.
 
     Args:
-        name: `vit_<tiny|small|base|large|huge>_patch<side>_<image side>`.
-        num_classes: Outputs of the head; 0 for none, so that the pooled feature comes out.
+        name: As `architecture_names` gives them; the last number is the image's side.
         image_size: Side or (height, width) in pixels, instead of the one in the name.
-        in_channels: Planes of the input image.
-        pre_logits: Put a Linear + Tanh in front of the head.
-        pool: What the head reads: the class token or the mean of the patch tokens.
-        drop_path: Stochastic depth of the last block, from 0 up to 1.
+        fields: Any other field of `ViTConfig`, e.g. num_classes=5, pool="mean", norm="post".
 
-    Returns:
-        The model in training mode, in float32 on the current default device.
-
-    Raises:
-        UsageError: Unknown name, or an image that the patches do not tile.
+    Raises a UsageError for an unknown name or field, or an image that the patches do not tile.
     """
     config = config_of(name)
-    return VisionTransformer(
-        replace(
-            config,
-            num_classes=num_classes,
-            image_size=config.image_size if image_size is None else as_pair(image_size),
-            in_channels=in_channels,
-            pre_logits=pre_logits,
-            pool=pool,
-            drop_path=drop_path,
-        )
-    )
+    if unknown := fields.keys() - asdict(config).keys():
+        raise UsageError(f"a model has no {min(unknown)}", fix="see the fields of ViTConfig")
+    size = config.image_size if image_size is None else as_pair(image_size)
+    return VisionTransformer(replace(config, image_size=size, **fields))

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from vitft.checkpoint import Card, build_model, load_checkpoint
+from vitft.data.folder import image_files
 from vitft.data.loading import decoded
-from vitft.data.walk import Walk
 from vitft.device import pick_device
 from vitft.errors import DataError, ImageError, RunError
 from vitft.loop import autocast
@@ -111,9 +111,7 @@ def expand(inputs: Iterable[str]) -> Iterator[str]:
         if not Path(name).is_dir():
             yield name
             continue
-        walk = Walk(name)
-        files = [walk.full(path.lstrip("/")) for path in walk.images_in("")]
-        walk.raise_if_refused()
+        files = image_files(Path(name))
         if not files:
             raise DataError(
                 f"no images in {name}", fix="give a folder that holds .jpg, .png, .webp ... files"

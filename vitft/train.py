@@ -5,6 +5,7 @@ boundary, fit what trains, measure what predict will answer, write. The decision
 `features`, `feed` and `loop`; this file connects them.
 """
 
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -13,22 +14,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
+from torch.nn import functional as F
 
 from vitft import console
+from vitft.cache import default_folder
 from vitft.checkpoint import Card, save_checkpoint
 from vitft.config import Config, to_toml
-from vitft.data.folder import Checked, check_images, scan
-from vitft.data.split import Manifest, leaks, split, write_class_indices
+from vitft.data.folder import scan
+from vitft.data.split import Manifest, split, write_class_indices
 from vitft.device import describe_device, pick_device, pick_precision
-from vitft.features import cut_model
+from vitft.errors import ResourceError, RunError
+from vitft.extract import Extractor
+from vitft.features import Cut, cut_model
 from vitft.feed import Feed
 from vitft.loop import Step, fit, logits_of
 from vitft.metrics import evaluation
 from vitft.model import VisionTransformer
 from vitft.optim import freeze_model
 from vitft.pretrained import LoadReport, load_pretrained
+from vitft.probe import answers, nearest_neighbours, solve_head
+from vitft.record import Best, Tally, validation_figures
 from vitft.rundir import RunDir, create_run, environment, point_latest
+from vitft.survey import look_at, say_split
+
+CLOSE_CALLS = 8
+"""Validation images computed again in float32 at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +64,26 @@ def finetune(config: Config, *, out: Path) -> Result:
         DivergedError: The loss is not finite.
     """
     started = time.monotonic()
-    manifest = look_at(config)
+    folder = scan(Path(config.data.path).expanduser(), reference=config.data.split == "reference")
     device = pick_device(config.train.device)
-    model, report = load_weights(config, num_classes=len(manifest.classes))
+    precision = pick_precision(config.train.precision, device)
+    model, report = load_weights(config, num_classes=len(folder.classes))
     trained = freeze_model(model, config.train.freeze)
+    cut = cut_model(model.to(device), config.train.freeze)
+    extractor = make_extractor(cut, config, precision)
+    say_what_trains(model, trained, config, device, precision)
+    checked = look_at(folder, extractor, report.transform, config)
+    manifest = split(checked, config.data)
+    say_split(manifest)
     feed = Feed(
         config=config,
         manifest=manifest,
         transform=report.transform,
-        cut=cut_model(model.to(device), config.train.freeze),
+        cut=cut,
+        extractor=extractor,
         device=device,
-        precision=pick_precision(config.train.precision, device),
     )
-    say_what_trains(model, trained, feed)
+    feed.compute_views()
     run = create_run(out)
     run.write_text("config.toml", to_toml(config))
     manifest.write(run.split)
@@ -75,10 +93,11 @@ def finetune(config: Config, *, out: Path) -> Result:
     try:
         run.write_json("environment.json", environment("running", describe_device(device)))
         best = Best(model)
-        status = train(feed, run, best)
+        status = train(feed, run, best, precision)
         if best.epochs:
-            figures = best.figures | {"seconds": round(time.monotonic() - started, 1)}
             best.restore()
+            figures = best.figures | confirmed(feed, model, precision)
+            figures["seconds"] = round(time.monotonic() - started, 1)
             save_checkpoint(run.model, model.state_dict(), card_of(model, report, manifest))
             run.write_json("eval.json", figures)
     except KeyboardInterrupt:
@@ -90,48 +109,22 @@ def finetune(config: Config, *, out: Path) -> Result:
     return Result(run=run.path, figures=figures, interrupted=status == "interrupted")
 
 
-def look_at(config: Config) -> Manifest:
-    """Scan, open and split the images, and say what was found."""
-    folder = scan(Path(config.data.path).expanduser(), reference=config.data.split == "reference")
-    with console.Progress("checking images", len(folder.files)) as progress:
-        checked = check_images(
-            folder,
-            max_pixels=config.data.max_pixels,
-            allow_bad=config.data.allow_bad,
-            progress=lambda done, _: progress.advance(done - progress.done),
-        )
-    say_oddities(checked)
-    manifest = split(checked, config.data)
-    counts = {name: [0, 0] for name in manifest.classes}
-    for part, rows in enumerate((manifest.train, manifest.val)):
-        for row in rows:
-            counts[manifest.classes[row.label]][part] += 1
-    title = f"{len(manifest.rows)} images of {len(manifest.classes)} classes"
-    console.chart(title, counts, ("training", "validation"))
-    say_leaks(manifest)
-    return manifest
-
-
-def say_oddities(checked: Checked) -> None:
-    """Name the files that are left out and count what was converted."""
-    for text in checked.folder.notes:
-        console.note(console.visible(text))
-    for path, reason in checked.bad[:10]:
-        console.warn(f"left out: {console.visible(path)}: {console.visible(reason)}")
-    if len(checked.bad) > 10:
-        console.warn(f"left out: {len(checked.bad) - 10} more unreadable files")
-    for kind, count in sorted(checked.odd.items()):
-        console.note(f"{kind}: {count} images")
-
-
-def say_leaks(manifest: Manifest) -> None:
-    """Warn of identical files on both sides of the split or under two labels."""
-    found = leaks(manifest)
-    kinds = {"in training and in validation": found.across, "under two labels": found.labels}
-    for kind, groups in kinds.items():
-        if groups:
-            example = " and ".join(console.visible(path) for path in groups[0][:2])
-            console.warn(f"identical files {kind}: {len(groups)} groups, e.g. {example}")
+def make_extractor(cut: Cut, config: Config, precision: str) -> Extractor | None:
+    """The frozen prefix at work with its cache; None if nothing is frozen."""
+    if cut.prefix is None:
+        return None
+    named = config.train.cache
+    folder = None if named == "none" else Path(named).expanduser() if named else default_folder()
+    make = functools.partial(
+        Extractor, cut.prefix, precision=precision, max_pixels=config.data.max_pixels
+    )
+    try:
+        return make(folder=folder)
+    except (RunError, ResourceError) as error:
+        if named:
+            raise
+        console.warn(f"features are not kept: {console.visible(error.problem)}")
+        return make(folder=None)
 
 
 def load_weights(config: Config, *, num_classes: int) -> tuple[VisionTransformer, LoadReport]:
@@ -162,50 +155,80 @@ def load_weights(config: Config, *, num_classes: int) -> tuple[VisionTransformer
     return model, replace(report, provenance={"name": spec.name}, positions="random")
 
 
-def say_what_trains(model: VisionTransformer, trained: Sequence[str], feed: Feed) -> None:
+def say_what_trains(
+    model: VisionTransformer,
+    trained: Sequence[str],
+    config: Config,
+    device: torch.device,
+    precision: str,
+) -> None:
     """Count the parameters on both sides of the freeze boundary."""
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     count = sum(sizes[name] for name in trained)
     console.note(
-        f"training {feed.config.train.freeze}: {count:,} of {sum(sizes.values()):,} parameters, "
-        f"on {describe_device(feed.device)} in {feed.precision}"
+        f"training {config.train.freeze}: {count:,} of {sum(sizes.values()):,} parameters, "
+        f"on {describe_device(device)} in {precision}"
     )
 
 
-class Best:
-    """The trained weights that did best on the validation images so far, and their figures."""
-
-    def __init__(self, model: VisionTransformer) -> None:
-        self.model = model
-        self.epochs = 0
-        self.figures: dict[str, Any] = {}
-        self.state: dict[str, Tensor] = {}
-
-    def consider(self, figures: dict[str, Any]) -> None:
-        """Keep a copy of the weights if accuracy, or at equal accuracy the loss, is better."""
-        self.epochs += 1
-        if not self.figures or rank(figures) > rank(self.figures):
-            self.figures = figures | {"best_epoch": self.epochs}
-            self.state = {
-                name: p.detach().clone()
-                for name, p in self.model.named_parameters()
-                if p.requires_grad
-            }
-        # The same images chose the epoch and measured it: slightly optimistic, so it is stated.
-        self.figures |= {"epochs": self.epochs, "selected_on_validation": self.epochs > 1}
-
-    def restore(self) -> None:
-        """Put the kept weights back into the model."""
-        self.model.load_state_dict(self.state, strict=False)
+def train(feed: Feed, run: RunDir, best: Best, precision: str) -> str:
+    """Solve or fit what trains, with validation; returns how it ended."""
+    try:
+        if feed.config.optim.solver == "lbfgs":
+            solve(feed, run, best)
+        else:
+            step(feed, run, best, precision)
+    except KeyboardInterrupt:
+        return "interrupted"
+    return "finished"
 
 
-def rank(figures: dict[str, Any]) -> tuple[float, float]:
-    """Larger is better."""
-    return figures["top1"], -figures["loss"]
+def solve(feed: Feed, run: RunDir, best: Best) -> None:
+    """Put the best linear head on the cached features into the model, and ask them for more."""
+    spec, manifest, seed = feed.config.optim, feed.manifest, feed.config.train.seed
+    views = feed.train_views
+    labels = feed.labels(manifest.train).cpu()
+    head, behind = best.model.head, best.model.pre_logits.cpu()  # the identity, or kept and frozen
+    assert isinstance(head, nn.Linear)
+    with torch.no_grad():
+        x = torch.cat([behind(feed.cached(manifest.train, view)) for view in views])
+        held_back, everything = (behind(feed.cached(r)) for r in (manifest.val, manifest.rows))
+    behind.to(feed.device)
+    plain_x = x[: len(labels)]
+    solved = solve_head(
+        x,
+        labels.repeat(len(views)),
+        classes=len(manifest.classes),
+        l2=spec.l2,
+        balanced=spec.class_weights,
+        seed=seed,
+        views=len(views),
+    )
+    with torch.no_grad():
+        first_loss = F.cross_entropy(head(plain_x.to(feed.device)), labels.to(feed.device)).item()
+        head.weight.copy_(solved.weight)
+        head.bias.copy_(solved.bias)
+    for tried in solved.path:
+        run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1})
+    logits, truth = logits_of(feed.cut.suffix, feed.validation()(), device=feed.device)
+    best.consider(evaluation(logits, truth, manifest.classes))
+    votes = nearest_neighbours(plain_x, labels, held_back, classes=len(manifest.classes))
+    best.figures |= {
+        "first_loss": first_loss,
+        "l2": solved.l2,
+        "knn_top1": (votes.argmax(dim=-1) == truth).float().mean().item(),
+        "cross_validation": answers(
+            everything,
+            feed.labels(manifest.rows).cpu(),
+            manifest.classes,
+            l2=solved.l2,
+            seed=seed,
+        ),
+    }
 
 
-def train(feed: Feed, run: RunDir, best: Best) -> str:
-    """Fit what trains, epoch by epoch with validation; returns how it ended."""
+def step(feed: Feed, run: RunDir, best: Best, precision: str) -> None:
+    """Fit what trains, epoch by epoch."""
     config, count = feed.config, len(feed.manifest.train)
     validation, training = feed.validation(), feed.training()
     tally = Tally()
@@ -216,7 +239,6 @@ def train(feed: Feed, run: RunDir, best: Best) -> str:
             progress.advance(step.images, loss=f"{tally.loss:.3f}", accuracy=f"{tally.top1:.1%}")
 
         def on_epoch(epoch: int) -> None:
-            # In float32, like predict and every export: the kept figure is what they will answer.
             logits, labels = logits_of(feed.cut.suffix, validation(), device=feed.device)
             figures = evaluation(logits, labels, feed.manifest.classes)
             best.consider(figures)
@@ -224,63 +246,41 @@ def train(feed: Feed, run: RunDir, best: Best) -> str:
             run.log({"epoch": epoch + 1, **tally.figures(), **validation_figures(figures)})
             tally.reset()
 
-        try:
-            fit(
-                feed.cut.suffix,
-                training,
-                steps_per_epoch=math.ceil(count / config.optim.batch_size),
-                spec=config.optim,
-                precision="fp32" if feed.caches else feed.precision,
-                on_step=on_step,
-                on_epoch=on_epoch,
-            )
-        except KeyboardInterrupt:
-            return "interrupted"
-    return "finished"
+        fit(
+            feed.cut.suffix,
+            training,
+            steps_per_epoch=math.ceil(count / config.optim.batch_size),
+            spec=config.optim,
+            precision="fp32" if feed.cut.pooled else precision,
+            on_step=on_step,
+            on_epoch=on_epoch,
+        )
 
 
-def validation_figures(figures: dict[str, Any]) -> dict[str, float]:
-    """What of an evaluation goes into the log of epochs."""
-    return {"val_loss": figures["loss"], "val_top1": figures["top1"]}
+def confirmed(feed: Feed, model: VisionTransformer, precision: str) -> dict[str, Any]:
+    """The figures that predict and every export will answer with: those of float32.
 
-
-class Tally:
-    """Running mean of loss and accuracy over the steps of an epoch."""
-
-    def __init__(self) -> None:
-        self.first_loss: float | None = None
-        self.reset()
-
-    def reset(self) -> None:
-        """Start the next epoch."""
-        self.images = self.correct = 0
-        self.total = self.lr = 0.0
-
-    def add(self, step: Step) -> None:
-        """Count one step."""
-        if self.first_loss is None:
-            self.first_loss = step.loss
-        self.images += step.images
-        self.correct += step.correct
-        self.total += step.loss * step.images
-        self.lr = step.lr
-
-    @property
-    def loss(self) -> float:
-        return self.total / max(1, self.images)
-
-    @property
-    def top1(self) -> float:
-        return self.correct / max(1, self.images)
-
-    def figures(self) -> dict[str, float | None]:
-        """What goes into the log of epochs; the first loss of a zero head is ln(classes)."""
-        return {
-            "lr": self.lr,
-            "first_loss": self.first_loss,
-            "train_loss": self.loss,
-            "train_top1": self.top1,
-        }
+    Features in bf16 move a score by a few thousandths, which matters only where two classes are
+    nearly equal. So the closest calls are computed again from their pixels in float32, in growing
+    numbers, until the rest is further apart than four times the largest change seen.
+    """
+    rows = feed.manifest.val
+    logits, labels = logits_of(feed.cut.suffix, feed.validation()(), device=feed.device)
+    if precision == "fp32" or feed.extractor is None:
+        return evaluation(logits, labels, feed.manifest.classes)
+    best = logits.topk(2, dim=-1).values  # (n, 2)
+    gaps, order = (best[:, 0] - best[:, 1]).sort()
+    change, done = 0.0, 0
+    while done < len(rows) and (done == 0 or gaps[done] < 4 * change):
+        chosen = order[done : done + CLOSE_CALLS]
+        done += len(chosen)
+        for chunk, pixels in feed.pixels([rows[i] for i in chosen.tolist()], CLOSE_CALLS):
+            with torch.inference_mode():
+                exact = model.eval()(pixels).float().cpu()
+            assert len(chunk) == len(exact)
+            change = max(change, (exact - logits[chosen]).abs().max().item())
+            logits[chosen] = exact
+    return evaluation(logits, labels, feed.manifest.classes) | {"confirmed_in_float32": done}
 
 
 def card_of(model: VisionTransformer, report: LoadReport, manifest: Manifest) -> Card:

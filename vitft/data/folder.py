@@ -11,7 +11,7 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -302,7 +302,7 @@ def check_images(
     """
     root, total = os.fspath(folder.root), len(folder.files)
     good: list[CheckedFile] = []
-    bad = list(folder.bad)
+    bad: list[tuple[str, str]] = []
     results = in_order(
         lambda file: check_one(root, file, max_pixels=max_pixels), folder.files, workers=workers
     )
@@ -314,11 +314,33 @@ def check_images(
                 good.append(result)
             if progress is not None:
                 progress(done, total)
-    bad.sort()
+    return judged(folder, good, bad, allow_bad=allow_bad)
+
+
+def judged(
+    folder: Folder,
+    good: Sequence[CheckedFile],
+    bad: Sequence[tuple[str, str]],
+    *,
+    allow_bad: bool,
+) -> Checked:
+    """The outcome of a check, if it is one to go on with.
+
+    Args:
+        folder: What `scan` found; its own bad entries are added.
+        good: In the order of the folder's files.
+        bad: Paths and reasons, in any order.
+        allow_bad: Go on however many files are bad.
+
+    Raises:
+        DataError: More than ten files, and more than a tenth of all, are bad.
+    """
+    bad = sorted([*folder.bad, *bad])
     if not allow_bad and len(bad) > max(10, (len(good) + len(bad)) / 10):
         examples = "; ".join(f"{path}: {reason}" for path, reason in bad[:3])
         raise DataError(
-            f"{len(bad):,} of {len(good) + len(bad):,} files in {root} are unreadable ({examples})",
+            f"{len(bad):,} of {len(good) + len(bad):,} files in {folder.root} are unreadable "
+            f"({examples})",
             fix="repair or remove them, or go on without them: --set data.allow_bad=true",
         )
     odd = Counter(remark for file in good for remark in file.odd)

@@ -25,6 +25,8 @@ Rng = np.random.Generator
 SUPERSAMPLING = 2
 CONTRAST = 110.0  # least distance of figure and ground, of the 441 between black and white
 GROUND_CELLS = 12
+DARK = 0.25
+MANY = 200  # more dots than this are single pixels of the final image
 
 
 class Stroke(NamedTuple):
@@ -38,21 +40,29 @@ class Stroke(NamedTuple):
     """Of the line, as a share of the figure's radius; 0 fills the outline, below 0 sets dots."""
 
 
-def formula_image(label: int, instance: int, *, size: int, seed: int = 0) -> Pixels:
-    """Image `instance` of class `label`: (size, size, 3).
+def formula_image(
+    label: int, instance: int, *, size: int, wild: float = 1.0, seed: int = 0
+) -> Pixels:
+    """One image of a class: (size, size, 3); the arguments decide every pixel.
 
-    The three numbers and the size decide every pixel.
+    Args:
+        label: Number of the class, from 0; every number is a class.
+        instance: Number of the image in its class, from 0.
+        size: Side in pixels.
+        wild: From 0, upright and large on a dark ground, to 1, anywhere and anyhow.
+        seed: Another seed, other classes.
     """
     own = np.random.default_rng([seed, 1, label, instance])
     side = size * SUPERSAMPLING
-    wild = own.random()
     canvas, ground = paint_ground(own, side, wild)
     brush = ImageDraw.Draw(canvas)
     scatter(brush, own, side, wild)
     near, far = contrasting(own, ground), contrasting(own, ground)
-    place = placement(own, side, wild)
+    radius = (0.44 + wild * own.uniform(-0.2, 0.08)) * side
+    matrix, centre = placement(own, wild)
     for stroke in figure(label, own, seed=seed):
-        ink(brush, place, stroke, near + (far - near) * stroke.tone)
+        spots = stroke.points @ matrix * radius + centre * side
+        ink(brush, spots, stroke.width * radius, near + (far - near) * stroke.tone)
     return photographed(canvas.resize((size, size), Image.Resampling.BOX), own, wild)
 
 
@@ -160,34 +170,27 @@ FAMILIES: tuple[Callable[[Rng, Rng], list[Stroke]], ...] = (
 )
 
 
-def placement(own: Rng, side: int, wild: float) -> Callable[[Array], Array]:
-    """A random similarity with some tilt, from the square of -1 to 1 onto the canvas."""
-    radius = (0.44 + wild * own.uniform(-0.2, 0.08)) * side
-    centre = (0.5 + wild * own.uniform(-0.18, 0.18, 2)) * side
-    turn, after = wild * own.uniform(-math.pi, math.pi), own.uniform(0, math.tau)
-    tilt = 1 - wild * own.uniform(0, 0.35)
-    turn -= after
-    matrix = rotation(turn) @ np.diag([radius, radius * tilt]) @ rotation(after)
-    return lambda points: points @ matrix + centre
+def placement(own: Rng, wild: float) -> tuple[Array, Array]:
+    """A turn and a tilt, to be multiplied from the right, and a centre in shares of the side."""
+    turn, axis = wild * own.uniform(-math.pi, math.pi), own.uniform(0, math.tau)
+    squeeze = np.diag([1.0, 1 - wild * own.uniform(0, 0.35)])
+    centre = 0.5 + wild * own.uniform(-0.18, 0.18, 2)
+    return rotation(turn - axis) @ squeeze @ rotation(axis), centre
 
 
-def ink(
-    brush: ImageDraw.ImageDraw, place: Callable[[Array], Array], stroke: Stroke, colour: Array
-) -> None:
-    """Put one stroke on the canvas."""
-    spots = place(stroke.points)
+def ink(brush: ImageDraw.ImageDraw, spots: Array, width: float, colour: Array) -> None:
+    """Put one stroke on the canvas; `spots` and `width` are in pixels, signed as in `Stroke`."""
     outline = [(x, y) for x, y in spots.tolist()]
     fill = rounded(colour)
-    radius = float(np.linalg.norm(place(np.array([[0.7, 0.7]])) - place(np.zeros((1, 2)))))
-    if stroke.width == 0:
+    if width == 0:
         brush.polygon(outline, fill=fill, outline=rounded(colour * 0.55))
-    elif stroke.width > 0:
-        brush.line(outline, fill=fill, width=max(1, round(stroke.width * radius)))
-    elif len(outline) > 200:
+    elif width > 0:
+        brush.line(outline, fill=fill, width=max(1, round(width)))
+    elif len(outline) > MANY:
         for x, y in ((0, 0), (1, 0), (0, 1), (1, 1)):
-            brush.point((spots + (x, y)).ravel().tolist(), fill=fill)
+            brush.point((spots + np.array([x, y])).ravel().tolist(), fill=fill)
     else:
-        half = max(1.0, -stroke.width * radius)
+        half = max(1.0, -width)
         for x, y in outline:
             brush.ellipse((x - half, y - half, x + half, y + half), fill=fill)
 
@@ -195,12 +198,12 @@ def ink(
 def paint_ground(own: Rng, side: int, wild: float) -> tuple[Image.Image, Array]:
     """A gradient of two colours with clouds and blurred discs; returns its mean colour as well."""
     first, second = own.uniform(10, 245, (2, 3))
-    if own.random() > wild:
-        first, second = first * 0.25, second * 0.25
+    if own.random() > wild:  # dark, for bright figures
+        first, second = first * DARK, second * DARK
     slope = np.linspace(0, 1, GROUND_CELLS)
     angle = own.uniform(0, math.tau)
     ramp = 0.5 + 0.5 * ((slope[:, None] - 0.5) * math.cos(angle) + (slope - 0.5) * math.sin(angle))
-    second = first + (second - first) * own.uniform(0, 1)
+    second = first + (second - first) * own.random()
     clouds = own.normal(0, own.uniform(0, 25 * wild), (GROUND_CELLS, GROUND_CELLS, 1))
     cells = np.clip(first + (second - first) * ramp[..., None] + clouds, 0, 255)
     ground = Image.fromarray(cells.astype(np.uint8))
@@ -216,7 +219,8 @@ def paint_ground(own: Rng, side: int, wild: float) -> tuple[Image.Image, Array]:
 
 def scatter(brush: ImageDraw.ImageDraw, own: Rng, side: int, wild: float) -> None:
     """Clutter that belongs to no class: a few chips and lines."""
-    for _ in range(int(own.integers(0, 2 + 6 * wild) * (own.random() < wild))):
+    count = int(own.integers(0, 8)) if own.random() < wild else 0
+    for _ in range(count):
         spot, reach = own.uniform(0, 1, 2), own.normal(0, 0.06, (3, 2))
         corners = ((spot + reach) * side).tolist()
         fill = rounded(own.uniform(0, 255, 3))
@@ -229,7 +233,7 @@ def scatter(brush: ImageDraw.ImageDraw, own: Rng, side: int, wild: float) -> Non
 
 def contrasting(own: Rng, ground: Array) -> Array:
     """A colour that stands out from the ground."""
-    low = 120 if ground.max() < 64 else 0
+    low = 120 if ground.max() < 255 * DARK else 0
     colour = own.uniform(low, 255, 3)
     while np.linalg.norm(colour - ground) < CONTRAST:
         colour = own.uniform(low, 255, 3)

@@ -1,0 +1,1 @@
+"""`vitft weights`: what pretrained weights there are, and what is in a file."""

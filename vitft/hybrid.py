@@ -1,0 +1,165 @@
+"""What later models added to the plain Vision Transformer; the Transformer itself is in `model`.
+
+The ResNet of hybrids, whose feature map is cut into patches: weight-standardised convolutions with
+GroupNorm, padded as TensorFlow's SAME, under timm's names (`patch_embed.backbone.*`). And what
+stands on the branches of a block: LayerScale and stochastic depth.
+
+Letters: B images, N tokens, D width, F feature channels, h and w the sides of a feature map.
+
+Sources: Kolesnikov et al. 2020 (BiT), https://arxiv.org/abs/1912.11370; Qiao et al. 2019 (weight
+standardisation), 1903.10520; Huang et al. 2016 (stochastic depth), 1603.09382; Touvron et al. 2021
+(LayerScale), 2103.17239; google-research/vision_transformer.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
+    "r_s16_p8": ((), 32),  # the root's stride of 4 times patches of 8, whatever its name says
+    "r26_s32": ((2, 2, 2, 2), 32),
+    "r50_s16": ((3, 4, 9), 16),
+    "r50_s32": ((3, 4, 6, 3), 32),
+}
+"""Middle part of an architecture's name: bottlenecks per stage, and pixels per token."""
+
+
+def stem_stride(stages: tuple[int, ...]) -> int:
+    """Pixels per side of one cell of the feature map."""
+    return 4 * 2 ** max(0, len(stages) - 1)
+
+
+def stem_channels(stages: tuple[int, ...]) -> int:
+    """Channels of the feature map."""
+    return 256 * 2 ** (len(stages) - 1) if stages else 64
+
+
+def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """TensorFlow's SAME: enough for ceil(side / stride) outputs, the odd pixel right and below."""
+    pads: list[int] = []
+    for side in (x.shape[-1], x.shape[-2]):
+        total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
+        pads += [total // 2, total - total // 2]
+    return F.pad(x, pads, value=value) if any(pads) else x
+
+
+class StdConv2d(nn.Conv2d):
+    """A convolution whose kernels have mean 0 and variance 1, so that their scale means nothing."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
+        super().__init__(inputs, outputs, kernel, stride=stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        kernels = (self.weight - mean) * torch.rsqrt(variance + 1e-8)
+        return F.conv2d(
+            pad_same(x, self.kernel_size[0], self.stride[0]), kernels, stride=self.stride
+        )
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """In 32 groups, with torch's eps of 1e-5, as in timm and BiT."""
+    return nn.GroupNorm(32, channels)
+
+
+class Root(nn.Module):
+    """7x7 convolution and max-pooling: pixels (B, channels, S, S) to (B, 64, S/4, S/4)."""
+
+    def __init__(self, in_channels: int) -> None:
+        super().__init__()
+        self.conv = StdConv2d(in_channels, 64, 7, stride=2)
+        self.norm = group_norm(64)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.conv(pixels)))
+        return F.max_pool2d(pad_same(x, 3, 2, value=-float("inf")), 3, stride=2)
+
+
+class Shortcut(nn.Module):
+    """A 1x1 convolution that gives the input of a stage the shape of its output."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv = StdConv2d(inputs, outputs, 1, stride=stride)
+        self.norm = group_norm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions beside a shortcut, the middle one at a quarter of the width."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, *, is_first: bool) -> None:
+        super().__init__()
+        inner = outputs // 4
+        self.downsample = Shortcut(inputs, outputs, stride) if is_first else nn.Identity()
+        self.conv1, self.norm1 = StdConv2d(inputs, inner, 1), group_norm(inner)
+        self.conv2, self.norm2 = StdConv2d(inner, inner, 3, stride=stride), group_norm(inner)
+        self.conv3, self.norm3 = StdConv2d(inner, outputs, 1), group_norm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = F.relu(self.norm1(self.conv1(x)))
+        branch = F.relu(self.norm2(self.conv2(branch)))
+        return F.relu(self.norm3(self.conv3(branch)) + self.downsample(x))
+
+
+class Stage(nn.Module):
+    """Bottlenecks of one width; the first halves the feature map, except in the first stage."""
+
+    def __init__(self, inputs: int, outputs: int, depth: int, stride: int) -> None:
+        super().__init__()
+        first = Bottleneck(inputs, outputs, stride, is_first=True)
+        others = (Bottleneck(outputs, outputs, 1, is_first=False) for _ in range(depth - 1))
+        self.blocks = nn.Sequential(first, *others)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x)
+
+
+class ResNet(nn.Module):
+    """Pixels (B, channels, S, S) to a feature map (B, F, h, w)."""
+
+    def __init__(self, in_channels: int, stages: tuple[int, ...]) -> None:
+        super().__init__()
+        self.stem = Root(in_channels)
+        self.stages = nn.Sequential()
+        channels = 64
+        for i, depth in enumerate(stages):
+            self.stages.append(Stage(channels, 256 * 2**i, depth, stride=1 if i == 0 else 2))
+            channels = 256 * 2**i
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.stages(self.stem(pixels))
+
+
+def build_stem(in_channels: int, stages: tuple[int, ...]) -> nn.Module:
+    """The ResNet of a hybrid, or its root alone, which timm names without a `stem.` in front."""
+    return ResNet(in_channels, stages) if stages else Root(in_channels)
+
+
+class LayerScale(nn.Module):
+    """A learned factor for every channel of a branch (B, N, D)."""
+
+    def __init__(self, width: int, initial: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((width,), initial))
+
+    def forward(self, branch: Tensor) -> Tensor:
+        return branch * self.gamma
+
+
+class DropPath(nn.Module):
+    """Skip a residual branch (B, N, D) for a random share of the images while training."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return branch
+        kept = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate  # (B, 1, 1)
+        return branch * kept.to(branch.dtype) / (1 - self.rate)

@@ -1,0 +1,61 @@
+"""Every image looked at once, and what the user is told about them before anything trains."""
+
+from vitft import console
+from vitft.config import Config
+from vitft.data.folder import Checked, Folder, check_images
+from vitft.data.split import Manifest, leaks
+from vitft.extract import Extractor, plain
+from vitft.transforms import EvalTransform
+
+
+def look_at(
+    folder: Folder, extractor: Extractor | None, transform: EvalTransform, config: Config
+) -> Checked:
+    """Open every image once, compute its features where there is a frozen part, say what is odd."""
+    allow_bad = config.data.allow_bad
+    label = "checking images" if extractor is None else "images to features"
+    with console.Progress(label, len(folder.files)) as progress:
+        if extractor is None:
+            checked = check_images(
+                folder,
+                max_pixels=config.data.max_pixels,
+                allow_bad=allow_bad,
+                progress=lambda done, _: progress.advance(done - progress.done),
+            )
+        else:
+            checked = extractor.examine(
+                folder, plain(transform), allow_bad=allow_bad, progress=progress.advance
+            )
+    if extractor is not None:
+        found = len(checked.good) - extractor.computed
+        if found:
+            console.note(f"{found} of {len(checked.good)} images were in the cache")
+    say_oddities(checked)
+    return checked
+
+
+def say_split(manifest: Manifest) -> None:
+    """Chart the images per class and warn of identical files where there should be none."""
+    counts = {name: [0, 0] for name in manifest.classes}
+    for row in manifest.rows:
+        counts[manifest.classes[row.label]][row.split == "val"] += 1
+    title = f"{len(manifest.rows)} images of {len(manifest.classes)} classes"
+    console.chart(title, counts, ("training", "validation"))
+    found = leaks(manifest)
+    kinds = {"in training and in validation": found.across, "under two labels": found.labels}
+    for kind, groups in kinds.items():
+        if groups:
+            example = " and ".join(console.visible(path) for path in groups[0][:2])
+            console.warn(f"identical files {kind}: {len(groups)} groups, e.g. {example}")
+
+
+def say_oddities(checked: Checked) -> None:
+    """Name the files that are left out and count what was converted."""
+    for text in checked.folder.notes:
+        console.note(console.visible(text))
+    for path, reason in checked.bad[:10]:
+        console.warn(f"left out: {console.visible(path)}: {console.visible(reason)}")
+    if len(checked.bad) > 10:
+        console.warn(f"left out: {len(checked.bad) - 10} more unreadable files")
+    for kind, count in sorted(checked.odd.items()):
+        console.note(f"{kind}: {count} images")
