@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vitft import console
+from vitft.cli_cache import add_cache
 from vitft.config import Config, from_table, merged, parse_setting, read_recipe
 from vitft.errors import UsageError, VitftError
 
@@ -80,6 +81,7 @@ def build_parser() -> Parser:
     add_predict(verbs)
     add_export(verbs)
     add_weights(verbs)
+    add_cache(verbs)
     add_demo(verbs)
     return parser
 

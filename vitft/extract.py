@@ -26,6 +26,7 @@ from vitft.data.folder import Checked, CheckedFile, File, Folder, judged
 from vitft.data.images import decode, read_bytes
 from vitft.data.loading import in_order
 from vitft.errors import ImageError
+from vitft.fastview import fast_view
 from vitft.features import Prefix, run_prefix
 from vitft.transforms import CropTransform, EvalTransform
 
@@ -37,6 +38,7 @@ FACTS_BYTES = 160
 IN_MEMORY_BYTES = 2**31
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Size = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Extractor:
     Args:
         prefix: What is computed; a copy in `precision` is made of it.
         folder: Of the cache; None keeps it in a temporary folder for this process.
-        precision: `bf16` or `fp32`.
+        precision: `fp32` also decodes and resizes exactly as documented; `bf16` takes `fastview`.
         max_pixels: Larger images are errors.
         workers: Threads, each with one core; default: as many as torch would use.
     """
@@ -113,6 +115,7 @@ class Extractor:
             "prefix": prefix.digest(),
             "cut": "pooled" if prefix.pooled else f"after block {prefix.stop}",
             "precision": precision,
+            "decoding": "exact" if precision == "fp32" else "fast",
             "device": self.device.type,
         }
         if folder is None:
@@ -200,6 +203,12 @@ class Extractor:
             facts = self.known(file, sha256)
             if facts is not None and store.get(key_of(sha256, view.name)) is not None:
                 return Looked(file, facts)
+            quick = self.quick_view(data, file, view)
+            if quick is not None:
+                pixels, size = quick
+                return Looked(
+                    file, CheckedFile(file.path, file.label, file.part, sha256, *size), pixels
+                )
             picture = decode(data, file.path, max_pixels=self.max_pixels)
         except ImageError as error:
             return Looked(file, ImageError(file.path, error.reason))
@@ -207,6 +216,14 @@ class Extractor:
             file.path, file.label, file.part, sha256, *picture.image.size, picture.odd
         )
         return Looked(file, found, view.pixels(picture.image, sha256))
+
+    def quick_view(self, data: bytes, file: File, view: View) -> tuple[Pixels, Size] | None:
+        """The plain view of a JPEG that is named like one, the fast way; None takes the other."""
+        if self.precision == "fp32" or view.crop is not None:
+            return None
+        if not file.path.lower().endswith((".jpg", ".jpeg")):
+            return None
+        return fast_view(data, view.transform, max_pixels=self.max_pixels)
 
     def forward(self, batch: Iterable[Looked], view: View) -> None:
         """Run the prefix over those of a batch that have pixels."""

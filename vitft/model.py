@@ -142,9 +142,7 @@ class ViTConfig:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Read back `to_json`; JSON knows lists where we mean tuples."""
-        pairs: Mapping[str, Any] = {
-            k: tuple(v) if type(v) is list else v for k, v in fields.items()
-        }
+        pairs: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         return cls(**pairs)
 
 

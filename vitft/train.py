@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vitft import console
-from vitft.cache import default_folder
+from vitft.cache import default_folder, prune
 from vitft.checkpoint import Card, save_checkpoint
 from vitft.config import Config, to_toml
 from vitft.data.folder import scan
@@ -84,6 +84,8 @@ def finetune(config: Config, *, out: Path) -> Result:
         device=device,
     )
     feed.compute_views()
+    if not config.train.cache:
+        prune(default_folder())
     run = create_run(out)
     run.write_text("config.toml", to_toml(config))
     manifest.write(run.split)

@@ -103,9 +103,9 @@ class EvalTransform:
 
     def normalise(self, pixels: "Tensor") -> "Tensor":
         """uint8 (B, S, S, 3) to float32 (B, 3, S, S) on the same device."""
-        values = pixels.float() / 255  # (B, S, S, 3)
+        values = pixels.permute(0, 3, 1, 2).contiguous().float().div_(255)  # (B, 3, S, S)
         mean, std = values.new_tensor(self.mean), values.new_tensor(self.std)
-        return ((values - mean) / std).permute(0, 3, 1, 2).contiguous()
+        return values.sub_(mean[:, None, None]).div_(std[:, None, None])
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

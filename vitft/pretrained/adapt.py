@@ -1,4 +1,6 @@
-"""Make weights fit another image size, class count or pooling: pure functions over our names.
+"""Make weights fit another image size, patch size, class count, channel count or pooling.
+
+Pure functions over tensors under our names.
 
 Nothing here knows where the tensors come from.
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.errors import UsageError, WeightsError
+from vitft.hybrid import stem_stride
 from vitft.model import SIZES, VisionTransformer, ViTConfig
 
 PosEmbed = Literal["bicubic", "jax"]
@@ -30,6 +33,8 @@ class Hints:
     heads: int | None = None
     image_size: tuple[int, int] | None = None
     """Height and width in pixels."""
+    norm_eps: float | None = None
+    """Of the LayerNorms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,23 +105,33 @@ def square(count: int) -> tuple[int, int]:
 
 
 def infer_config(tensors: Mapping[str, Tensor], hints: Hints = Hints()) -> ViTConfig:
-    """Read an architecture off tensors under our names; only the number of heads is looked up.
+    """Read an architecture off tensors under our names; only heads and eps are looked up.
 
     Raises:
         WeightsError: Something essential is missing, or the shapes contradict each other.
     """
-    depth = depth_of(tensors)
+    depth, stem = depth_of(tensors), stem_of(tensors)
     kernel = shape_of(tensors, "patch_embed.proj.weight", 4)  # (D, channels, height, width)
-    width, patch = kernel[0], (kernel[2], kernel[3])
-    positions = shape_of(tensors, "pos_embed", 3)[1] - 1
-    rows, columns = grid_of(positions, patch, hints.image_size)
+    stride = 1 if stem is None else stem_stride(stem)
+    root = "patch_embed.backbone.stem.conv.weight" if stem else "patch_embed.backbone.conv.weight"
+    channels = kernel[1] if stem is None else shape_of(tensors, root, 4)[1]
+    width, patch = kernel[0], (kernel[2] * stride, kernel[3] * stride)
+    registers = shape_of(tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
+    prefix = 1 + ("dist_token" in tensors) + registers
+    positions = shape_of(tensors, "pos_embed", 3)[1]
+    (rows, columns), prefix = grid_of(positions, prefix, patch, hints.image_size)
     hidden = shape_of(tensors, "blocks.0.mlp.fc1.weight", 2)[0]
+    if shape_of(tensors, "blocks.0.mlp.fc2.weight", 2)[1] * 2 == hidden:
+        raise WeightsError(
+            "these weights have SwiGLU instead of an MLP, as the giant DINOv2 has",
+            fix="take the large model; vitft builds Vision Transformers with a GELU MLP",
+        )
     head = tensors.get("head.weight")
     try:
         return ViTConfig(
             image_size=(rows * patch[0], columns * patch[1]),
             patch_size=patch,
-            in_channels=kernel[1],
+            in_channels=channels,
             width=width,
             depth=depth,
             heads=heads_of(width, hints.heads),
@@ -125,11 +140,34 @@ def infer_config(tensors: Mapping[str, Tensor], hints: Hints = Hints()) -> ViTCo
             num_classes=0 if head is None else head.shape[0],
             pre_logits="pre_logits.fc.weight" in tensors,
             pool="mean" if "fc_norm.weight" in tensors else "cls",
+            norm_eps=1e-6 if hints.norm_eps is None else hints.norm_eps,
+            layer_scale=1e-5 if "blocks.0.ls1.gamma" in tensors else 0.0,
+            registers=registers,
+            prefix_positions=prefix > 0,
+            distilled="dist_token" in tensors,
+            stem=stem,
         )
     except UsageError as error:  # an empty kernel, say: the file's mistake, not the user's
         raise WeightsError(
             f"these tensors make no Vision Transformer: {error.problem}", fix="take other weights"
         ) from error
+
+
+def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
+    """Bottlenecks per stage of a hybrid's ResNet; None for a plain model."""
+    place = re.compile(r"patch_embed\.backbone\.(?:stages\.(\d)\.blocks\.(\d{1,2})\.)?")
+    found = [m for name in tensors if (m := place.match(name))]
+    if not found:
+        return None
+    blocks = {(int(m[1]), int(m[2])) for m in found if m[1]}
+    counts = [
+        sum(stage == i for stage, _ in blocks) for i in range(1 + max(blocks, default=(-1,))[0])
+    ]
+    if 0 in counts or len(counts) > 4:
+        raise WeightsError(
+            f"the stages of the convolutional stem have {counts} blocks", fix="take other weights"
+        )
+    return tuple(counts)
 
 
 def depth_of(tensors: Mapping[str, Tensor]) -> int:
@@ -156,14 +194,21 @@ def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple
 
 
 def grid_of(
-    positions: int, patch: tuple[int, int], image_size: tuple[int, int] | None
-) -> tuple[int, int]:
-    """Rows and columns of patches; an image size that does not fit the tensors is not believed."""
+    positions: int, prefix: int, patch: tuple[int, int], image_size: tuple[int, int] | None
+) -> tuple[tuple[int, int], int]:
+    """Rows and columns of patches, and how many of the positions belong to prefix tokens.
+
+    Some models have positions for patches alone; an image size that does not fit is not believed.
+    """
     if image_size is not None:
         rows, columns = image_size[0] // patch[0], image_size[1] // patch[1]
-        if rows * columns == positions:
-            return rows, columns
-    return square(positions)
+        for leading in (prefix, 0):
+            if rows * columns == positions - leading > 0:
+                return (rows, columns), leading
+    side = math.isqrt(positions)
+    if prefix and side * side == positions:
+        return (side, side), 0
+    return square(positions - prefix), prefix
 
 
 def heads_of(width: int, hinted: int | None) -> int:
@@ -233,12 +278,14 @@ def adapt(
     Args:
         tensors: Weights that fit `source`; left untouched.
         source: The model that the weights belong to.
-        wanted: The same model with another image size, class count, pre_logits or pooling.
+        wanted: The same model with another image size, patch size, channel count, class count,
+            pre_logits or pooling.
         new_head: Put a zero head in place of the file's, even if the class counts agree.
         pos_embed: The rule by which positions are resized.
     """
     result, dropped, notes = dict(tensors), [], []
-    gone = [n for n in result if n.startswith("head.") and (new_head or not wanted.num_classes)]
+    is_headless = new_head or not wanted.num_classes
+    gone = [n for n in result if is_headless and n.startswith(("head.", "head_dist."))]
     if not wanted.pre_logits:
         gone += [n for n in result if n.startswith("pre_logits.")]
     for name in gone:
@@ -249,11 +296,69 @@ def adapt(
             result[f"{new}.{leaf}"] = result.pop(f"{old}.{leaf}")
         notes.append(f"{old} of the file is used as {new}, because pool is {wanted.pool!r}")
     result["pos_embed"] = resize_positions(
-        result["pos_embed"], wanted.grid, source_grid=source.grid, mode=pos_embed
+        result["pos_embed"],
+        wanted.grid,
+        prefix=source.num_prefix if source.prefix_positions else 0,
+        source_grid=source.grid,
+        mode=pos_embed,
     )
+    notes += adapt_pixels(result, source, wanted)
     loaded = len(result)
     if wanted.num_classes and "head.weight" not in result:
         # Zero, so that the first loss is ln(C): Dosovitskiy et al. 2021, appendix B.1.1
-        result["head.weight"] = torch.zeros(wanted.num_classes, wanted.width)
-        result["head.bias"] = torch.zeros(wanted.num_classes)
+        for head in ("head", "head_dist") if wanted.distilled else ("head",):
+            result[f"{head}.weight"] = torch.zeros(wanted.num_classes, wanted.width)
+            result[f"{head}.bias"] = torch.zeros(wanted.num_classes)
     return Adapted(tensors=result, loaded=loaded, dropped=tuple(dropped), notes=tuple(notes))
+
+
+def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, wanted: ViTConfig) -> list[str]:
+    """Fit the kernels that read pixels to other channels and patches, in place, and say how."""
+    notes = []
+    if source.in_channels != wanted.in_channels:
+        first = "patch_embed.proj.weight"
+        if source.stem is not None:
+            first = f"patch_embed.backbone.{'stem.' if source.stem else ''}conv.weight"
+        tensors[first] = fit_channels(tensors[first], wanted.in_channels)
+        how = "summed" if wanted.in_channels == 1 else "repeated in turn and scaled"
+        notes.append(
+            f"kernels for {source.in_channels} channels are {how} for {wanted.in_channels}"
+        )
+    if source.patch_size != wanted.patch_size:
+        kernel = tensors["patch_embed.proj.weight"]
+        stride = 1 if wanted.stem is None else stem_stride(wanted.stem)
+        sides = wanted.patch_size[0] // stride, wanted.patch_size[1] // stride
+        tensors["patch_embed.proj.weight"] = resize_kernel(kernel, sides)
+        notes.append(
+            f"patch kernels {kernel.shape[2]}x{kernel.shape[3]} -> {sides[0]}x{sides[1]}, "
+            "pseudo-inverse of bicubic"
+        )
+    return notes
+
+
+def fit_channels(kernel: Tensor, channels: int) -> Tensor:
+    """Kernels (F, old, height, width) for another number of input channels.
+
+    One channel gets the sum, which answers a grey image as the old kernels did its three equal
+    planes. More get the old ones in turn, scaled so that equal planes keep the size of the answer.
+    This is timm's `adapt_input_conv`.
+    """
+    old = kernel.shape[1]
+    if channels == 1:
+        return kernel.sum(dim=1, keepdim=True)
+    return kernel[:, [i % old for i in range(channels)]] * (old / channels)
+
+
+def resize_kernel(kernel: Tensor, sides: tuple[int, int]) -> Tensor:
+    """Patch kernels (D, channels, h, w) for patches of another size.
+
+    Resizing a patch is a matrix B; kernels times the pseudo-inverse of B answer the resized patch
+    as the old kernels answered the patch (exactly, where patches grow).
+
+    Source: Beyer et al. 2023 (FlexiViT), section 3.4, https://arxiv.org/abs/2212.08013
+    """
+    old = kernel.shape[2] * kernel.shape[3]
+    basis = torch.eye(old, dtype=torch.float64).unflatten(1, (1, *kernel.shape[2:]))
+    resized = F.interpolate(basis, sides, mode="bicubic", antialias=True).flatten(1)  # (old, new)
+    inverse = torch.linalg.pinv(resized)  # (new, old)
+    return (kernel.double().flatten(2) @ inverse.mT).unflatten(2, sides).to(kernel.dtype)

@@ -33,6 +33,10 @@ class Beside:
     crop: float | None = None
     interpolation: str | None = None
     fit: Fit = "crop"
+    norm_eps: float | None = None
+    """Of the LayerNorms."""
+    averages: bool = False
+    """Whether the head reads the mean of the patches after the last LayerNorm, as timm can."""
     classes: tuple[str, ...] = ()
     source: str = ""
     """The file that states the pixel statistics."""
@@ -138,7 +142,9 @@ def from_timm(config: Table) -> Beside:
     arguments = config.table("model_args")
     check_gelu(arguments, "act_layer")
     mean, std = cfg.numbers("mean"), cfg.numbers("std")
+    pool = arguments.text("global_pool") or config.text("global_pool")
     return Beside(
+        averages=pool in ("avg", "avgmax", "max"),
         heads=arguments.whole("num_heads", 1024),
         image_size=arguments.size("img_size") or cfg.size("input_size"),
         mean=mean if std else None,
@@ -155,15 +161,14 @@ def from_hf(config: Table, processor: Table | None) -> Beside:
     """The config.json and preprocessor_config.json that transformers writes."""
     check_gelu(config, "hidden_act")
     epsilon = config.number("layer_norm_eps")
-    notes = []
-    if epsilon is not None and epsilon != 1e-6:
-        notes.append(f"config.json says layer_norm_eps {epsilon:g}; 1e-06 is used, as in JAX")
+    if epsilon is not None and not 0 < epsilon < 1:
+        raise config.wrong("layer_norm_eps", "a small number over 0")
     preprocessing = hf_preprocessing(processor) if processor else {}
     return Beside(
         heads=config.whole("num_attention_heads", 1024),
         image_size=config.size("image_size"),
         classes=labels_of(config, "id2label"),
-        notes=tuple(notes),
+        norm_eps=epsilon,
         **preprocessing,
     )
 

@@ -3,10 +3,11 @@
 Nothing here imports torch, so that a wrong name is reported at once; fetching is in `fetch`.
 """
 
+import fnmatch
 import functools
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -22,6 +23,10 @@ class Entry:
     licence: str
     architecture: str = ""
     """Name that `vitft.create_model` builds; empty where the file itself says it."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `ViTConfig` in which the model differs from its architecture's."""
+    data: str = ""
+    """What the weights were trained on, the last step last."""
     repo: str = ""
     """Repository on the hub, owner/name; empty for a file that comes with vitft."""
     file: str = ""
@@ -45,6 +50,18 @@ class Entry:
     """What a user should be told when these weights are loaded."""
     sha256: str = ""
     """Of the file, where its publisher states it; else the digest that the hub states counts."""
+    was: str = ""
+    """File name under which older tools know the same weights."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is any repository of the hub (hf:owner/name), of which nothing is known."""
+        return self.name.startswith("hf:")
+
+    @property
+    def size(self) -> str:
+        """Tiny, small, base, large or huge; empty where the file itself says it."""
+        return self.architecture.split("_")[1] if self.architecture else ""
 
     def lines(self) -> list[str]:
         """What is known without fetching the file, one fact a line, for a console."""
@@ -53,7 +70,10 @@ class Entry:
             "name": self.name,
             "also": ", ".join(self.aliases),
             "from": f"{self.repo}/{self.file} ({self.revision})" if self.repo else self.path,
-            "model": self.architecture,
+            "model": " ".join(
+                [self.architecture, *(f"{key}={value}" for key, value in self.options.items())]
+            ),
+            "trained on": self.data,
             "licence": self.licence,
             "head": "" if self.path else head,
             "pre_logits": "yes" if self.pre_logits else "" if self.path else "no",
@@ -61,7 +81,8 @@ class Entry:
             if self.path  # the file's own card tells
             else f"{self.image_size[0]}x{self.image_size[1]}, {self.interpolation}, crop "
             f"{self.crop}, mean {self.mean}, std {self.std}",
-            "sha256": self.sha256,
+            "sha256": self.sha256 or ("as the hub states it" if self.repo else ""),
+            "formerly": self.was,
             "note": self.note,
         }
         return [f"{key + ':':<12}{value}" for key, value in rows.items() if value]
@@ -79,8 +100,19 @@ def entry_of(row: Mapping[str, Any], families: Mapping[str, Any]) -> Entry:
     """A row, completed by what its family has in common."""
     fields: dict[str, Any] = {**families[row["family"]], **row}
     del fields["family"]
+    fields["options"] = {**families[row["family"]].get("options", {}), **row.get("options", {})}
     pairs: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    if pairs.get("repo", "").startswith("timm/"):
+        pairs["aliases"] = (*pairs.get("aliases", ()), pairs["repo"])
     return Entry(**pairs)
+
+
+@functools.cache
+def refusals() -> Mapping[str, str]:
+    """Patterns of names that people look for and vitft does not build, with the reason."""
+    text = (resource("weights") / "catalog.toml").read_text(encoding="utf-8")
+    refused: Mapping[str, str] = tomllib.loads(text)["refused"]
+    return refused
 
 
 def names() -> tuple[str, ...]:
@@ -101,6 +133,12 @@ def find(name: str) -> Entry:
     """
     rows = by_name()
     if name not in rows:
+        for pattern, reason in refusals().items():
+            if fnmatch.fnmatchcase(name.removeprefix("timm/"), pattern):
+                raise WeightsError(
+                    f"vitft does not build {name}: {reason}",
+                    fix="vitft weights list shows what it builds",
+                )
         near = get_close_matches(name, rows, n=5, cutoff=0)
         raise WeightsError(
             f"no weights are called {name!r}",

@@ -1,12 +1,14 @@
 """Foreign names and layouts -> ours, which are timm's: pure functions over dictionaries of tensors.
 
-Every key of a file is either mapped or named in an error; nothing is passed over in silence.
-Shapes are not judged here (`source` does), and no value changes.
+Every key of a file is mapped, named as dropped or named in an error; nothing is passed over in
+silence. Shapes are not judged here (`source` does). Values stay as they are, but for one case: the
+class token's position is added to it where register tokens follow, as in timm.
 
 Letters: D width, H heads, K head width.
 
-Sources: transformers' `modeling_vit.py` (old and new names), vit_jax `checkpoint.py` and big_vision
-`models/vit.py` (Google's layout).
+Sources: transformers' `modeling_vit.py` (old and new names), `modeling_deit.py` and
+`modeling_dinov2.py`; vit_jax `checkpoint.py`, big_vision `models/vit.py` (Google's layout); timm's
+`_convert_dinov2` (Meta's names).
 """
 
 import re
@@ -25,16 +27,30 @@ PREFIXES = ("module.", "_orig_mod.", "model.")
 """What DistributedDataParallel, torch.compile and training scripts put before every name."""
 
 OURS = re.compile(
-    r"cls_token|pos_embed|patch_embed\.proj\.(weight|bias)"
+    r"cls_token|dist_token|reg_token|pos_embed|patch_embed\.proj\.(weight|bias)"
     r"|blocks\.\d{1,4}\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)\.(weight|bias)"
-    r"|(norm|fc_norm|pre_logits\.fc|head)\.(weight|bias)"
+    r"|blocks\.\d{1,4}\.ls[12]\.gamma"
+    r"|(norm|fc_norm|pre_logits\.fc|head|head_dist)\.(weight|bias)"
+    r"|patch_embed\.backbone\.(stem\.)?(conv\.weight|norm\.(weight|bias))"
+    r"|patch_embed\.backbone\.stages\.\d\.blocks\.\d{1,2}\."
+    r"(conv[123]\.weight|norm[123]\.(weight|bias)|downsample\.(conv\.weight|norm\.(weight|bias)))"
 )
-"""Every name that a plain Vision Transformer of timm or vitft can have."""
+"""Every name that a Vision Transformer which we build can have."""
 
-HF_OUTER = {
+IDLE = ("mask_token", "embeddings.mask_token")
+"""Tensors of masked pre-training that no image classifier uses."""
+
+HF_PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers)\.")
+HF_ALONE = {
     "embeddings.cls_token": "cls_token",
+    "embeddings.distillation_token": "dist_token",
+    "embeddings.register_tokens": "register_tokens",
     "embeddings.position_embeddings": "pos_embed",
+}
+HF_OUTER = {
     "embeddings.patch_embeddings.projection": "patch_embed.proj",
+    "cls_classifier": "head",
+    "distillation_classifier": "head_dist",
     "layernorm": "norm",
     "pooler.dense": "pre_logits.fc",
     "classifier": "head",
@@ -56,12 +72,21 @@ HF_BLOCK = {
     "attention.o_proj": "attn.proj",
     "mlp.fc1": "mlp.fc1",
     "mlp.fc2": "mlp.fc2",
+    # DINOv2
+    "norm1": "norm1",
+    "norm2": "norm2",
+    "layer_scale1": "ls1",
+    "layer_scale2": "ls2",
 }
 
-NPZ_OUTER = {
+NPZ_ALONE = {
     "cls": "cls_token",
     "Transformer/posembed_input/pos_embedding": "pos_embed",
     "pos_embedding": "pos_embed",  # big_vision
+}
+NPZ_OUTER = {
+    "conv_root": "patch_embed.backbone.stem.conv",
+    "gn_root": "patch_embed.backbone.stem.norm",
     "embedding": "patch_embed.proj",
     "Transformer/encoder_norm": "norm",
     "pre_logits": "pre_logits.fc",
@@ -88,21 +113,17 @@ NPZ_BLOCK = {
 NPZ_LEAF = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 CAUSES = {
-    "dist_token": "a distilled DeiT, which has a second class token",
-    "head_dist": "a distilled DeiT, which has a second class token",
-    "distillation": "a distilled DeiT, which has a second class token",
-    "reg_token": "register tokens, as in DINOv2",
-    "register_tokens": "register tokens, as in DINOv2",
-    "layer_scale": "LayerScale, as in DINOv2",
-    "gamma": "LayerScale, as in DINOv2 and DeiT III",
+    "mlp.w12": "SwiGLU, as in the giant DINOv2",
+    "mlp.weights_in": "SwiGLU, as in the giant DINOv2",
+    "gamma": "LayerScale under a name that is not known",
     "norm_pre": "a CLIP tower",
     "attn_pool": "attention pooling, as in SigLIP",
     "MAPHead": "attention pooling, as in SigLIP",
-    "backbone": "a hybrid with a convolutional stem",
-    "conv_root": "a hybrid with a convolutional stem",
+    "backbone": "a convolutional stem that is not Google's ResNet",
     "relative_position": "relative positions, as in BEiT",
     "decoder": "a masked autoencoder's decoder",
-    "mask_token": "masked pre-training",
+    "q_norm": "normalised queries and keys",
+    "rope": "rotary positions, as in DINOv3",
 }
 
 
@@ -114,6 +135,8 @@ class Converted:
     tensors: Mapping[str, Tensor]
     heads: int | None = None
     """Heads, where the layout shows them."""
+    dropped: tuple[str, ...] = ()
+    """Names with shapes of tensors that have no use here."""
 
 
 def convert(tensors: Mapping[str, Tensor]) -> Converted:
@@ -125,13 +148,24 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
     names = strip_prefixes(tensors)
     flavour = flavour_of(names)
     heads: int | None = None
+    idle = tuple(f"{n} {tuple(names.pop(n).shape)}" for n in IDLE if n in names)
     if flavour == "hf":
         names = from_hf(names)
     elif flavour == "npz":
         names, heads = from_npz(names)
-    else:
-        refuse_unmapped(name for name in names if not OURS.fullmatch(name))
-    return Converted(flavour=flavour, tensors=in_float32(names), heads=heads)
+    names = fold_class_position(names)
+    refuse_unmapped(name for name in names if not OURS.fullmatch(name))
+    return Converted(flavour=flavour, tensors=in_float32(names), heads=heads, dropped=idle)
+
+
+def fold_class_position(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Meta's register tokens have no positions, but the class token has: timm adds it once."""
+    names = dict(tensors)
+    if "register_tokens" in names and {"cls_token", "pos_embed"} <= names.keys():
+        names["reg_token"] = names.pop("register_tokens")
+        names["cls_token"] = names["cls_token"] + names["pos_embed"][:, :1]
+        names["pos_embed"] = names["pos_embed"][:, 1:]
+    return names
 
 
 def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -150,7 +184,7 @@ def flavour_of(names: Iterable[str]) -> Flavour:
     present = set(names)
     if "cls_token" in present or any(OURS.fullmatch(n) and "blocks" in n for n in present):
         return "timm"
-    if any(n.removeprefix("vit.").startswith("embeddings.") for n in present):
+    if any(HF_PREFIX.sub("", n).startswith("embeddings.") for n in present):
         return "hf"
     if any(n.endswith("embedding/kernel") for n in present):
         return "npz"
@@ -169,33 +203,54 @@ def from_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def hf_name(name: str) -> str | None:
     """Our name of a Hugging Face tensor, with q, k and v still apart."""
-    name = name.removeprefix("vit.")
-    if name in ("embeddings.cls_token", "embeddings.position_embeddings"):
-        return HF_OUTER[name]
+    name = HF_PREFIX.sub("", name)
+    if name in HF_ALONE:
+        return HF_ALONE[name]
     stem, _, leaf = name.rpartition(".")
     block = re.fullmatch(r"(?:encoder\.)?layers?\.(\d{1,4})\.(.+)", stem)
     ours = HF_BLOCK.get(block[2]) if block else HF_OUTER.get(stem)
-    if ours is None or leaf not in ("weight", "bias"):
+    if ours in ("ls1", "ls2"):
+        leaf = "gamma" if leaf == "lambda1" else ""
+    if ours is None or leaf not in ("weight", "bias", "gamma"):
         return None
     return f"blocks.{int(block[1])}.{ours}.{leaf}" if block else f"{ours}.{leaf}"
 
 
 def from_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
     """Google's layout: kernels are transposed, heads are axes; also the number of heads."""
-    tensors = {re.sub(r"^(params|opt/target)/", "", n): t for n, t in tensors.items()}
-    names = renamed(tensors, npz_name)
+    tensors = {re.sub(r"^(params/img|params|opt/target)/", "", n): t for n, t in tensors.items()}
+    names = renamed(unstacked(tensors), npz_name)
     queries = [t for n, t in names.items() if n.endswith("attn.q.weight") and t.ndim == 3]
     heads = queries[0].shape[1] if queries else None  # kernels of q, k, v are (D, H, K)
+    if not any("backbone.stages" in name for name in names):  # timm's name of a root alone
+        names = {n.replace("backbone.stem.", "backbone."): t for n, t in names.items()}
     return fuse_qkv({n: from_flax(n, t) for n, t in names.items()}), heads
+
+
+def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One array per block where big_vision scanned over blocks and stacked theirs."""
+    scanned = "Transformer/encoderblock/"
+    result = {n: t for n, t in tensors.items() if not n.startswith(scanned)}
+    for name, stack in tensors.items():
+        if name.startswith(scanned) and stack.ndim:
+            for i, tensor in enumerate(stack):
+                result[f"Transformer/encoderblock_{i}/{name.removeprefix(scanned)}"] = tensor
+    return result
 
 
 def npz_name(name: str) -> str | None:
     """Our name of one of Google's arrays, with q, k and v still apart."""
-    if name in ("cls", "pos_embedding", "Transformer/posembed_input/pos_embedding"):
-        return NPZ_OUTER[name]
+    if name in NPZ_ALONE:
+        return NPZ_ALONE[name]
     stem, _, leaf = name.rpartition("/")
     block = re.fullmatch(r"Transformer/encoderblock_(\d{1,4})/(.+)", stem)
+    unit = re.fullmatch(r"block(\d)/unit(\d{1,2})/(conv|gn)(\d|_proj)", stem)
     ours = NPZ_BLOCK.get(block[2]) if block else NPZ_OUTER.get(stem)
+    if unit:
+        kind = "conv" if unit[3] == "conv" else "norm"
+        part = f"downsample.{kind}" if unit[4] == "_proj" else f"{kind}{unit[4]}"
+        place = f"stages.{int(unit[1]) - 1}.blocks.{int(unit[2]) - 1}"
+        ours = f"patch_embed.backbone.{place}.{part}"
     if ours is None or leaf not in NPZ_LEAF:
         return None
     tail = f"{ours}.{NPZ_LEAF[leaf]}"
@@ -206,11 +261,11 @@ def from_flax(name: str, array: Tensor) -> Tensor:
     """One array in torch's layout."""
     if re.search(r"attn\.[qkv]\.weight$", name) and array.ndim == 3:
         return array.flatten(1).T  # (D, H, K) -> (H*K, D)
-    if re.search(r"attn\.[qkv]\.bias$", name):
-        return array.flatten()  # (H, K) -> (H*K,)
+    if re.search(r"attn\.[qkv]\.bias$", name) or ("backbone" in name and "norm" in name):
+        return array.flatten()  # (H, K) -> (H*K,); (1, 1, 1, channels) -> (channels,)
     if name.endswith("attn.proj.weight") and array.ndim == 3:
         return array.flatten(0, 1).T  # (H, K, D) -> (D, H*K)
-    if name == "patch_embed.proj.weight" and array.ndim == 4:
+    if name.startswith("patch_embed") and array.ndim == 4:
         return array.permute(3, 2, 0, 1)  # (height, width, channels, D) -> (D, channels, h, w)
     if name.endswith("weight") and array.ndim == 2:
         return array.T  # (inputs, outputs) -> (outputs, inputs)

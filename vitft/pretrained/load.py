@@ -24,6 +24,8 @@ def load_pretrained(  # noqa: PLR0913 - one choice each, all keyword-only
     *,
     num_classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
+    patch_size: int | tuple[int, int] | None = None,
+    in_channels: int | None = None,
     pre_logits: PreLogits = "drop",
     pool: Pool | None = None,
     pos_embed: PosEmbed = "bicubic",
@@ -36,10 +38,13 @@ def load_pretrained(  # noqa: PLR0913 - one choice each, all keyword-only
     """Load a Vision Transformer from the catalogue, a weight file or a run folder.
 
     Args:
-        name_or_path: A name of the catalogue; or a .safetensors, .npz or .pth file with the names
-            of timm, Hugging Face, Google or vitft; or a folder that holds model.safetensors.
+        name_or_path: A name of the catalogue; or hf:owner/name[@revision]; or a .safetensors, .npz
+            or .pth file with the names of timm, Hugging Face, Google or vitft; or a folder that
+            holds model.safetensors.
         num_classes: A new zero head with as many outputs; 0 for none; None keeps the file's.
         image_size: Side or (height, width) in pixels; default: as trained.
+        patch_size: Side or (height, width) in pixels; default: as trained.
+        in_channels: Planes of the input image; default: as trained.
         pre_logits: What becomes of the Linear + Tanh in front of the pretrained head.
         pool: What the head reads; default: as in the file.
         pos_embed: How positions are resized: timm's rule or Google's.
@@ -57,12 +62,14 @@ def load_pretrained(  # noqa: PLR0913 - one choice each, all keyword-only
         UsageError: An impossible image size, class count or statistic.
     """
     source = open_source(name_or_path, allow_pickle=allow_pickle, sha256=sha256)
-    check_pre_logits(source, pre_logits, num_classes)
+    check_head(source, pre_logits, num_classes)
     built = source.architecture
     wanted = replace(
         built,
         num_classes=built.num_classes if num_classes is None else num_classes,
         image_size=built.image_size if image_size is None else as_pair(image_size),
+        patch_size=built.patch_size if patch_size is None else as_pair(patch_size),
+        in_channels=in_channels or built.in_channels,
         pre_logits=pre_logits == "keep",
         pool=built.pool if pool is None else pool,
         drop_path=drop_path,
@@ -83,9 +90,14 @@ def load_pretrained(  # noqa: PLR0913 - one choice each, all keyword-only
     )
 
 
-def check_pre_logits(source: Source, choice: PreLogits, num_classes: int | None) -> None:
-    """Refuse to keep what is not there, and to keep a head without the layer it was trained on."""
+def check_head(source: Source, choice: PreLogits, num_classes: int | None) -> None:
+    """Refuse to keep what is not there, and to keep a head without what it was trained on."""
     has = source.architecture.pre_logits
+    if source.foreign_head and num_classes is None and source.architecture.num_classes:
+        raise WeightsError(
+            f"the head of {source.name} cannot be used: {source.foreign_head}",
+            fix="give num_classes for a new head on the class token",
+        )
     if choice == "keep" and not has:
         raise WeightsError(
             f"{source.name} has no pre_logits to keep",
@@ -105,15 +117,33 @@ def statistics_of(
     std: tuple[float, ...] | None,
 ) -> tuple[EvalTransform, str]:
     """The transform for the wanted model, and where its mean and std come from."""
-    transform = replace(source.transform, image_size=wanted.image_size)
+    known, count = source.transform, wanted.in_channels
+    said = source.statistics_source
+    if len(known.mean) != count:
+        said += f", spread over {count} channels" if count > 1 else ", averaged for one channel"
+    transform = replace(
+        known,
+        image_size=wanted.image_size,
+        mean=spread(known.mean, count),
+        std=spread(known.std, count),
+    )
     if mean is None and std is None:
-        return transform, source.statistics_source
+        return transform, said
     if mean is None or std is None or len(mean) != wanted.in_channels:
         raise UsageError(
             f"mean is {mean} and std is {std}, for {wanted.in_channels} channels",
             fix="give both, with one number per channel, e.g. 0.5 0.5 0.5",
         )
     return replace(transform, mean=tuple(mean), std=tuple(std)), "as given by --mean and --std"
+
+
+def spread(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Channel statistics for another number of channels, as `adapt` treats the kernels."""
+    if len(values) == channels:
+        return values
+    if channels == 1:
+        return (sum(values) / len(values),)
+    return tuple(values[i % len(values)] for i in range(channels))
 
 
 def positions_of(built: ViTConfig, wanted: ViTConfig, pos_embed: PosEmbed) -> str:
@@ -147,7 +177,7 @@ def report_on(
         architecture=describe(config),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         loaded=adapted.loaded,
-        dropped=adapted.dropped,
+        dropped=(*source.dropped, *adapted.dropped),
         head=head_in_words(classes, kept=kept_head),
         pre_logits=("kept" if config.pre_logits else "dropped") if had else "none",
         positions=positions,

@@ -4,6 +4,7 @@ Nothing here imports torch, so that a wrong name or path is reported at once.
 """
 
 import os
+import re
 from pathlib import Path
 
 from vitft.errors import WeightsError
@@ -13,6 +14,8 @@ from vitft.resources import resource
 
 PICKLES = (".pth", ".pt", ".bin")
 SUFFIXES = (".safetensors", ".npz", *PICKLES)
+HUB = re.compile(r"hf:(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w][\w./-]*))?", re.ASCII)
+"""hf:owner/name or hf:owner/name@revision."""
 ACCEPTED = ".safetensors, .npz (Google's), or .pth, .pt, .bin with --allow-pickle"
 
 
@@ -20,7 +23,7 @@ def check_weights_name(name_or_path: str | Path, *, allow_pickle: bool = True) -
     """Refuse, without torch and without the network, what `load_pretrained` cannot load.
 
     Args:
-        name_or_path: A name of the catalogue, a weight file, or a folder that holds one.
+        name_or_path: A name of the catalogue, hf:owner/name, a weight file, or a folder with one.
         allow_pickle: False also refuses files that could only be read with `--allow-pickle`.
 
     Raises:
@@ -44,6 +47,8 @@ def locate(name_or_path: str | Path) -> Entry | Path:
     path = Path(name).expanduser()
     if isinstance(name_or_path, str) and catalog.known(name):
         return catalog.find(name)
+    if isinstance(name_or_path, str) and name.startswith("hf:"):
+        return on_the_hub(name)
     if not name.strip():
         raise WeightsError("the name of the weights is empty", fix="give a name or a file")
     if path.is_dir():
@@ -56,6 +61,28 @@ def locate(name_or_path: str | Path) -> Entry | Path:
             fix="check the path; names such as vit_base_patch16_224_in21k need no file",
         )
     return catalog.find(name)  # unknown: the error names the nearest ones
+
+
+def on_the_hub(name: str) -> Entry:
+    """Any repository of the hub as a row that knows nothing but its place.
+
+    Raises:
+        WeightsError: Not of the form hf:owner/name or hf:owner/name@revision.
+    """
+    match = HUB.fullmatch(name)
+    if match is None or ".." in name:
+        raise WeightsError(
+            f"{name!r} names no repository of the hub",
+            fix="write hf:owner/name or hf:owner/name@revision, e.g. "
+            "hf:google/vit-base-patch16-224-in21k",
+        )
+    return Entry(
+        name=name,
+        licence=f"see https://huggingface.co/{match['repo']}",
+        repo=match["repo"],
+        file="model.safetensors",
+        revision=match["revision"] or "main",
+    )
 
 
 def looks_like_path(name: str | Path) -> bool:

@@ -68,8 +68,15 @@ def describe(config: ViTConfig) -> str:
     named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
     name = named.get((config.width, config.depth, config.heads))
     size = f"-{LETTERS[name]}" if name else ""
-    sides = "" if name else f", {config.depth} blocks {config.width} wide, {config.heads} heads"
-    return f"ViT{size}/{shown(config.patch_size)} {shown(config.image_size)} px{sides}"
+    extras = [] if name else [f"{config.depth} blocks {config.width} wide, {config.heads} heads"]
+    if config.stem is not None:
+        extras.append(f"ResNet stem {'-'.join(str(n) for n in config.stem) or 'of one layer'}")
+    extras += ["distilled"] * config.distilled + ["LayerScale"] * bool(config.layer_scale)
+    extras += [f"{config.registers} registers"] * bool(config.registers)
+    extras += ["LayerNorm after each branch"] * (config.norm == "post")
+    extras += [f"{config.in_channels} channels"] * (config.in_channels != 3)
+    tail = "".join(f", {extra}" for extra in extras)
+    return f"ViT{size}/{shown(config.patch_size)} {shown(config.image_size)} px{tail}"
 
 
 def shown(sides: tuple[int, int]) -> str:

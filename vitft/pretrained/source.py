@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vitft.checkpoint import Card, is_checkpoint, load_checkpoint
 from vitft.errors import RunError, UsageError, WeightsError
-from vitft.model import ViTConfig
-from vitft.pretrained.adapt import HEADS, Hints, check_fit, infer_config
+from vitft.model import SIZES, ViTConfig
+from vitft.pretrained.adapt import Hints, check_fit, infer_config
 from vitft.pretrained.beside import Beside, read_beside
 from vitft.pretrained.catalog import Entry
 from vitft.pretrained.convert import Flavour, convert
@@ -40,6 +40,10 @@ class Source:
     statistics_source: str
     provenance: Mapping[str, str]
     classes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    """Tensors that have no use here, each with its shape."""
+    foreign_head: str = ""
+    """Why the head cannot be used here, if it cannot."""
     notes: tuple[str, ...] = ()
 
 
@@ -53,16 +57,17 @@ def open_source(
     """
     found = locate(name_or_path)
     if isinstance(found, Entry):
-        fetched = fetch(found)
-        raw = read(fetched.path, sha256=sha256, verified=fetched.sha256)
+        fetched = fetch(found, allow_pickle=allow_pickle)
+        raw = read(fetched.path, allow_pickle=allow_pickle, sha256=sha256, verified=fetched.sha256)
         provenance = {
             "name": found.name,
-            "source": f"{found.repo}/{found.file}" if found.repo else found.path,
+            "source": f"{found.repo}/{fetched.path.name}" if found.repo else found.path,
             "revision": fetched.revision,
             "sha256": fetched.sha256,
             "licence": found.licence,
         }
-        return understood(raw, from_entry(found), provenance)
+        known = read_beside(fetched.path) if found.is_foreign else from_entry(found)
+        return understood(raw, known, provenance)
     raw = read(found, allow_pickle=allow_pickle, sha256=sha256)
     provenance = {"name": found.stem, "source": str(found), "sha256": raw.sha256 or ""}
     if is_checkpoint(raw.metadata):
@@ -72,7 +77,9 @@ def open_source(
 
 def from_entry(entry: Entry) -> Beside:
     """What the catalogue knows, in the form of what a config.json says."""
+    size = SIZES.get(entry.size)
     return Beside(
+        heads=size.heads if size else None,
         image_size=entry.image_size,
         mean=entry.mean,
         std=entry.std,
@@ -89,7 +96,11 @@ def understood(raw: RawWeights, beside: Beside, provenance: Mapping[str, str]) -
         return from_checkpoint(raw, beside, provenance)
     try:
         converted = convert(raw.tensors)
-        hints = Hints(heads=converted.heads or beside.heads, image_size=beside.image_size)
+        hints = Hints(
+            heads=converted.heads or beside.heads,
+            image_size=beside.image_size,
+            norm_eps=beside.norm_eps,
+        )
         architecture = infer_config(converted.tensors, hints)
         check_fit(converted.tensors, architecture)
     except WeightsError as error:
@@ -111,6 +122,10 @@ def understood(raw: RawWeights, beside: Beside, provenance: Mapping[str, str]) -
         statistics_source=f"from {beside.source}" if beside.mean else UNSTATED,
         provenance=provenance,
         classes=classes,
+        dropped=converted.dropped,
+        foreign_head="it reads the mean of the tokens after the last LayerNorm"
+        if beside.averages and architecture.pool == "cls"
+        else "",
         notes=tuple(notes),
     )
 
@@ -170,9 +185,9 @@ def transform_of(beside: Beside, architecture: ViTConfig, path: Path) -> EvalTra
 def doubts(config: ViTConfig, hints: Hints) -> list[str]:
     """What was guessed, or what a user may stumble over."""
     told = []
-    if hints.heads is None and config.width not in HEADS:
+    if hints.heads is None:
         told.append(
-            f"{config.heads} heads of 64 are assumed for a width of {config.width}: not stated"
+            f"{config.heads} heads are assumed for a width of {config.width}: nothing states them"
         )
     if hints.image_size not in (None, config.image_size):
         told.append(
