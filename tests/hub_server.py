@@ -1,25 +1,73 @@
-"""A hub on loopback: enough of the protocol for huggingface_hub to believe it.
+"""A hub on loopback: enough of the protocol for huggingface_hub, timm and transformers.
 
-It serves models' files as large (LFS) ones: HEAD and GET on `resolve` answer with the commit and
-the sha256, and redirect to a second port that plays the CDN. Faults are chosen per repository.
+Weight files are served as large (LFS) files: HEAD and GET on `resolve` answer with the commit and
+the sha256, and redirect to a second port that plays the CDN. Other files are served as git files,
+by the hub itself. Faults are chosen per repository; see `FAULTS`.
+
+Source: the protocol as read in huggingface_hub 2.4 and measured against it (faults.md, section 4).
 """
 
 import hashlib
+import json
+import os
+import re
+import socket
+import struct
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
+from urllib.parse import unquote, urlsplit
 
 COMMIT = "c0ffee" + "0" * 34
+LARGE = (".safetensors", ".bin", ".pth")
+
+FAULTS = {
+    "gated": "403 until the terms are accepted",
+    "token": "401 without the repository's token",
+    "html": "a login page instead of the hub",
+    "loop": "a redirect to itself",
+    "no_commit": "an answer without the commit",
+    "no_etag": "an answer without a digest",
+    "wrong_etag": "the sha256 of another content",
+    "retry_after": "429 with Retry-After: 1 on the question",
+    "busy": "503 on the question",
+    "mute": "no answer to the question",
+    "bad_json": "an API answer that is not JSON",
+    "traversal": "a file called ../../evil.txt in the listing",
+    "xet": "Xet storage announced, behind a port where nobody listens",
+    "status": "503 on the download",
+    "drop": "the connection closed after half of the body",
+    "reset": "the connection reset after half of the body",
+    "stall": "silence after half of the body",
+    "shorter": "ten bytes too few",
+    "longer": "ten bytes too many",
+    "corrupt": "one bit flipped",
+    "slow": "a trickle",
+}
 
 
 @dataclass
 class Repo:
-    """One repository; `fault` is "", "gated", "flip" (a bit), "short", "503" or "login page"."""
+    """One repository."""
 
     files: Mapping[str, bytes]
     fault: str = ""
+    """One of `FAULTS`; none by default."""
+    times: int = 1_000_000
+    """How often the fault strikes before all is well."""
+    token: str = ""
+    """The token that the fault "token" asks for."""
+    commit: str = COMMIT
+
+    def strikes(self, *faults: str) -> bool:
+        """Whether one of these faults is this repository's and has not struck often enough."""
+        if self.fault not in faults or self.times <= 0:
+            return False
+        self.times -= 1
+        return True
 
 
 @dataclass
@@ -29,32 +77,42 @@ class HubServer:
     repos: Mapping[str, Repo]
     requests: list[str] = field(default_factory=list)
     """Method and path of every request, to the hub and to the CDN."""
+    tokens: dict[str, set[str]] = field(default_factory=lambda: {"hub": set(), "cdn": set()})
+    """Every Authorization header that either of the two has seen."""
 
     def __enter__(self) -> Self:
+        self.closing = threading.Event()
         self.cdn = serve(type("Cdn", (CdnHandler,), {"hub": self}))
         self.hub = serve(type("Hub", (HubHandler,), {"hub": self}))
         self.endpoint = address(self.hub)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.closing.set()
         for server in (self.hub, self.cdn):
             server.shutdown()
             server.server_close()
 
-    def blob(self, digest: str) -> tuple[Repo, bytes]:
-        """The content with this sha256, and the repository that has it."""
-        for repo in self.repos.values():
-            for content in repo.files.values():
-                if hashlib.sha256(content).hexdigest() == digest:
-                    return repo, content
-        raise KeyError(digest)
+    def file(self, path: str) -> tuple[Repo, bytes]:
+        """The repository and content behind a CDN path /owner/name/file."""
+        owner, name, file = path.lstrip("/").split("/", 2)
+        repo = self.repos[f"{owner}/{name}"]
+        return repo, repo.files[file]
+
+
+class QuietServer(ThreadingHTTPServer):
+    """Clients that hang up are what is tested here, not something to report."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing."""
 
 
 def serve(handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
     """A server on a free port of loopback, in a thread of its own."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = QuietServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     return server
 
 
@@ -63,14 +121,22 @@ def address(server: ThreadingHTTPServer) -> str:
     return f"http://127.0.0.1:{server.server_port}"
 
 
+def git_sha1(content: bytes) -> str:
+    """The name that git gives a content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
 class Handler(BaseHTTPRequestHandler):
     """What hub and CDN share: HTTP/1.1, silence, and one way to answer."""
 
     protocol_version = "HTTP/1.1"
     hub: HubServer
+    role = ""
 
     def do_HEAD(self) -> None:
         self.hub.requests.append(f"{self.command} {self.path}")
+        if authorization := self.headers.get("Authorization"):
+            self.hub.tokens[self.role].add(authorization)
         self.respond()
 
     def do_GET(self) -> None:
@@ -87,52 +153,155 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
+    def answer_json(self, content: object) -> None:
+        self.answer(200, {"Content-Type": "application/json"}, json.dumps(content).encode())
+
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing."""
 
 
 class HubHandler(Handler):
-    """`/owner/name/resolve/revision/file`."""
+    """`/owner/name/resolve/revision/file` and the two API calls of snapshot_download."""
+
+    role = "hub"
 
     def respond(self) -> None:
-        name, _, rest = self.path.lstrip("/").partition("/resolve/")
-        revision, _, file = rest.partition("/")
+        path = unquote(urlsplit(self.path).path).strip("/")
+        if path.startswith("api/"):
+            self.respond_api(path)
+            return
+        name, _, rest = path.partition("/resolve/")
         repo = self.hub.repos.get(name)
         if repo is None:
             self.refuse(404, "RepoNotFound")
-        elif repo.fault == "gated":
-            self.refuse(403, "GatedRepo")
-        elif repo.fault == "login page":
-            self.answer(200, {"Content-Type": "text/html"}, b"<html>Welcome to our Wi-Fi</html>")
-        elif revision not in ("main", COMMIT):
-            self.refuse(404, "RevisionNotFound")
-        elif file not in repo.files:
-            self.refuse(404, "EntryNotFound")
-        else:
-            digest = hashlib.sha256(repo.files[file]).hexdigest()
-            headers = {
-                "X-Repo-Commit": COMMIT,
-                "X-Linked-Etag": f'"{digest}"',
-                "X-Linked-Size": str(len(repo.files[file])),
-                "Location": f"{address(self.hub.cdn)}/{digest}",
-            }
-            self.answer(302, headers)
+        elif not self.fails(repo):
+            revision, _, file = rest.partition("/")
+            if revision not in ("main", repo.commit):
+                self.refuse(404, "RevisionNotFound")
+            elif file not in repo.files:
+                self.refuse(404, "EntryNotFound", {"X-Repo-Commit": repo.commit})
+            else:
+                self.resolve(name, repo, file)
 
-    def refuse(self, status: int, code: str) -> None:
+    def fails(self, repo: Repo) -> bool:
+        """Whether the repository's fault was the answer."""
+        if repo.fault == "gated":
+            self.refuse(403, "GatedRepo")
+        elif repo.fault == "token" and self.headers.get("Authorization") != f"Bearer {repo.token}":
+            self.refuse(401, "RepoNotFound")
+        elif repo.fault == "html":
+            self.answer(200, {"Content-Type": "text/html"}, b"<html>Welcome to our Wi-Fi</html>")
+        elif repo.fault == "loop":
+            self.answer(302, {"Location": self.path})
+        elif repo.strikes("retry_after"):
+            self.answer(429, {"Retry-After": "1"})
+        elif repo.strikes("busy"):
+            self.answer(503, {})
+        elif repo.strikes("mute"):
+            self.hub.closing.wait(30)
+        else:
+            return False
+        return True
+
+    def resolve(self, name: str, repo: Repo, file: str) -> None:
+        """A git file as it is; of a large file, its digest and where the CDN has it."""
+        content = repo.files[file]
+        headers = {"X-Repo-Commit": repo.commit}
+        if repo.fault == "no_commit":
+            headers = {}
+        if not file.endswith(LARGE):
+            self.answer(200, {**headers, "ETag": f'"{git_sha1(content)}"'}, content)
+            return
+        announced = content + b"another" if repo.fault == "wrong_etag" else content
+        if repo.fault != "no_etag":
+            headers["X-Linked-Etag"] = f'"{hashlib.sha256(announced).hexdigest()}"'
+        headers["X-Linked-Size"] = str(len(content))
+        headers["Location"] = f"{address(self.hub.cdn)}/{name}/{file}"
+        if repo.fault == "xet":
+            headers["X-Xet-Hash"] = "0" * 64
+            headers["X-Xet-Refresh-Route"] = f"{self.hub.endpoint}/api/xet-token"
+        self.answer(302, headers)
+
+    def respond_api(self, path: str) -> None:
+        """What snapshot_download asks: the commit and the files, then the tree."""
+        if path == "api/xet-token":
+            dead = {"X-Xet-Cas-Url": "http://10.255.255.1:9", "X-Xet-Access-Token": "t"}
+            self.answer(200, {**dead, "X-Xet-Token-Expiration": str(int(time.time()) + 3600)})
+            return
+        match = re.fullmatch(r"api/models/([^/]+/[^/]+)(?:/(revision|tree)/(.+))?", path)
+        repo = self.hub.repos.get(match[1]) if match else None
+        if match is None or repo is None:
+            self.refuse(404, "RepoNotFound")
+        elif repo.strikes("bad_json"):
+            self.answer(200, {"Content-Type": "application/json"}, b'{"id": nonsense')
+        elif match[2] == "tree":
+            self.answer_json([self.listed(name, repo) for name in self.names(repo)])
+        else:
+            siblings = [{"rfilename": name} for name in self.names(repo)]
+            facts = {"id": match[1], "modelId": match[1], "sha": repo.commit, "private": False}
+            self.answer_json({**facts, "siblings": siblings, "tags": [], "downloads": 0})
+
+    def names(self, repo: Repo) -> list[str]:
+        return [*repo.files, *(["../../evil.txt"] if repo.fault == "traversal" else [])]
+
+    def listed(self, name: str, repo: Repo) -> dict[str, object]:
+        """One row of a tree listing."""
+        content = repo.files.get(name, b"evil")
+        row: dict[str, object] = {"type": "file", "path": name, "size": len(content)}
+        row["oid"] = git_sha1(content)
+        if name.endswith(LARGE):
+            digest = hashlib.sha256(content).hexdigest()
+            row["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 134}
+        return row
+
+    def refuse(self, status: int, code: str, more: Mapping[str, str] | None = None) -> None:
         """The header decides which exception the client raises."""
-        self.answer(status, {"X-Error-Code": code, "X-Error-Message": code})
+        self.answer(status, {"X-Error-Code": code, "X-Error-Message": code, **(more or {})})
 
 
 class CdnHandler(Handler):
-    """`/sha256`."""
+    """`/owner/name/file`, from any byte on."""
+
+    role = "cdn"
 
     def respond(self) -> None:
-        repo, content = self.hub.blob(self.path.lstrip("/"))
-        if repo.fault == "503":
+        repo, content = self.hub.file(unquote(self.path))
+        start = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        first = int(start[1]) if start else 0
+        body = content[first:]
+        if repo.strikes("status"):
             self.answer(503, {})
-        elif repo.fault == "short":
+        elif repo.strikes("shorter"):
             self.answer(200, {}, content[:-10])
-        elif repo.fault == "flip":
+        elif repo.strikes("longer"):
+            self.answer(200, {}, content + bytes(10))
+        elif repo.strikes("corrupt"):
             self.answer(200, {}, content[:-1] + bytes([content[-1] ^ 1]))
+        elif repo.strikes("drop", "reset", "stall", "slow"):
+            self.break_off(repo.fault, body)
+        elif start:
+            span = f"bytes {first}-{len(content) - 1}/{len(content)}"
+            self.answer(206, {"Content-Range": span}, body)
         else:
-            self.answer(200, {}, content)
+            self.answer(200, {}, body)
+
+    def break_off(self, fault: str, body: bytes) -> None:
+        """Half of the body, and then the fault."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        half = len(body) // 2
+        self.wfile.write(body[:half])
+        if fault == "slow":
+            for i in range(half, len(body), 1000):
+                self.wfile.write(body[i : i + 1000])
+                self.hub.closing.wait(0.05)
+            return
+        if fault == "stall":
+            self.hub.closing.wait(30)
+        if fault == "reset":
+            time.sleep(0.1)  # what was sent arrives before the reset
+            linger = struct.pack("ii", 1, 0)  # close at once and say RST
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            os.close(self.connection.detach())
+        self.close_connection = True

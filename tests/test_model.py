@@ -1,10 +1,12 @@
 """The model computes what timm's computes, and its parts what they promise."""
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -13,7 +15,7 @@ from tests.conftest import random_timm
 from vitft.checkpoint import build_model
 from vitft.errors import UsageError
 from vitft.hybrid import DropPath
-from vitft.model import Attention, VisionTransformer, ViTConfig, config_of, create_model
+from vitft.model import Attention, Block, VisionTransformer, ViTConfig, config_of, create_model
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 SMALL_CONFIG = ViTConfig(
@@ -41,8 +43,8 @@ SMALL_CONFIG = ViTConfig(
 )
 @torch.no_grad()
 def test_logits_equal_timms(name: str, side: int) -> None:
-    theirs = random_timm(name, side)
-    config = replace(config_of(name), image_size=(side, side), num_classes=10)
+    theirs = random_timm(name, side, depth=4)  # the whole depth: benchmarks/parity.py
+    config = replace(config_of(name), image_size=(side, side), depth=4, num_classes=10)
     ours = build_model(theirs.state_dict(), config)
     images = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))
 
@@ -61,6 +63,24 @@ def test_logits_equal_timms(name: str, side: int) -> None:
         pytest.param({"qkv_bias": False}, {"qkv_bias": False}, id="no bias before attention"),
         pytest.param({"num_classes": 0}, {"num_classes": 0}, id="features, no head"),
         pytest.param({"mlp_ratio": 2.0}, {"mlp_ratio": 2.0}, id="narrow MLP"),
+        pytest.param(
+            {"image_size": (24, 40), "patch_size": (4, 8)},
+            {"img_size": (24, 40), "patch_size": (4, 8)},
+            id="flat patches",
+        ),
+        pytest.param({"layer_scale": 1e-5}, {"init_values": 1e-5}, id="LayerScale"),
+        pytest.param({"registers": 4}, {"reg_tokens": 4}, id="registers with positions"),
+        pytest.param(
+            {"layer_scale": 1e-5, "registers": 4, "prefix_positions": False},
+            {"init_values": 1e-5, "reg_tokens": 4, "no_embed_class": True},
+            id="DINOv2 with registers",
+        ),
+        pytest.param(
+            {"registers": 2, "pool": "mean"},
+            {"reg_tokens": 2, "global_pool": "avg"},
+            id="registers are not averaged",
+        ),
+        pytest.param({"prefix_positions": False}, {"no_embed_class": True}, id="as in DeiT III"),
     ],
 )
 @torch.no_grad()
@@ -68,7 +88,9 @@ def test_variants_equal_timms_and_weights_go_both_ways(
     ours: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
     config = replace(SMALL_CONFIG, **ours)
-    reference = random_timm("vit_tiny_patch16_224", config.image_size, **(SMALL | theirs))
+    options: dict[str, Any] = {"patch_size": 16, **SMALL, **theirs}
+    options.pop("img_size", None)
+    reference = random_timm("vit_tiny_patch16_224", config.image_size, **options)
     model = VisionTransformer(config).eval()
     images = torch.randn(2, config.in_channels, *config.image_size)
 
@@ -78,6 +100,103 @@ def test_variants_equal_timms_and_weights_go_both_ways(
     fresh = VisionTransformer(config).eval()
     reference.load_state_dict(fresh.state_dict(), strict=True)
     assert torch.allclose(fresh(images), reference(images), atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_distilled_deit_averages_its_two_heads_as_timm_does() -> None:
+    reference = timm.create_model(
+        "deit_tiny_distilled_patch16_224", img_size=32, num_classes=10, **SMALL
+    ).eval()
+    for parameter in reference.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.02)
+    images = torch.randn(2, 3, 32, 32)
+
+    for classes in (10, 0):
+        reference.reset_classifier(classes) if not classes else None
+        model = VisionTransformer(replace(SMALL_CONFIG, distilled=True, num_classes=classes)).eval()
+        model.load_state_dict(reference.state_dict(), strict=True)
+        assert torch.allclose(model(images), reference(images), atol=1e-6)
+
+
+@torch.no_grad()
+def test_post_norm_blocks_are_those_of_the_original_transformer() -> None:
+    layer = nn.TransformerEncoderLayer(
+        64, 4, 256, dropout=0, activation=F.gelu, layer_norm_eps=1e-6, batch_first=True
+    )
+    block = Block(replace(SMALL_CONFIG, norm="post"), drop_path=0)
+    renames = {"self_attn.in_proj_": "attn.qkv.", "self_attn.out_proj": "attn.proj"}
+    renames |= {"linear1": "mlp.fc1", "linear2": "mlp.fc2"}
+    state = layer.state_dict()
+    for old, new in renames.items():
+        state = {name.replace(old, new): tensor for name, tensor in state.items()}
+    tokens = torch.randn(2, 5, 64)
+
+    block.load_state_dict(state, strict=True)
+
+    assert torch.allclose(block(tokens), layer(tokens), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"qkv_bias": False}, id="no bias"),
+        pytest.param({"layer_scale": 0.5}, id="LayerScale"),
+        pytest.param({"norm": "post"}, id="post-norm"),
+        pytest.param({"norm": "post", "layer_scale": 0.5}, id="post-norm, LayerScale"),
+        pytest.param({"registers": 4, "prefix_positions": False}, id="registers"),
+        pytest.param({"distilled": True}, id="distilled"),
+    ],
+)
+@torch.no_grad()
+def test_the_last_block_for_the_class_token_alone_gives_the_same_feature(
+    options: dict[str, Any],
+) -> None:
+    model = VisionTransformer(replace(SMALL_CONFIG, **options)).eval()
+    tokens = model.encode(model.embed(torch.randn(2, 3, 32, 32)), stop=1)
+
+    last = model.blocks[1]
+    assert isinstance(last, Block)
+    short = last.for_class_token(tokens)
+
+    assert short.shape == (2, model.config.num_read, 64)
+    assert torch.allclose(model.pool(short), model.pool(last(tokens)), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "prefix", "positions"),
+    [
+        pytest.param({}, 1, 5, id="class token"),
+        pytest.param({"registers": 4}, 5, 9, id="registers"),
+        pytest.param({"registers": 4, "prefix_positions": False}, 5, 4, id="patches alone"),
+        pytest.param({"distilled": True}, 2, 6, id="distilled"),
+    ],
+)
+def test_prefix_tokens_come_first_and_are_counted(
+    options: dict[str, Any], prefix: int, positions: int
+) -> None:
+    model = VisionTransformer(replace(SMALL_CONFIG, **options))
+
+    tokens = model.embed(torch.zeros(1, 3, 32, 32))
+
+    assert model.config.num_prefix == prefix
+    assert tokens.shape == (1, prefix + 4, 64)  # 2x2 patches
+    assert model.pos_embed.shape == (1, positions, 64)
+
+
+def test_a_card_from_before_a_field_existed_is_still_read() -> None:
+    old = {"image_size": [32, 32], "patch_size": [16, 16], "in_channels": 3, "width": 64}
+    old |= {"depth": 2, "heads": 4, "mlp_ratio": 4.0, "qkv_bias": True, "num_classes": 10}
+    old |= {"pre_logits": False, "pool": "cls", "drop_path": 0.0}
+
+    assert ViTConfig.from_json(old) == SMALL_CONFIG
+
+
+@pytest.mark.parametrize("stem", [None, (), (3, 4, 9)])
+def test_a_configuration_survives_its_card(stem: tuple[int, ...] | None) -> None:
+    config = replace(SMALL_CONFIG, stem=stem, registers=2, norm="post")
+
+    assert ViTConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 @torch.no_grad()
@@ -169,6 +288,12 @@ def test_an_unknown_architecture_names_the_nearest(name: str, message: str) -> N
         pytest.param({"num_classes": -1}, "num_classes -1", id="classes"),
         pytest.param({"drop_path": 1.0}, "drop_path is 1.0", id="drop path"),
         pytest.param({"pool": "max"}, "pool is 'max'", id="pool"),
+        pytest.param({"norm": "both"}, "norm is 'both'", id="norm"),
+        pytest.param({"registers": -1}, "registers -1", id="registers"),
+        pytest.param({"heads": 0}, "heads 0", id="no heads"),
+        pytest.param({"stem": (2, 2, 2, 2)}, "behind a stride of 32", id="stem"),
+        pytest.param({"distilled": True, "pool": "mean"}, "distilled is True", id="two heads"),
+        pytest.param({"colour": 3}, "a model has no colour", id="no such field"),
     ],
 )
 def test_impossible_models_are_refused(options: dict[str, Any], message: str) -> None:

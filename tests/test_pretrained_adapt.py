@@ -127,7 +127,7 @@ def test_hints_decide_only_what_tensors_leave_open() -> None:
     [
         pytest.param({"pos_embed": None}, "pos_embed is missing", id="no positions"),
         pytest.param({"pos_embed": (17, 192)}, r"pos_embed is \(17, 192\)", id="flat positions"),
-        pytest.param({"pos_embed": (1, 16, 192)}, "15 positions do not form", id="no square"),
+        pytest.param({"pos_embed": (1, 19, 192)}, "18 positions do not form", id="no square"),
         pytest.param({"patch_embed.proj.weight": None}, "patch_embed.*missing", id="no patches"),
         pytest.param({"blocks.0.mlp.fc1.weight": None}, "fc1.weight is missing", id="no MLP"),
         pytest.param({"blocks.5.norm1.weight": (192,)}, "block 2 is missing", id="gap"),

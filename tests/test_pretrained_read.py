@@ -199,12 +199,14 @@ def test_safetensors_are_mapped_and_not_copied(tmp_path: Path, state: dict[str, 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        pytest.param(["cls_token", "dist_token"], "dist_token: a sign of a distilled", id="DeiT"),
-        pytest.param(["cls_token", "blocks.0.ls1.gamma"], "LayerScale", id="LayerScale"),
-        pytest.param(["cls_token", "reg_token"], "register tokens", id="registers"),
+        pytest.param(["cls_token", "blocks.0.gamma_1"], "LayerScale under a", id="LayerScale"),
+        pytest.param(["cls_token", "blocks.0.mlp.w12.weight"], "SwiGLU", id="SwiGLU"),
+        pytest.param(
+            ["embeddings.cls_token", "encoder.layer.0.mlp.weights_in.bias"], "SwiGLU", id="giant"
+        ),
         pytest.param(["cls_token", "norm_pre.weight"], "a CLIP tower", id="CLIP"),
         pytest.param(
-            ["cls_token", "patch_embed.backbone.stem.conv.weight"], "a hybrid", id="hybrid"
+            ["cls_token", "patch_embed.backbone.conv1.0.weight"], "not Google's", id="hybrid"
         ),
         pytest.param(
             ["cls_token", *(f"x{i}" for i in range(7))],

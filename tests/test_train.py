@@ -179,7 +179,7 @@ def test_an_image_deleted_during_the_run_is_named(
 
     monkeypatch.setattr(train, "create_run", delete_first)
     with pytest.raises(DataError, match=r"red/\d+\.png was deleted or replaced during the run"):
-        run_it(data, tiny_weights, tmp_path / "run", train={"augment": "crop"})
+        run_it(data, tiny_weights, tmp_path / "run", train={"freeze": "none"})
 
     status = json.loads((tmp_path / "run" / "environment.json").read_text())["status"]
     assert status == "failed"

@@ -221,13 +221,16 @@ def remove(chosen: Iterable[Space]) -> int:
     return freed
 
 
-def prune(root: Path, limit_gb: float = LIMIT_GB) -> int:
-    """Delete the spaces used longest ago until the cache fits its limit; returns freed bytes."""
+def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int:
+    """Delete the spaces used longest ago until the cache fits its limit; returns freed bytes.
+
+    Spaces used within the last `idle_s` seconds stay, whatever their size.
+    """
     kept = 0.0
     doomed = []
     for space in spaces(root):
         kept += space.size
-        if kept > limit_gb * 1e9:
+        if kept > limit_gb * 1e9 and time.time() - space.used >= idle_s:
             doomed.append(space)
     return remove(doomed)
 

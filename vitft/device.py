@@ -1,6 +1,8 @@
 """Where the tensors live and in which precision they are multiplied: decided once, said aloud."""
 
+import contextlib
 import platform
+from collections.abc import Iterator
 
 import torch
 
@@ -44,3 +46,14 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+@contextlib.contextmanager
+def one_thread(*, when: bool) -> Iterator[None]:
+    """Small matrices cost less than the threads' waiting for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if when else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -43,13 +43,17 @@ class Feed:
 
     @property
     def caches(self) -> bool:
-        """Whether the training inputs never change: a frozen prefix, and no fresh augmentation."""
-        return self.extractor is not None and self.config.train.augment == "none"
+        """Whether training inputs are kept: always pooled features, tokens only if they recur."""
+        return self.cut.pooled or (
+            self.cut.prefix is not None and self.config.train.augment == "none"
+        )
 
     @property
     def train_views(self) -> list[View]:
-        """What is cached of each training image: the plain view, then `train.views` crops."""
+        """What is kept of each training image: a crop per epoch, or the plain view and K crops."""
         spec = self.config.train
+        if spec.augment == "crop":
+            return crops(self.transform, self.config.optim.epochs, spec.seed)
         return [plain(self.transform), *crops(self.transform, spec.views, spec.seed)]
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
@@ -63,10 +67,10 @@ class Feed:
 
     def compute_views(self) -> None:
         """Fill the cache with the augmented views of the training images."""
-        if self.extractor is None or not self.config.train.views:
+        views = [view for view in self.train_views if view.crop is not None]
+        if self.extractor is None or not self.caches or not views:
             return
         files = [File(row.path, row.label) for row in self.manifest.train]
-        views = self.train_views[1:]
         with console.Progress("augmented views", len(files) * len(views)) as progress:
             for view in views:
                 try:
@@ -115,7 +119,8 @@ class Feed:
         """Shuffled batches of an epoch, of inputs computed once or afresh."""
         rows, size = self.manifest.train, self.config.optim.batch_size
         if self.caches:
-            views = self.train_views
+            # An epoch for every crop, then one for the plain view.
+            views = sorted(self.train_views, key=lambda view: view.crop is None)
             return lambda epoch: self.remembered(
                 rows, self.order(epoch), size, views[epoch % len(views)]
             )

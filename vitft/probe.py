@@ -7,8 +7,7 @@ the data) are solved side by side, so that the features are read once for all of
 Letters: n images, D numbers per feature, C classes, K problems; `x` is (n, D), `y` is (n,).
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitft.device import one_thread
 from vitft.metrics import wilson
 
 FOLDS = 5
@@ -113,17 +113,6 @@ def solve(
     with one_thread(when=x.numel() * problems * classes < SMALL):
         found = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
     return torch.from_numpy(found.x).view(shape)
-
-
-@contextlib.contextmanager
-def one_thread(*, when: bool) -> Iterator[None]:
-    """Small matrices cost less than the threads' waiting for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if when else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def scores(x: Tensor, head: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from vitft.checkpoint import Card, save_checkpoint
 from vitft.config import Config, to_toml
 from vitft.data.folder import scan
 from vitft.data.split import Manifest, split, write_class_indices
-from vitft.device import describe_device, pick_device, pick_precision
+from vitft.device import describe_device, one_thread, pick_device, pick_precision
 from vitft.errors import ResourceError, RunError
 from vitft.extract import Extractor
 from vitft.features import Cut, cut_model
@@ -85,7 +85,7 @@ def finetune(config: Config, *, out: Path) -> Result:
     )
     feed.compute_views()
     if not config.train.cache:
-        prune(default_folder())
+        prune(default_folder(), idle_s=3600)
     run = create_run(out)
     run.write_text("config.toml", to_toml(config))
     manifest.write(run.split)
@@ -178,7 +178,8 @@ def train(feed: Feed, run: RunDir, best: Best, precision: str) -> str:
     try:
         if feed.config.optim.solver == "lbfgs":
             solve(feed, run, best)
-        else:
+            return "finished"
+        with one_thread(when=feed.cut.pooled):
             step(feed, run, best, precision)
     except KeyboardInterrupt:
         return "interrupted"

@@ -3,9 +3,9 @@
     python weights/pretrain_demo.py --out weights/demo.safetensors
 
 It uses the project's own model and loop and nothing downloaded. A small ViT that starts from noise
-learns almost nothing about shape in the first thousands of steps; three things shorten that here:
-images that begin tame and grow wild, a start that already attends to like and near patches, and a
-first stage on smaller images.
+learns almost nothing about shape in its first thousands of steps. Three things shorten that here:
+images that begin tame and grow wild, a start that already attends to like and near patches, and
+training on smaller images than the file is made for.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +37,7 @@ STEPS_PER_EPOCH = 1000
 TAME = 0.05
 """Share of each class's instances, tamest first, that training begins with."""
 ARCHITECTURE = ViTConfig(
-    image_size=(64, 64),
+    image_size=(48, 48),
     patch_size=(8, 8),
     width=192,
     depth=4,
@@ -45,26 +45,22 @@ ARCHITECTURE = ViTConfig(
     pool="mean",
     num_classes=CLASSES,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One piece of the training, with images of one size."""
-
-    size: int
-    """Side in pixels."""
-    margin: int
-    """Images are drawn larger by so many pixels; a random window of `size` is seen."""
-    epochs: int
-    lr: float
-    ramp: float
-    """Share of the stage after which the wildest images are in use; 0: from the start."""
-
-
-STAGES = (
-    Stage(size=48, margin=6, epochs=9, lr=6e-4, ramp=0.3),
-    Stage(size=64, margin=8, epochs=4, lr=4e-4, ramp=0),
+MARGIN = 6
+"""Images are drawn larger than the model's by so many pixels; it sees a random window."""
+SHIPPED = (80, 80)
+"""Image size of the file in pixels: small images are for cheap training, large ones for use."""
+RAMP = 0.3
+"""Share of the training after which the wildest images are in use."""
+SPEC = OptimSpec(
+    solver="adamw",
+    lr=6e-4,
+    warmup=0.05,
+    weight_decay=0.05,
+    epochs=9,
+    batch_size=BATCH,
+    clip=1.0,
 )
+STEPS = SPEC.epochs * STEPS_PER_EPOCH
 
 
 class ExplicitAttention(Attention):
@@ -81,57 +77,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("weights/demo.safetensors"))
     parser.add_argument("--seed", type=int, default=0, help="of the start, images and their order")
-    parser.add_argument("--threads", type=int, default=2, help="another count, another rounding")
+    parser.add_argument("--threads", type=int, default=1, help="another count, another rounding")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     began = time.perf_counter()
 
-    model = started_model(replace(ARCHITECTURE, image_size=(STAGES[0].size,) * 2))
-    for stage in STAGES:
-        model = resized_model(model, stage.size)
-        train(model, stage, seed=args.seed)
-
-    state = {name: tensor.bfloat16() for name, tensor in headless(model.state_dict()).items()}
-    digest = save_checkpoint(args.out, state, card(args.seed, args.threads))
-    print(f"{args.out}: sha256 of card and tensors {digest}")  # noqa: T201
-    print(f"{(time.perf_counter() - began) / 60:.1f} minutes")  # noqa: T201
-
-
-def train(model: VisionTransformer, stage: Stage, *, seed: int) -> None:
-    """Run one stage of training in place."""
-    drawn = draw_classes(stage.size + stage.margin, seed=seed)
-    spec = OptimSpec(
-        solver="adamw",
-        lr=stage.lr,
-        warmup=0.05,
-        weight_decay=0.05,
-        epochs=stage.epochs,
-        batch_size=BATCH,
-        clip=1.0,
-    )
+    drawn = draw_classes(seed=args.seed)
+    print(f"drawn after {time.perf_counter() - began:.0f} s")  # noqa: T201
+    model = started_model(ARCHITECTURE)
     fit(
         model,
-        lambda epoch: batches(drawn, stage, epoch, seed=seed),
+        lambda epoch: batches(drawn, epoch, seed=args.seed),
         steps_per_epoch=STEPS_PER_EPOCH,
-        spec=spec,
+        spec=SPEC,
         precision="bf16",
-        on_step=log_means(stage),
+        on_step=means_printed(began),
     )
+    digest = save_checkpoint(args.out, shipped(model), card(args.seed, args.threads))
+    print(f"{args.out}: sha256 of card and tensors {digest}")  # noqa: T201
 
 
-def draw_classes(size: int, *, seed: int) -> Tensor:
+def draw_classes(*, seed: int) -> Tensor:
     """Every image of every class, by one process per core: uint8 (C, n, S, S, 3)."""
     # A fork would copy the locks of torch's threads in whatever state they are.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(mp_context=context) as pool:
-        jobs = [(label, size, seed) for label in range(CLASSES)]
+        jobs = [(label, seed) for label in range(CLASSES)]
         return torch.from_numpy(np.stack(list(pool.map(draw_class, jobs, chunksize=8))))
 
 
-def draw_class(job: tuple[int, int, int]) -> Pixels:
+def draw_class(job: tuple[int, int]) -> Pixels:
     """The images of one class, the tamest first: (n, S, S, 3)."""
-    label, size, seed = job
+    (label, seed), size = job, ARCHITECTURE.image_size[0] + MARGIN
     wild = np.linspace(0, 1, INSTANCES).tolist()
     images = [
         formula_image(label, i, size=size, wild=share, seed=seed) for i, share in enumerate(wild)
@@ -139,24 +117,25 @@ def draw_class(job: tuple[int, int, int]) -> Pixels:
     return np.stack(images)
 
 
-def batches(drawn: Tensor, stage: Stage, epoch: int, *, seed: int) -> Iterator[Batch]:
+def batches(drawn: Tensor, epoch: int, *, seed: int) -> Iterator[Batch]:
     """One epoch of windows of drawn images; which ones depends on the seed and the epoch alone."""
-    rng = torch.Generator().manual_seed(1_000_000 * seed + 1000 * stage.size + epoch)
-    normalise = EvalTransform(image_size=(stage.size, stage.size)).normalise
+    rng = torch.Generator().manual_seed(1000 * seed + epoch)
+    normalise = EvalTransform().normalise
     for step in range(STEPS_PER_EPOCH):
-        done = (epoch + step / STEPS_PER_EPOCH) / stage.epochs
-        reach = min(1.0, TAME + done / stage.ramp) if stage.ramp else 1.0
+        done = (epoch + step / STEPS_PER_EPOCH) / SPEC.epochs
+        reach = min(1.0, TAME + done / RAMP)
         labels = torch.randint(0, CLASSES, (BATCH,), generator=rng)
-        instances = torch.randint(0, max(2, round(reach * INSTANCES)), (BATCH,), generator=rng)
-        yield Batch(normalise(windows(drawn[labels, instances], stage, rng)), labels)
+        instances = torch.randint(0, round(reach * INSTANCES), (BATCH,), generator=rng)
+        yield Batch(normalise(windows(drawn[labels, instances], rng)), labels)
 
 
-def windows(images: Tensor, stage: Stage, rng: torch.Generator) -> Tensor:
+def windows(images: Tensor, rng: torch.Generator) -> Tensor:
     """A random window of each image, its colour channels in random order: uint8 (B, S, S, 3)."""
-    corners = torch.randint(0, stage.margin + 1, (len(images), 2), generator=rng).tolist()
+    side = ARCHITECTURE.image_size[0]
+    corners = torch.randint(0, MARGIN + 1, (len(images), 2), generator=rng).tolist()
     views = []
     for image, (top, left) in zip(images, corners, strict=True):
-        window = image[top : top + stage.size, left : left + stage.size]
+        window = image[top : top + side, left : left + side]
         views.append(window[..., torch.randperm(3, generator=rng)])
     return torch.stack(views)
 
@@ -210,49 +189,42 @@ def waves(grid: int, width: int) -> Tensor:
     return torch.cat([across.sin(), across.cos(), down.sin(), down.cos()], dim=1)
 
 
-def resized_model(model: VisionTransformer, size: int) -> VisionTransformer:
-    """The same weights for images of `size` pixels."""
-    if model.config.image_size == (size, size):
-        return model
-    larger = started_model(replace(model.config, image_size=(size, size)))
-    state = model.state_dict()
-    state["pos_embed"] = resize_positions(state["pos_embed"], larger.config.grid)
-    larger.load_state_dict(state)
-    return larger
-
-
-def headless(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The backbone alone."""
-    return {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
+def shipped(model: VisionTransformer) -> dict[str, Tensor]:
+    """The backbone alone, in bf16, its positions resized."""
+    state = {k: v for k, v in model.state_dict().items() if not k.startswith("head.")}
+    rows, columns = (side // patch for side, patch in zip(SHIPPED, (8, 8), strict=True))
+    state["pos_embed"] = resize_positions(state["pos_embed"], (rows, columns))
+    return {name: tensor.bfloat16() for name, tensor in state.items()}
 
 
 def card(seed: int, threads: int) -> Card:
     """What the file says about itself."""
-    steps = " + ".join(f"{s.epochs * STEPS_PER_EPOCH} at {s.size} px" for s in STAGES)
     return Card(
-        architecture=replace(ARCHITECTURE, num_classes=0),
-        transform=EvalTransform(image_size=ARCHITECTURE.image_size, crop=1.0),
+        architecture=replace(ARCHITECTURE, image_size=SHIPPED, num_classes=0),
+        transform=EvalTransform(image_size=SHIPPED, crop=1.0),
         weights={
             "name": "demo",
             "source": "weights/pretrain_demo.py",
             "licence": "Apache-2.0",
             "data": f"{CLASSES} classes of images drawn from formulas; no photos, no flowers",
-            "training": f"{steps} steps of {BATCH} images, seed {seed}, {threads} threads, bf16",
+            "training": f"{STEPS} steps of {BATCH} images of {ARCHITECTURE.image_size[0]} pixels, "
+            f"bf16, seed {seed}, threads {threads}",
         },
     )
 
 
-def log_means(stage: Stage) -> Callable[[Step], None]:
+def means_printed(began: float) -> Callable[[Step], None]:
     """A callback that prints loss and accuracy every 500 steps."""
     window: list[tuple[float, float]] = []
 
     def on_step(step: Step) -> None:
         window.append((step.loss, step.correct / step.images))
-        if (step.step + 1) % 500 == 0:
-            loss, accuracy = np.mean(window[-500:], axis=0)
+        if len(window) == 500:
+            loss, accuracy = np.mean(window, axis=0)
+            window.clear()
             print(  # noqa: T201
-                f"{stage.size} px, step {step.step + 1} of {stage.epochs * STEPS_PER_EPOCH}: "
-                f"loss {loss:.3f}, accuracy {accuracy:.3f}",
+                f"step {step.step + 1} of {STEPS}: loss {loss:.3f}, accuracy {accuracy:.3f}, "
+                f"{time.perf_counter() - began:.0f} s",
                 flush=True,
             )
 

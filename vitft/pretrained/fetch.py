@@ -28,6 +28,8 @@ ANSWER_S = 5.0
 """Seconds after which a question to the hub is asked again."""
 ATTEMPTS = 3
 """Tries of a question or a download that breaks off; the library itself does not repeat these."""
+FIRST_WAIT_S = 0.5
+"""Seconds before the second try; the wait doubles with every further one."""
 PATIENCE_S = 60.0
 """Seconds in which a hub that says "later" is asked again; the hub may say when."""
 STALE_S = 3600.0
@@ -58,6 +60,8 @@ def fetch(entry: Entry, *, allow_pickle: bool = False) -> Fetched:
     if entry.path:
         path = bundled(entry)
         return Fetched(path=path, sha256=sha256_of(path))
+    if "-nc" in entry.licence:
+        console.warn(f"the licence of {entry.name} is {entry.licence}: not for commercial use")
     if entry.is_foreign:
         entry = with_its_file(entry, allow_pickle=allow_pickle)
     damage = ""
@@ -75,7 +79,7 @@ def fetch(entry: Entry, *, allow_pickle: bool = False) -> Fetched:
         console.note(f"the copy of {entry.repo}/{entry.file} was damaged and is deleted: {damage}")
     raise WeightsError(
         f"{entry.repo}/{entry.file} is damaged: {damage}; nothing was kept",
-        fix="run it again later, or take other weights: the hub itself or the way to it is at fault",
+        fix="run it again later, or take other weights: the hub or the way to it is at fault",
     )
 
 
@@ -225,7 +229,7 @@ def download(entry: Entry) -> Path:
                         entry.file,
                         revision=entry.revision,
                         etag_timeout=ANSWER_S,
-                        tqdm_class=Bar,  # type: ignore[arg-type] # the methods it calls are there
+                        tqdm_class=Bar,
                     )
                 )
         except (http_error(), OSError) as error:  # OSError: a body shorter or longer than announced
@@ -264,7 +268,9 @@ def seconds_to_wait(error: Exception, attempt: int) -> float | None:
     if type(error).__name__ == "TooManyRedirects":
         return None
     told = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
-    return float(told) + 0.1 if re.fullmatch(r"\d{1,4}", told) else 0.5 * 2 ** (attempt - 1)
+    return (
+        float(told) + 0.1 if re.fullmatch(r"\d{1,4}", told) else FIRST_WAIT_S * 2 ** (attempt - 1)
+    )
 
 
 def status_of(error: Exception) -> int | None:
@@ -308,8 +314,9 @@ def plain_http() -> Iterator[None]:
     from huggingface_hub import constants
     from huggingface_hub.utils import logging
 
+    quieten: Any = logging
     level, was_disabled = logging.get_verbosity(), constants.HF_HUB_DISABLE_XET
-    logging.set_verbosity_error()  # its warnings show signed addresses; we say what happens
+    quieten.set_verbosity_error()  # its warnings show signed addresses; we say what happens
     constants.HF_HUB_DISABLE_XET = True
     try:
         yield
@@ -322,7 +329,7 @@ class Bar:
     """What the library calls of tqdm, shown as the rest of vitft shows progress, in MB."""
 
     def __init__(self, *, desc: str = "", total: int | None = None, **_: object) -> None:
-        from huggingface_hub.utils import are_progress_bars_disabled
+        from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 
         self.bytes, self.shown = 0, 0
         self.progress: console.Progress | None = None

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitft.errors import WeightsError
+from vitft.pretrained import catalog
 from vitft.pretrained.fetch import sha256_of, short
 from vitft.pretrained.locate import check_pickle, usable
 
@@ -67,6 +68,7 @@ def read(
             f"{path} has the sha256 {digest}, not {sha256}",
             fix="download the file again, or correct the digest",
         )
+    check_name(path, digest)
     metadata: Mapping[str, str] = {}
     if path.suffix.lower() == ".safetensors":
         tensors, metadata = read_safetensors(path)
@@ -76,6 +78,17 @@ def read(
         tensors = read_pickle(path)
     check_finite(tensors, path)
     return RawWeights(path=path, tensors=tensors, metadata=metadata, sha256=digest)
+
+
+def check_name(path: Path, digest: str) -> None:
+    """Refuse another content under the name of a published file that carries its digits."""
+    published = {entry.was for entry in catalog.entries() if entry.was}
+    digits = re.search(r"-([0-9a-f]{8})\.", path.name)
+    if path.name in published and digits and not digest.startswith(digits[1]):
+        raise WeightsError(
+            f"{path} is not the file of that name: its sha256 starts with {digest[:8]}",
+            fix="download it again; if it holds other weights, give it another name",
+        )
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:

@@ -1,0 +1,104 @@
+"""The stem of hybrids computes what timm's computes, and its parts what they promise."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.layers import pad_same as timms_padding
+from torch import nn
+
+from tests.conftest import fill
+from vitft.checkpoint import build_model
+from vitft.errors import UsageError
+from vitft.hybrid import STEMS, StdConv2d, pad_same, stem_stride
+from vitft.model import VisionTransformer, config_of, create_model
+
+
+def random_hybrid(name: str, image_size: tuple[int, int], **options: Any) -> Any:
+    """timm's hybrid of that name with random weights; norms stay near one."""
+    model = timm.create_model(name, img_size=image_size, num_classes=10, **options)
+    noise = torch.randn(1_000_003, generator=torch.Generator().manual_seed(0)) * 0.02
+    for offset, (key, tensor) in enumerate(model.state_dict().items()):
+        centre = float("norm" in key and "weight" in key)
+        fill(tensor, noise.roll(7919 * offset), centre=centre)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "image_size", "limit"),
+    [
+        pytest.param("vit_tiny_r_s16_p8_224", (224, 224), 1e-5, id="R+Ti/16"),
+        pytest.param("vit_small_r26_s32_224", (96, 160), 1e-5, id="R26+S/32"),
+        # 16 bottlenecks add up rounding: on noise, the last digits of GroupNorm differ.
+        pytest.param("vit_base_r50_s16_224", (64, 96), 1e-4, id="R50+B/16"),
+        pytest.param("vit_large_r50_s32_224", (64, 64), 1e-4, id="R50+L/32"),
+    ],
+)
+@torch.no_grad()
+def test_logits_of_a_hybrid_equal_timms(
+    name: str, image_size: tuple[int, int], limit: float
+) -> None:
+    theirs = random_hybrid(name, image_size, depth=2)
+    config = replace(config_of(name), image_size=image_size, depth=2, num_classes=10)
+    ours = build_model(theirs.state_dict(), config)
+    images = torch.randn(1, 3, *image_size, generator=torch.Generator().manual_seed(1))
+
+    assert (ours(images) - theirs(images)).abs().max() <= limit
+
+
+@pytest.mark.parametrize("side", [7, 8, 15, 224])
+@pytest.mark.parametrize(("kernel", "stride"), [(7, 2), (3, 2), (3, 1), (1, 2), (1, 1)])
+def test_padding_is_tensorflows_same(side: int, kernel: int, stride: int) -> None:
+    x = torch.randn(1, 2, side, side + 1)
+
+    padded = pad_same(x, kernel, stride, value=-1.0)
+
+    expected = timms_padding(x, [kernel, kernel], [stride, stride], value=-1.0)
+    assert torch.equal(padded, expected)
+    assert (padded.shape[-1] - kernel) // stride + 1 == -(-(side + 1) // stride)
+
+
+@torch.no_grad()
+def test_the_scale_and_mean_of_a_standardised_kernel_mean_nothing() -> None:
+    convolution = StdConv2d(3, 4, 3)
+    x = torch.randn(1, 3, 8, 8)
+    before = convolution(x)
+
+    convolution.weight.mul_(7).add_(0.3)
+
+    assert torch.allclose(convolution(x), before, atol=1e-5)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_the_feature_map_is_as_large_as_the_grid_needs(stem: str) -> None:
+    stages, pixels = STEMS[stem]
+    size = next(
+        s for s, r in zip(("tiny", "small", "base", "large"), STEMS, strict=True) if r == stem
+    )
+
+    with torch.device("meta"):
+        model = create_model(f"vit_{size}_{stem}_224", num_classes=0)
+        tokens = model.embed(torch.empty(1, 3, 224, 224))
+
+    assert pixels % stem_stride(stages) == 0
+    assert tokens.shape[1] == 1 + (224 // pixels) ** 2
+
+
+def test_a_hybrid_trains_down_to_its_first_kernel() -> None:
+    model = create_model("vit_tiny_r_s16_p8_224", image_size=32, depth=1, num_classes=3)
+    head = model.head
+    assert isinstance(head, nn.Linear)
+    nn.init.normal_(head.weight)
+
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+
+    root = model.patch_embed.backbone.get_parameter("conv.weight")
+    assert root.grad is not None
+    assert bool(root.grad.any())
+
+
+def test_an_image_that_the_stem_does_not_tile_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"240 pixels high.*patches of 32"):
+        VisionTransformer(replace(config_of("vit_small_r26_s32_224"), image_size=(240, 240)))
