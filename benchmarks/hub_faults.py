@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,6 @@ from pathlib import Path
 from tests.hub_server import HubServer, Repo
 
 TOKEN = "hf_thisIsASecretThatNobodySees"
-SECRETS: list[str] = []
 CODE = (
     "import sys, vitft.cli as c, vitft.cli_weights as w; c.add_weights = w.add_weights; "
     "sys.exit(c.main(sys.argv[1:]))"
@@ -79,7 +79,7 @@ def nothing(cache: Path) -> None:
 
 
 DEAD = "http://127.0.0.1:9"
-HOLE = "http://10.255.255.1:9"  # packets go nowhere
+HOLE = "hole"
 CASES = [
     Case("C11", "repository unknown", repo="test/missing"),
     Case("C11", "revision unknown", revision="v9"),
@@ -157,6 +157,19 @@ def finish(process: subprocess.Popen[str]) -> Outcome:
 
 
 @contextlib.contextmanager
+def silence() -> Iterator[str]:
+    """An address where connecting has no answer: a queue of one that is full and never read."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        clients = [socket.socket() for _ in range(3)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        for client in clients:
+            client.close()
+
+
+@contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
     """A file system of 1 MB at `folder`, where this process may mount one."""
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)],
@@ -170,6 +183,9 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 def play(case: Case, cache: Path, server: HubServer) -> Outcome | None:
     endpoint = case.endpoint or server.endpoint
+    if endpoint == HOLE:
+        with silence() as endpoint:
+            return finish(start(case, cache, endpoint))
     if endpoint == "https":
         endpoint = server.endpoint.replace("http:", "https:")
     if case.prepare is not None:
@@ -249,7 +265,7 @@ def main(wanted: list[str]) -> int:
         lines = [line for line in outcome.text.splitlines() if line.strip()]
         said = next((line for line in lines if "error:" in line), lines[-1] if lines else "")
         if not outcome.code:
-            notes = [x for x in lines if "again" in x or "broken" in x]
+            notes = [x for x in lines if "again" in x or "damaged" in x]
             commit = next((x.split()[1][:6] for x in lines if x.startswith("commit:")), "")
             said = f"commit {commit}" + (f"; {notes[0]}" if notes else "")
         said = said.replace(server.endpoint, "HUB").replace(folder, "CACHE")

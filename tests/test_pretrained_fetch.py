@@ -18,7 +18,8 @@ from safetensors.torch import save
 from tests.conftest import random_timm
 from tests.hub_server import COMMIT, HubServer, Repo
 from tests.test_pretrained_flavours import hf_folder
-from vitft.pretrained.fetch import short
+from vitft import console
+from vitft.pretrained.fetch import Bar, short
 
 TOKEN = "hf_thisIsASecretThatNobodySees"
 NAME = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
@@ -47,9 +48,17 @@ print(json.dumps(answers))
 
 LOAD = """
 import json, sys
+from huggingface_hub import constants
 from vitft import load_pretrained
-model, report = load_pretrained(sys.argv[1], num_classes=3, image_size=32)
-print(json.dumps({"lines": report.lines(), "provenance": report.provenance}))
+
+told = {}
+for constants.HF_HUB_OFFLINE in (False, True):
+    for name in json.loads(sys.argv[1]):
+        _, report = load_pretrained(name, num_classes=3, image_size=32)
+        told[f"{name} offline={constants.HF_HUB_OFFLINE}"] = {
+            "lines": report.lines(), "provenance": report.provenance
+        }
+print(json.dumps(told))
 """
 
 
@@ -108,13 +117,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hub")
 
 
+SIZES = [len(CONTENT + f"{fault}1000000".encode()) for fault in ("shorter", "longer")]
 FIRST = "download of test/{}/model.safetensors failed: "
 REFUSED = {
     "gated": "the publisher of test/gated asks for consent",
     "corrupt": "test/corrupt/model.safetensors is damaged: sha256",
     "wrong_etag": "test/wrong-etag/model.safetensors is damaged: sha256",
-    "shorter": FIRST.format("shorter") + "Consistency check",
-    "longer": FIRST.format("longer") + "Consistency check",
+    "shorter": FIRST.format("shorter") + f"{SIZES[0] - 10} bytes came instead of {SIZES[0]}",
+    "longer": FIRST.format("longer") + f"{SIZES[1] + 10} bytes came instead of {SIZES[1]}",
     "status": FIRST.format("status") + "status 503",
     "reset": FIRST.format("reset") + "[Errno 104] Connection reset",
     "html": "does not answer like a hub",
@@ -224,25 +234,41 @@ def test_a_blob_that_rotted_in_the_cache_is_fetched_again_once(
     assert len(gets) == asked + 1
 
 
-def test_any_repository_is_loaded_with_what_its_config_says(hub: HubServer, tmp_path: Path) -> None:
-    told = in_child(LOAD, f"hf:test/foreign@{COMMIT}", tmp_path, hub.endpoint)
+def test_progress_is_counted_in_megabytes(capsys: pytest.CaptureFixture[str]) -> None:
+    console.stderr.cache_clear()
 
-    assert told["provenance"]["revision"] == COMMIT
-    assert any("mean 0.1, std 0.2: from" in line for line in told["lines"])
+    with Bar(desc="model.safetensors", total=2_500_000) as bar:
+        bar.update(1_000_000)
+        bar.update(1_500_000)
+
+    assert "fetching model.safetensors: 2/2" in capsys.readouterr().err  # 2.5 rounds to even
+    console.stderr.cache_clear()
 
 
-def test_a_catalogue_name_is_loaded_from_the_hub_and_then_without_it(
-    hub: HubServer, tmp_path: Path
+@pytest.fixture(scope="module")
+def loaded(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    names = json.dumps([NAME, f"hf:test/foreign@{COMMIT}"])
+    return in_child(LOAD, names, tmp_path_factory.mktemp("loaded"), hub.endpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "statistics"),
+    [
+        pytest.param(NAME, f"timm/{NAME}", "from the catalogue", id="catalogue"),
+        pytest.param(
+            f"hf:test/foreign@{COMMIT}", "test/foreign", "mean 0.1, std 0.2: from", id="any other"
+        ),
+    ],
+)
+def test_a_name_is_loaded_from_the_hub_and_then_without_it(
+    name: str, source: str, statistics: str, loaded: Answers
 ) -> None:
-    online = in_child(LOAD, NAME, tmp_path, hub.endpoint)
-    asked = len(hub.requests)
-    offline = in_child(LOAD, NAME, tmp_path, hub.endpoint, HF_HUB_OFFLINE="1")
+    online, offline = (loaded[f"{name} offline={is_offline}"] for is_offline in (False, True))
 
     assert online == offline
-    assert len(hub.requests) == asked
     assert online["provenance"]["revision"] == COMMIT
-    assert online["provenance"]["source"] == f"timm/{NAME}/model.safetensors"
-    assert any("from the catalogue" in line for line in online["lines"])
+    assert online["provenance"]["source"] == f"{source}/model.safetensors"
+    assert any(statistics in line for line in online["lines"])
 
 
 @pytest.mark.parametrize(

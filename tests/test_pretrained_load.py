@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,26 @@ def test_statistics_come_from_the_user_then_the_file_then_nowhere(tmp_path: Path
     assert given.transform.mean == (0.1, 0.2, 0.3)
     assert given.statistics_source == "as given by --mean and --std"
     assert given.transform.crop == 1.0  # still the file's
+
+
+@pytest.mark.parametrize(
+    ("options", "mean", "why"),
+    [
+        pytest.param({}, 0.5, "0.5 assumed", id="nothing is known"),
+        pytest.param({"pre_logits": True}, 0.5, "as all of Google's", id="pre_logits"),
+        pytest.param({"layer_scale": 1e-5}, 0.485, "with LayerScale or", id="DINOv2"),
+        pytest.param({"distilled": True}, 0.485, "or distillation", id="distilled DeiT"),
+    ],
+)
+def test_statistics_are_told_by_the_maker_where_only_one_makes_such_files(
+    options: dict[str, Any], mean: float, why: str, tmp_path: Path
+) -> None:
+    save_file(random_weights(replace(CONFIG, **options)), tmp_path / "model.safetensors")
+
+    _, report = load_pretrained(tmp_path, num_classes=3)
+
+    assert report.transform.mean[0] == mean
+    assert why in report.statistics_source
 
 
 def test_one_mean_is_not_enough(tmp_path: Path) -> None:

@@ -170,6 +170,23 @@ def test_a_head_on_an_average_that_we_do_not_compute_is_not_kept(tmp_path: Path)
     assert model.config.pool == "cls"
 
 
+@torch.no_grad()
+def test_a_new_head_on_a_distilled_deit_reads_the_class_token_alone(
+    tmp_path: Path, images: Tensor
+) -> None:
+    state = random_weights(replace(CONFIG, distilled=True))
+    save_file(state, tmp_path / "model.safetensors")
+
+    kept, _ = load_pretrained(tmp_path)
+    fresh, report = load_pretrained(tmp_path, num_classes=0)
+
+    tokens = kept.norm(kept.encode(kept.embed(images)))
+    assert torch.allclose(fresh(images), tokens[:, 0], atol=1e-6)
+    assert torch.equal(fresh.state_dict()["reg_token"], state["dist_token"])
+    assert {"head_dist.weight (7, 192)", "head.weight (7, 192)"} <= set(report.dropped)
+    assert any("kept as a register" in note for note in report.notes)
+
+
 # other pixels
 
 

@@ -154,7 +154,7 @@ class Tried:
 def choose_penalty(
     x: Tensor, y: Tensor, counted: Tensor, *, classes: int, seed: int, views: int = 1
 ) -> tuple[float, list[Tried]]:
-    """The penalty with the smallest cross-validated loss, and the path that led there.
+    """The penalty with the best cross-validated accuracy, at a tie the smallest loss; and the path.
 
     Rows come in `views` blocks of the same images; an image is held out with all its views, and
     judged by the first.
@@ -177,7 +177,7 @@ def choose_penalty(
         )
         if len(path) > 2 and path[-1].loss > path[-2].loss > path[-3].loss:
             break  # the loss is convex enough along the path: it only gets worse from here
-    return min(path, key=lambda tried: tried.loss).l2, path
+    return max(path, key=lambda tried: (tried.top1, -tried.loss)).l2, path
 
 
 def held_out_scores(x: Tensor, heads: Tensor, held: Tensor) -> Tensor:

@@ -103,7 +103,10 @@ class EvalTransform:
 
     def normalise(self, pixels: "Tensor") -> "Tensor":
         """uint8 (B, S, S, 3) to float32 (B, 3, S, S) on the same device."""
-        values = pixels.permute(0, 3, 1, 2).contiguous().float().div_(255)  # (B, 3, S, S)
+        planes = pixels.permute(0, 3, 1, 2)  # (B, 3, S, S), channels last in memory
+        if len({*self.mean}) == len({*self.std}) == 1:  # numbers: no broadcasting along channels
+            return planes.float().div_(255).sub_(self.mean[0]).div_(self.std[0])
+        values = planes.contiguous().float().div_(255)
         mean, std = values.new_tensor(self.mean), values.new_tensor(self.std)
         return values.sub_(mean[:, None, None]).div_(std[:, None, None])
 

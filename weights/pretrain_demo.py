@@ -84,7 +84,7 @@ def main() -> None:
     began = time.perf_counter()
 
     drawn = draw_classes(seed=args.seed)
-    print(f"drawn after {time.perf_counter() - began:.0f} s")  # noqa: T201
+    print(f"drawn after {time.perf_counter() - began:.0f} s")
     model = started_model(ARCHITECTURE)
     fit(
         model,
@@ -95,7 +95,7 @@ def main() -> None:
         on_step=means_printed(began),
     )
     digest = save_checkpoint(args.out, shipped(model), card(args.seed, args.threads))
-    print(f"{args.out}: sha256 of card and tensors {digest}")  # noqa: T201
+    print(f"{args.out}: sha256 of card and tensors {digest}")
 
 
 def draw_classes(*, seed: int) -> Tensor:
@@ -126,7 +126,8 @@ def batches(drawn: Tensor, epoch: int, *, seed: int) -> Iterator[Batch]:
         reach = min(1.0, TAME + done / RAMP)
         labels = torch.randint(0, CLASSES, (BATCH,), generator=rng)
         instances = torch.randint(0, round(reach * INSTANCES), (BATCH,), generator=rng)
-        yield Batch(normalise(windows(drawn[labels, instances], rng)), labels)
+        pixels = normalise(windows(drawn[labels, instances], rng))
+        yield Batch(pixels.contiguous(), labels)  # the order in memory decides the last digits
 
 
 def windows(images: Tensor, rng: torch.Generator) -> Tensor:
@@ -192,7 +193,9 @@ def waves(grid: int, width: int) -> Tensor:
 def shipped(model: VisionTransformer) -> dict[str, Tensor]:
     """The backbone alone, in bf16, its positions resized."""
     state = {k: v for k, v in model.state_dict().items() if not k.startswith("head.")}
-    rows, columns = (side // patch for side, patch in zip(SHIPPED, (8, 8), strict=True))
+    rows, columns = (
+        side // patch for side, patch in zip(SHIPPED, ARCHITECTURE.patch_size, strict=True)
+    )
     state["pos_embed"] = resize_positions(state["pos_embed"], (rows, columns))
     return {name: tensor.bfloat16() for name, tensor in state.items()}
 
@@ -222,7 +225,7 @@ def means_printed(began: float) -> Callable[[Step], None]:
         if len(window) == 500:
             loss, accuracy = np.mean(window, axis=0)
             window.clear()
-            print(  # noqa: T201
+            print(
                 f"step {step.step + 1} of {STEPS}: loss {loss:.3f}, accuracy {accuracy:.3f}, "
                 f"{time.perf_counter() - began:.0f} s",
                 flush=True,

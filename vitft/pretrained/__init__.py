@@ -2,13 +2,14 @@
 
     locate   what the user typed -> a catalogue row or a file        (no torch)
     catalog  the rows of weights/catalog.toml                        (no torch)
-    fetch    a row -> a verified file from the hub
+    fetch    a row, or any hub repository -> a verified file
     read     a file -> tensors, nothing of it executed
     convert  foreign names and layouts -> ours
     beside   what a config.json next to the file says
     source   all of the above: a file understood and checked
-    adapt    another class count, image size, pooling
+    adapt    another class count, image size, patch size, channels, pooling
     load     `load_pretrained`
+    inspect  what a file is, and what loading it would do
     report   what became of each part, for people and for the run
 
 The model knows none of this. What needs torch is imported on first use.

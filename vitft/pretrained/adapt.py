@@ -10,7 +10,7 @@ Letters: B images, P patches, N tokens, D width, C classes, g grid side in patch
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -286,6 +286,12 @@ def adapt(
     result, dropped, notes = dict(tensors), [], []
     is_headless = new_head or not wanted.num_classes
     gone = [n for n in result if is_headless and n.startswith(("head.", "head_dist."))]
+    if source.distilled and not wanted.distilled:
+        registers = [
+            t for n in ("dist_token", "reg_token") if (t := result.pop(n, None)) is not None
+        ]
+        result["reg_token"] = torch.cat(registers, dim=1)
+        notes.append("the distillation token is kept as a register; the head reads the class token")
     if not wanted.pre_logits:
         gone += [n for n in result if n.startswith("pre_logits.")]
     for name in gone:
@@ -310,6 +316,13 @@ def adapt(
             result[f"{head}.weight"] = torch.zeros(wanted.num_classes, wanted.width)
             result[f"{head}.bias"] = torch.zeros(wanted.num_classes)
     return Adapted(tensors=result, loaded=loaded, dropped=tuple(dropped), notes=tuple(notes))
+
+
+def undistilled(config: ViTConfig) -> ViTConfig:
+    """The same model for a new head: the distillation token, whose head is gone, as a register."""
+    if not config.distilled:
+        return config
+    return replace(config, distilled=False, registers=config.registers + 1)
 
 
 def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, wanted: ViTConfig) -> list[str]:

@@ -39,7 +39,7 @@ class Beside:
     """Whether the head reads the mean of the patches after the last LayerNorm, as timm can."""
     classes: tuple[str, ...] = ()
     source: str = ""
-    """The file that states the pixel statistics."""
+    """Where the pixel statistics come from, in words."""
     notes: tuple[str, ...] = ()
 
 
@@ -153,7 +153,7 @@ def from_timm(config: Table) -> Beside:
         interpolation=known_filter(cfg, cfg.text("interpolation")),
         fit="squash" if cfg.text("crop_mode") == "squash" else "crop",
         classes=labels_of(cfg, "label_names") or labels_of(config, "label_names"),
-        source=str(config.path) if mean and std else "",
+        source=f"from {config.path}" if mean and std else "",
     )
 
 
@@ -183,7 +183,7 @@ def hf_preprocessing(processor: Table) -> dict[str, Any]:
         "mean": mean if std else None,
         "std": std if mean else None,
         "interpolation": known_filter(processor, PIL_FILTERS.get(number) if number else None),
-        "source": str(processor.path) if mean and std else "",
+        "source": f"from {processor.path}" if mean and std else "",
         "fit": "squash",  # its ViT processor resizes both sides, whatever the aspect ratio
         "crop": 1.0,
     }

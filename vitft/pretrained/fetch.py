@@ -32,7 +32,9 @@ FIRST_WAIT_S = 0.5
 """Seconds before the second try; the wait doubles with every further one."""
 PATIENCE_S = 60.0
 """Seconds in which a hub that says "later" is asked again; the hub may say when."""
-STALE_S = 3600.0
+STALL_S = 8
+"""Seconds of silence after which the library tries again, five times at most."""
+STALE_S = 600.0
 """Age in seconds at which a partial download counts as left behind by a killed process."""
 
 
@@ -66,7 +68,15 @@ def fetch(entry: Entry, *, allow_pickle: bool = False) -> Fetched:
         entry = with_its_file(entry, allow_pickle=allow_pickle)
     damage = ""
     for _ in range(2):
-        path = cached_or_downloaded(entry)
+        try:
+            path = cached_or_downloaded(entry)
+        except WeightsError as error:
+            if not damage:
+                raise
+            raise WeightsError(
+                f"the cached copy was damaged ({damage}) and is deleted; {error.problem}",
+                fix=error.fix,
+            ) from error
         digest = sha256_of(path)
         damage = difference(path, digest, entry.sha256)
         if not damage:
@@ -206,7 +216,7 @@ def ask_hub(entry: Entry) -> str:
             is_late = wait is None or time.monotonic() - started + wait > PATIENCE_S
             if is_late or (attempt >= ATTEMPTS and status_of(error) is None):
                 raise refused(entry, error) from error
-            console.note(f"{constants.ENDPOINT}: {reason_of(error)}; asking again in {wait:.0f} s")
+            console.note(f"{constants.ENDPOINT}: {reason_of(error)}; asking again in {wait:.1f} s")
             time.sleep(wait or 0)
             continue
         if answer.commit_hash is None or answer.etag is None:
@@ -282,13 +292,16 @@ def status_of(error: Exception) -> int | None:
 def reason_of(error: Exception | None) -> str:
     """The status, or else the first line of an exception."""
     status = status_of(error) if error else None
+    sizes = re.search(r"should be of size (\d+) but has size (\d+)", str(error))
+    if sizes:
+        return f"{sizes[2]} bytes came instead of {sizes[1]}"
     return f"status {status}" if status else short(error)
 
 
 def refused(entry: Entry, error: Exception | None) -> WeightsError:
     """The error of a download that did not come to an end."""
-    if type(error).__name__ == "TooManyRedirects":
-        return no_hub()
+    if type(error).__name__ == "TooManyRedirects" or status_of(error or OSError()) == 404:
+        return no_hub()  # a hub says in words what it does not find
     return WeightsError(
         f"download of {entry.repo}/{entry.file} failed: {reason_of(error)}; nothing was kept",
         fix="run it again, or give a file that you downloaded otherwise",
@@ -316,12 +329,14 @@ def plain_http() -> Iterator[None]:
 
     quieten: Any = logging
     level, was_disabled = logging.get_verbosity(), constants.HF_HUB_DISABLE_XET
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
     quieten.set_verbosity_error()  # its warnings show signed addresses; we say what happens
     constants.HF_HUB_DISABLE_XET = True
+    constants.HF_HUB_DOWNLOAD_TIMEOUT = min(timeout, STALL_S)
     try:
         yield
     finally:
-        constants.HF_HUB_DISABLE_XET = was_disabled
+        constants.HF_HUB_DISABLE_XET, constants.HF_HUB_DOWNLOAD_TIMEOUT = was_disabled, timeout
         logging.set_verbosity(level)
 
 

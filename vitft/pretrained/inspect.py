@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitft.errors import UsageError
 from vitft.model import as_pair
-from vitft.pretrained.adapt import Adapted, PosEmbed, adapt
+from vitft.pretrained.adapt import Adapted, PosEmbed, adapt, undistilled
 from vitft.pretrained.load import positions_of
 from vitft.pretrained.report import describe, joined
 from vitft.pretrained.source import Source, open_source
@@ -88,7 +88,7 @@ def inspect(
     built = source.architecture
     try:
         wanted = replace(
-            built,
+            built if classes is None else undistilled(built),
             num_classes=built.num_classes if classes is None else classes,
             image_size=built.image_size if image_size is None else as_pair(image_size),
             pre_logits=built.pre_logits and classes is None,

@@ -11,7 +11,7 @@ from typing import Literal
 from vitft.checkpoint import build_model
 from vitft.errors import UsageError, WeightsError
 from vitft.model import Pool, VisionTransformer, ViTConfig, as_pair
-from vitft.pretrained.adapt import Adapted, PosEmbed, adapt
+from vitft.pretrained.adapt import Adapted, PosEmbed, adapt, undistilled
 from vitft.pretrained.report import LoadReport, describe
 from vitft.pretrained.source import Source, open_source
 from vitft.transforms import EvalTransform
@@ -65,7 +65,7 @@ def load_pretrained(  # noqa: PLR0913 - one choice each, all keyword-only
     check_head(source, pre_logits, num_classes)
     built = source.architecture
     wanted = replace(
-        built,
+        built if num_classes is None else undistilled(built),
         num_classes=built.num_classes if num_classes is None else num_classes,
         image_size=built.image_size if image_size is None else as_pair(image_size),
         patch_size=built.patch_size if patch_size is None else as_pair(patch_size),

@@ -22,6 +22,8 @@ from vitft.pretrained.locate import locate
 from vitft.pretrained.read import RawWeights, read
 from vitft.transforms import EvalTransform, Interpolation
 
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 UNSTATED = "not stated anywhere, 0.5 assumed; wrong ones cost a ViT-Tiny 32 points: --mean --std"
 
 
@@ -85,7 +87,7 @@ def from_entry(entry: Entry) -> Beside:
         std=entry.std,
         crop=entry.crop,
         interpolation=entry.interpolation,
-        source="the catalogue",
+        source="from the catalogue",
         notes=(entry.note,) if entry.note else (),
     )
 
@@ -106,6 +108,7 @@ def understood(raw: RawWeights, beside: Beside, provenance: Mapping[str, str]) -
     except WeightsError as error:
         raise WeightsError(f"{raw.path}: {error.problem}", fix=error.fix) from error
     notes = [*beside.notes, *doubts(architecture, hints)]
+    beside = with_usual_statistics(beside, architecture, converted.flavour)
     classes = beside.classes if len(beside.classes) == architecture.num_classes else ()
     if beside.classes and architecture.num_classes and not classes:
         notes.append(
@@ -119,7 +122,7 @@ def understood(raw: RawWeights, beside: Beside, provenance: Mapping[str, str]) -
         tensors=converted.tensors,
         architecture=architecture,
         transform=transform_of(beside, architecture, raw.path),
-        statistics_source=f"from {beside.source}" if beside.mean else UNSTATED,
+        statistics_source=beside.source if beside.mean else UNSTATED,
         provenance=provenance,
         classes=classes,
         dropped=converted.dropped,
@@ -128,6 +131,19 @@ def understood(raw: RawWeights, beside: Beside, provenance: Mapping[str, str]) -
         else "",
         notes=tuple(notes),
     )
+
+
+def with_usual_statistics(beside: Beside, config: ViTConfig, flavour: Flavour) -> Beside:
+    """What is known of a file without a config.json, because only one maker's are like that."""
+    if beside.mean is not None or config.in_channels != 3:
+        return beside
+    if config.layer_scale or config.distilled:
+        (mean, std), why = IMAGENET, "as all published models with LayerScale or distillation"
+    elif flavour == "npz" or config.stem is not None or config.pre_logits:
+        (mean, std), why = HALF, "as all of Google's Vision Transformers"
+    else:
+        return beside
+    return replace(beside, mean=mean, std=std, source=why)
 
 
 def from_checkpoint(raw: RawWeights, beside: Beside, provenance: Mapping[str, str]) -> Source:
