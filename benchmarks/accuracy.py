@@ -31,7 +31,7 @@ TUTORIAL = {
     "epochs": 10,
 }
 ARMS: dict[str, dict[str, dict[str, Any]]] = {
-    "tutorial, fresh crops": {"optim": TUTORIAL, "train": {"views": 10}},
+    "tutorial, fresh crops": {"optim": TUTORIAL, "train": {"augment": "crop"}},
     "tutorial, plain view": {"optim": TUTORIAL},
     "ours": {},
     "ours, 1 view": {"train": {"views": 1}},

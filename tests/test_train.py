@@ -50,7 +50,7 @@ def test_a_run_directory_holds_what_it_promises(finished: Result) -> None:
         "split.csv",
     }
     assert json.loads((finished.run / "environment.json").read_text())["status"] == "finished"
-    assert (finished.run.parent / "latest").resolve() == finished.run
+    assert not (finished.run.parent / "latest").exists()  # only runs/ has one
     assert json.loads((finished.run / "class_indices.json").read_text()) == {
         "0": "blue",
         "1": "green",
@@ -208,7 +208,7 @@ def test_the_default_solves_for_the_head_and_tells_more(
     assert done.figures["first_loss"] == pytest.approx(math.log(3), abs=1e-6)
     assert not done.figures["selected_on_validation"]
     assert more["images"] == 30
-    assert [point["images"] for point in more["curve"]] == [3, 6, 12, 24]
+    assert [point["images"] for point in more["curve"]] == [6, 12, 24]
     lines = [json.loads(s) for s in (done.run / "metrics.jsonl").read_text().splitlines()]
     assert lines[0].keys() == {"l2", "cv_loss", "cv_top1"}
 

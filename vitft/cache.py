@@ -23,19 +23,26 @@ from typing import Any
 
 import numpy as np
 
+from vitft.errors import ResourceError, RunError
 from vitft.files import write_atomically, writing
 
 Rows = np.ndarray[Any, np.dtype[Any]]
 MAGIC = b"vitftrow"
 KEY_BYTES = 32
 ALIGN = 64
+MANY_SHARDS, SMALL_SHARD = 64, 2**24
 LIMIT_GB = 20.0
 """Size of the whole cache above which the spaces used longest ago are removed."""
 
 
 def default_folder() -> Path:
     """Where the cache lies unless the user names another place."""
-    return Path.home() / ".cache" / "vitft" / "features"
+    try:
+        return Path.home() / ".cache" / "vitft" / "features"
+    except RuntimeError as error:
+        raise RunError(
+            "this user has no home folder for cached features", fix="name a place with --cache DIR"
+        ) from error
 
 
 def key_of(*parts: str) -> bytes:
@@ -65,6 +72,7 @@ class Store:
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         settings = {**space, "shape": str(list(shape)), "dtype": dtype}
         text = json.dumps(settings, sort_keys=True, indent=1)
+        self.text = text
         self.folder = root / hashlib.sha256(text.encode()).hexdigest()[:32]
         self.places: dict[bytes, tuple[int, int]] = {}
         self.shards: list[Shard] = []
@@ -72,16 +80,45 @@ class Store:
         """Rows or whole files that were found damaged since this store was opened."""
         self.waiting: dict[bytes, Rows] = {}
         self.flushed = time.monotonic()
-        if not self.folder.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.folder / "space.json", text)
-        os.utime(self.folder)  # last used now: what is pruned is what was used longest ago
+        self.pause_s = 10.0
+        self.make_folder()
+        with contextlib.suppress(OSError):  # a shared cache that may only be read
+            os.utime(self.folder)  # last used now: what is pruned is what was used longest ago
         for path in sorted(self.folder.glob("*.rows")):
             self.open_shard(path)
+        if len(self.shards) > MANY_SHARDS:
+            self.merge_small_shards()
+
+    def make_folder(self) -> None:
+        """The folder with its description, again if somebody cleaned the cache meanwhile."""
+        if not (self.folder / "space.json").exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / "space.json", self.text)
+        for leftover in self.folder.glob(".*"):  # of a process that was killed while writing
+            with contextlib.suppress(OSError):
+                if time.time() - leftover.stat().st_mtime > 86400:
+                    leftover.unlink()
+
+    def merge_small_shards(self) -> None:
+        """Write the rows of many small files as one: each mapped file costs a descriptor."""
+        small = [i for i, shard in enumerate(self.shards) if shard.rows.nbytes < SMALL_SHARD]
+        rows = {
+            key: np.array(row)
+            for key, place in list(self.places.items())
+            if place[0] in small and (row := self.get(key)) is not None
+        }
+        if rows:
+            with contextlib.suppress(RunError, ResourceError):  # read-only: many files will do
+                self.write_shard(rows)
+                for i in small:
+                    self.shards[i].path.unlink(missing_ok=True)
 
     def open_shard(self, path: Path) -> None:
         """Add a file's rows; a file that is not whole is set aside as if it were not there."""
-        shard = read_shard(path, self.shape, self.dtype)
+        try:
+            shard = read_shard(path, self.shape, self.dtype)
+        except OSError:  # gone, or no descriptor left: not damaged, only not at hand
+            return
         if shard is None:
             self.damaged += 1
             with contextlib.suppress(OSError):
@@ -110,8 +147,10 @@ class Store:
 
     def add(self, key: bytes, row: Rows) -> None:
         """Keep a row; it is on disk after the next `flush`, which comes every few seconds."""
+        assert row.shape == self.shape
         self.waiting[key] = np.ascontiguousarray(row, dtype=self.dtype)
-        if time.monotonic() - self.flushed > 10 or self.waiting_bytes > 2**26:
+        if time.monotonic() - self.flushed > self.pause_s or self.waiting_bytes > 2**26:
+            self.pause_s = min(300.0, 2 * self.pause_s)  # few files, and minutes lost at most
             self.flush()
 
     @property
@@ -124,10 +163,16 @@ class Store:
         self.flushed = time.monotonic()
         if not self.waiting:
             return
-        path = self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.rows"
-        write_atomically(path, shard_bytes(self.waiting))
-        self.open_shard(path)
+        self.make_folder()
+        self.write_shard(self.waiting)
         self.waiting = {}
+
+    def write_shard(self, rows: Mapping[bytes, Rows]) -> None:
+        """Add rows as a new file."""
+        path = self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.rows"
+        with writing(path, option="--cache DIR, or --cache none"):
+            write_atomically(path, shard_bytes(rows))
+        self.open_shard(path)
 
 
 def checksum(key: bytes, row: Rows) -> int:
@@ -167,7 +212,7 @@ def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shar
             if not isinstance(count, int) or not 0 < count <= path.stat().st_size // KEY_BYTES:
                 return None
             keys, sums = file.read(count * KEY_BYTES), file.read(count * 4)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
     if zlib.crc32(sums, zlib.crc32(keys)) != header["index"]:
         return None
@@ -197,8 +242,8 @@ def spaces(root: Path) -> list[Space]:
     """Every space, the one used last first."""
     found = []
     for folder in root.iterdir() if root.is_dir() else ():
-        with contextlib.suppress(OSError, ValueError):
-            settings = json.loads((folder / "space.json").read_text(encoding="utf-8"))
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            settings = dict(json.loads((folder / "space.json").read_text(encoding="utf-8")))
             files = [path.stat().st_size for path in folder.iterdir()]
             found.append(
                 Space(
@@ -241,5 +286,5 @@ def open_store(root: Path, space: Mapping[str, str], shape: Sequence[int], dtype
     Raises:
         RunError: The folder cannot be written.
     """
-    with writing(root):
+    with writing(root, option="--cache DIR, or --cache none"):
         return Store(root, space, shape, dtype)

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 from vitft import console
 from vitft.cli_cache import add_cache
-from vitft.config import Config, from_table, merged, parse_setting, read_recipe
+from vitft.cli_weights import add_weights
+from vitft.config import Config, check_effect, from_table, merged, parse_setting, read_recipe
 from vitft.errors import UsageError, VitftError
 
 
@@ -164,20 +165,28 @@ def config_from(args: argparse.Namespace) -> Config:
         for k, v in options
         if k == "weights.image_size"
     ]
-    return from_table(merged(table, [*options, *settings, *sizes]))
+    config = from_table(merged(table, [*options, *settings, *sizes]))
+    check_effect(config, [key for key, _ in [*options, *settings]])
+    return config
 
 
 def finetune_command(args: argparse.Namespace) -> int:
     """Check everything cheap first, then train and say what came of it."""
     from vitft.demo import demo_data
     from vitft.preflight import check_request
+    from vitft.rundir import BASE
 
     config = demo_data(config_from(args))
     out = check_request(config, args.out)
     from vitft.train import finetune
 
     result = finetune(config, out=out)
-    console.summary(result.run, result.figures, interrupted=result.interrupted)
+    console.summary(
+        result.run,
+        result.figures,
+        interrupted=result.interrupted,
+        is_latest=result.run.parent == BASE,
+    )
     return 130 if result.interrupted else 0
 
 
@@ -200,9 +209,10 @@ def predict_command(args: argparse.Namespace) -> int:
     find_model(args.run)
     from vitft.predict import Predictor, expand
 
+    images = list(expand(args.images))  # an empty folder is refused before the model is loaded
     predictor = Predictor.from_run(args.run, device=args.device)
     rows = console.Rows(args.format, args.top_k)
-    for prediction in predictor.stream(expand(args.images), top_k=args.top_k):
+    for prediction in predictor.stream(images, top_k=args.top_k):
         rows.add(prediction.path, prediction.classes, prediction.probabilities, prediction.error)
     rows.close()
     return 3 if rows.errors else 0
@@ -237,59 +247,6 @@ def export_command(args: argparse.Namespace) -> int:
         f"exported to {console.visible(str(done.folder))}: largest logit difference "
         f"{done.difference:.1e}, {done.changed} changed classes, on {on}"
     )
-    return 0
-
-
-def add_weights(verbs: "Verbs[Parser]") -> None:
-    """`vitft weights`."""
-    parser = verbs.add_parser("weights", help="what pretrained weights there are")
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    actions.add_parser("list", help="every name of the catalogue").set_defaults(
-        command=weights_list_command
-    )
-    show = actions.add_parser("show", help="one catalogue entry or weight file")
-    show.add_argument("name", metavar="NAME", help="catalogue name or weight file")
-    show.add_argument("--allow-pickle", action="store_true", help="read .pth files")
-    show.set_defaults(command=weights_show_command)
-
-
-def weights_list_command(_: argparse.Namespace) -> int:
-    """A table of names."""
-    from vitft.pretrained.catalog import entries
-
-    console.table(
-        ("name", "classes", "licence", "source", "px"),
-        [
-            (
-                e.name,
-                str(e.num_classes or "-"),
-                e.licence,
-                e.repo or "comes with vitft",
-                "x".join(str(side) for side in e.image_size),
-            )
-            for e in entries()
-        ],
-        numbers=1,
-    )
-    return 0
-
-
-def weights_show_command(args: argparse.Namespace) -> int:
-    """What is known of a name without fetching it, or what is in a file."""
-    from vitft.pretrained.catalog import find, names
-
-    if args.name in names():
-        for line in find(args.name).lines():
-            console.result(line)
-        return 0
-    from vitft.pretrained.locate import check_weights_name
-
-    check_weights_name(args.name)
-    from vitft.pretrained import load_pretrained
-
-    _, report = load_pretrained(args.name, num_classes=0, allow_pickle=args.allow_pickle)
-    for line in report.lines():
-        console.result(console.visible(line))
     return 0
 
 

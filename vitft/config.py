@@ -51,6 +51,7 @@ class DataSpec:
             self.split in ("random", "reference"), "data.split", self.split, "random or reference"
         )
         check(0 < self.val_rate < 1, "data.val_rate", self.val_rate, "a share, over 0 and under 1")
+        check(self.seed >= 0, "data.seed", self.seed, "a whole number from 0")
         check(self.max_pixels > 0, "data.max_pixels", self.max_pixels, "a count of pixels over 0")
 
 
@@ -177,7 +178,8 @@ class TrainSpec:
             "head, pre_logits, blocks:N (the last N blocks train) or none",
         )
         check(self.augment in ("none", "crop"), "train.augment", self.augment, "none or crop")
-        check(self.views >= 0, "train.views", self.views, "a whole number, 0 for none")
+        check(self.seed >= 0, "train.seed", self.seed, "a whole number from 0")
+        check(0 <= self.views <= 1000, "train.views", self.views, "a whole number from 0 to 1000")
         check(
             self.precision in ("auto", "fp32", "bf16"),
             "train.precision",
@@ -196,6 +198,12 @@ class Config:
     train: TrainSpec = field(default_factory=TrainSpec)
 
     def __post_init__(self) -> None:
+        check(
+            self.train.freeze != "pre_logits" or self.weights.pre_logits == "keep",
+            "train.freeze",
+            self.train.freeze,
+            "pre_logits only with weights.pre_logits keep (--pre-logits keep)",
+        )
         check(
             self.optim.solver != "lbfgs" or self.solvable,
             "optim.solver",
@@ -226,13 +234,39 @@ STEPS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+STEP_KEYS = frozenset(
+    {"lr", "final_lr", "warmup", "momentum", "weight_decay", "epochs", "batch_size", "clip"}
+)
+"""Settings that only mean something to a solver that takes steps: naming one asks for steps."""
+SOLVE_KEYS = frozenset({"l2", "class_weights"})
+"""Settings that only mean something to `lbfgs`."""
+
+
+def check_effect(config: "Config", named: Iterable[str]) -> None:
+    """Refuse a setting that the user named and that the chosen solver would not look at.
+
+    Raises:
+        UsageError: With the setting and the solver that it needs.
+    """
+    solves = config.optim.solver == "lbfgs"
+    for key in named:
+        section, _, name = key.partition(".")
+        if section == "optim" and name in (STEP_KEYS if solves else SOLVE_KEYS):
+            raise UsageError(
+                f"{key} has no effect on the solver {config.optim.solver}",
+                fix=f"leave it out, or choose --set optim.solver={'adamw' if solves else 'lbfgs'}",
+            )
+
+
 def with_mode_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
     """Settings of the optimiser that suit what trains, below those that are named."""
     train, optim = table.get("train", {}), table.get("optim", {})
     if not isinstance(train, Mapping) or not isinstance(optim, Mapping):
         return table  # `build` says what is wrong with it
     freeze = str(train.get("freeze", "head")).partition(":")[0]
-    plain_head = freeze == "head" and train.get("augment", "none") == "none"
+    plain_head = (
+        freeze == "head" and train.get("augment", "none") == "none" and not STEP_KEYS & {*optim}
+    )
     if optim.get("solver", "lbfgs" if plain_head else "") == "lbfgs":
         return table
     return {**table, "optim": {**STEPS.get(freeze, {}), **optim}}
@@ -272,9 +306,9 @@ def coerced(value: Any, hint: Any, key: str) -> Any:  # noqa: ANN401
             return value  # the field's own check names the allowed words
         if origin is tuple and isinstance(value, (int, float, list, tuple)):
             items = list(value) if isinstance(value, (list, tuple)) else [value] * 2
-            if key != "weights.image_size" or (
-                len(items) == 2 and all(type(item) is int for item in items)
-            ):
+            whole = key == "weights.image_size"
+            numbers = all(type(item) in ((int,) if whole else (int, float)) for item in items)
+            if numbers and (len(items) == 2 or not whole):
                 return tuple(items)
         if option is float and type(value) in (int, float):
             return float(value)

@@ -8,6 +8,7 @@ import contextlib
 import csv
 import io
 import json
+import shlex
 import sys
 import time
 import unicodedata
@@ -275,7 +276,9 @@ class Rows:
         table(("image", "answer"), rows)
 
 
-def summary(run: Path, figures: Mapping[str, Any], *, interrupted: bool) -> None:
+def summary(
+    run: Path, figures: Mapping[str, Any], *, interrupted: bool, is_latest: bool = True
+) -> None:
     """What a finished or interrupted run came to, and what to do next."""
     if interrupted:
         warn(f"interrupted; what was done is in {visible(str(run))}")
@@ -296,19 +299,25 @@ def summary(run: Path, figures: Mapping[str, Any], *, interrupted: bool) -> None
     if more:
         low, high = more["top1_interval"]
         result(
-            f"cross-validated over all {more['images']} images: {more['top1']:.1%} "
-            f"({low:.1%} to {high:.1%}); nearest neighbours alone: {figures['knn_top1']:.1%}"
+            f"cross-validated over {counted_of(more['images'], more['of'])} images: "
+            f"{more['top1']:.1%} ({low:.1%} to {high:.1%}); nearest neighbours alone: {figures['knn_top1']:.1%}"
         )
         gain = more["gain_from_twice"]
         if gain is not None:
             result(f"twice the images would give about {100 * gain:+.1f} points (extrapolated)")
     spots = more["weak_spots"][:2] if more else weakest(figures["per_class"])
-    for spot in spots:
+    for spot in (spot for spot in spots if spot["recall"] < 1):
         taken = f", taken most for {visible(spot['taken_for'])}" if spot.get("taken_for") else ""
         result(f"weak spot: {visible(spot['class'])}, {spot['recall']:.1%} found{taken}")
     result(f"run: {visible(str(run))}")
     if not interrupted:
-        note("next: vitft predict IMAGE ...   or   vitft export --safetensors")
+        which = "" if is_latest else f" --run {shlex.quote(visible(str(run)))}"
+        note(f"next: vitft predict{which} IMAGE ...   or   vitft export --safetensors{which}")
+
+
+def counted_of(some: int, total: int) -> str:
+    """`all 1,200`, or `20,000 of 53,000`."""
+    return f"all {total:,}" if some == total else f"{some:,} of {total:,}"
 
 
 def weakest(per_class: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ def pick_device(wanted: str) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(wanted)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise RuntimeError("vitft knows cpu, cuda and mps")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(

@@ -7,8 +7,7 @@
     ├── WeightsError      4   weight files, the catalogue, the hub
     ├── RunError          5   run folders and checkpoints: damaged, not matching, not writable
     ├── ResourceError     6   disk full, memory
-    ├── DivergedError     7   training is no longer finite
-    └── LockedError       8   the run folder belongs to a live process
+    └── DivergedError     7   training is no longer finite
 
 A mistake of the program is an `assert` or any other exception: it ends in a traceback and exit
 code 1. An interruption by the user ends in 130 (SIGINT) or 143 (SIGTERM).
@@ -71,9 +70,3 @@ class DivergedError(VitftError):
     """The loss or the weights are no longer finite."""
 
     exit_code = 7
-
-
-class LockedError(VitftError):
-    """Another live process works in the same run folder."""
-
-    exit_code = 8

@@ -4,6 +4,7 @@
 config.json by which `timm.create_model("local-dir:DIR", pretrained=True)` opens it.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from itertools import islice
@@ -22,6 +23,7 @@ from vitft.model import SIZES
 from vitft.predict import Predictor
 from vitft.rundir import MODEL, RunDir, find_model, writable
 
+CONFIG = "config.json"
 COMPARED = 64
 """How many validation images an export is compared on."""
 
@@ -50,12 +52,11 @@ def export_safetensors(run: str | None, out: Path) -> Exported:
     source = find_model(run)
     state, card = load_checkpoint(source)
     prepare_folder(out)
+    (out / CONFIG).unlink(missing_ok=True)  # of an older export, and then of another model
     save_checkpoint(out / MODEL, {name: t.float() for name, t in state.items()}, card)
-    notes: tuple[str, ...] = ()
-    if card.architecture.pre_logits:
-        notes = ("pre_logits is kept: timm has no such layer, so only vitft opens this file",)
-    else:
-        write_atomically(out / "config.json", json.dumps(timm_config(card), indent=2) + "\n")
+    reason = not_for_timm(card)
+    if not reason:
+        write_atomically(out / CONFIG, json.dumps(timm_config(card), indent=2) + "\n")
     pixels = validation_pixels(source.parent, card)
     original = Predictor(build_model(state, card.architecture), card)
     again = Predictor.from_run(str(out))
@@ -69,7 +70,11 @@ def export_safetensors(run: str | None, out: Path) -> Exported:
             fix="this should not happen; keep the run folder and report it",
         )
     return Exported(
-        folder=out, images=pixels[1], difference=difference, changed=changed, notes=notes
+        folder=out,
+        images=pixels[1],
+        difference=difference,
+        changed=changed,
+        notes=(reason,) if reason else (),
     )
 
 
@@ -85,7 +90,7 @@ def prepare_folder(out: Path) -> None:
         raise RunError(
             f"cannot write {out}: {error.strerror}", fix="choose another folder with --out"
         ) from error
-    foreign = [path.name for path in out.iterdir() if path.name not in (MODEL, "config.json")]
+    foreign = [path.name for path in out.iterdir() if path.name not in (MODEL, CONFIG)]
     if foreign:
         raise RunError(f"folder {out} holds other files ({foreign[0]})", fix="choose another --out")
     if not writable(out):
@@ -100,7 +105,8 @@ def validation_pixels(run: Path, card: Card) -> tuple[np.ndarray[Any, np.dtype[n
     try:
         data = Path(read_toml(run / "config.toml")["data"]["path"]).expanduser()
         manifest = Manifest.read(RunDir(run).split, data)
-        paths = (manifest.locate(row) for row in islice(manifest.val, COMPARED))
+        same = (row for row in manifest.val if is_unchanged(manifest.locate(row), row.sha256))
+        paths = (manifest.locate(row) for row in islice(same, COMPARED))
         views = decoded(paths, lambda _, image: card.transform.pixels(image))
         found = [view for view in views if not isinstance(view, ImageError)]
     except (VitftError, KeyError):
@@ -111,31 +117,63 @@ def validation_pixels(run: Path, card: Card) -> tuple[np.ndarray[Any, np.dtype[n
     return noise.astype(np.uint8), 0
 
 
+def is_unchanged(path: str, sha256: str) -> bool:
+    """Whether the image is still the one that the run saw."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest() == sha256
+    except OSError:
+        return False
+
+
+def not_for_timm(card: Card) -> str:
+    """Why timm cannot open this model exactly, or nothing."""
+    shape = card.architecture
+    odd_parts = {
+        "pre_logits": shape.pre_logits,
+        "a post-norm encoder": shape.norm == "post",
+        "two class tokens": shape.distilled,
+        "another LayerNorm eps": shape.norm_eps != 1e-6,
+        "a hybrid's stem": shape.stem is not None,
+    }
+    odd = [name for name, there in odd_parts.items() if there]
+    return (
+        f"the model has {odd[0]}: timm has no such layer under this name, so only vitft opens the "
+        "file; no config.json is written"
+        if odd
+        else ""
+    )
+
+
 def timm_config(card: Card) -> dict[str, Any]:
-    """The config.json of timm's hub format for a model without pre_logits."""
-    architecture, transform = card.architecture, card.transform
-    rows, columns = architecture.image_size
+    """The config.json of timm's hub format, for a model that timm can build (`not_for_timm`)."""
+    shape, transform = card.architecture, card.transform
+    rows, columns = shape.image_size
+    arguments = {
+        "img_size": [rows, columns],
+        "patch_size": list(shape.patch_size),
+        "in_chans": shape.in_channels,
+        "embed_dim": shape.width,
+        "depth": shape.depth,
+        "num_heads": shape.heads,
+        "mlp_ratio": shape.mlp_ratio,
+        "qkv_bias": shape.qkv_bias,
+        "reg_tokens": shape.registers,
+        "no_embed_class": not shape.prefix_positions,
+    }
+    if shape.layer_scale:
+        arguments["init_values"] = shape.layer_scale
     return {
         "architecture": timm_name(card),
-        "num_classes": architecture.num_classes,
-        "num_features": architecture.width,
-        "global_pool": "token" if architecture.pool == "cls" else "avg",
+        "num_classes": shape.num_classes,
+        "num_features": shape.width,
+        "global_pool": "token" if shape.pool == "cls" else "avg",
         "label_names": list(card.classes),
-        "model_args": {
-            "img_size": [rows, columns],
-            "patch_size": list(architecture.patch_size),
-            "in_chans": architecture.in_channels,
-            "embed_dim": architecture.width,
-            "depth": architecture.depth,
-            "num_heads": architecture.heads,
-            "mlp_ratio": architecture.mlp_ratio,
-            "qkv_bias": architecture.qkv_bias,
-        },
+        "model_args": arguments,
         "pretrained_cfg": {
             "custom_load": False,
-            "input_size": [architecture.in_channels, rows, columns],
+            "input_size": [shape.in_channels, rows, columns],
             "fixed_input_size": True,
-            "num_classes": architecture.num_classes,
+            "num_classes": shape.num_classes,
             "pool_size": None,
             "first_conv": "patch_embed.proj",
             "classifier": "head",

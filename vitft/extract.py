@@ -7,6 +7,7 @@ nothing. What the numbers are used for is told in `feed` and `probe`.
 """
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ from vitft.cache import Store, key_of, open_store
 from vitft.data.folder import Checked, CheckedFile, File, Folder, judged
 from vitft.data.images import decode, read_bytes
 from vitft.data.loading import in_order
-from vitft.errors import ImageError
+from vitft.errors import DataError, ImageError
 from vitft.fastview import fast_view
 from vitft.features import Prefix, run_prefix
 from vitft.transforms import CropTransform, EvalTransform
@@ -116,6 +117,7 @@ class Extractor:
             "cut": "pooled" if prefix.pooled else f"after block {prefix.stop}",
             "precision": precision,
             "decoding": "exact" if precision == "fp32" else "fast",
+            "with": versions("torch", "pillow", "simplejpeg"),
             "device": self.device.type,
         }
         if folder is None:
@@ -175,9 +177,9 @@ class Extractor:
         chunks = (files[i : i + size] for i in range(0, len(files), size))
 
         def work(chunk: Sequence[File]) -> list[Looked]:
+            torch.set_num_threads(1)  # of this thread: one core decodes and computes
             batch = [self.look(root, file, view, store) for file in chunk]
             if on_cpu:
-                torch.set_num_threads(1)  # of this thread: one core decodes and computes
                 self.forward(batch, view)
             return batch
 
@@ -203,8 +205,8 @@ class Extractor:
             facts = self.known(file, sha256)
             if facts is not None and store.get(key_of(sha256, view.name)) is not None:
                 return Looked(file, facts)
-            quick = self.quick_view(data, file, view)
-            if quick is not None:
+            quick = self.quick_view(data, view)
+            if quick is not None and named_like_jpeg(file.path):
                 pixels, size = quick
                 return Looked(
                     file, CheckedFile(file.path, file.label, file.part, sha256, *size), pixels
@@ -215,13 +217,12 @@ class Extractor:
         found = CheckedFile(
             file.path, file.label, file.part, sha256, *picture.image.size, picture.odd
         )
-        return Looked(file, found, view.pixels(picture.image, sha256))
+        pixels = quick[0] if quick is not None else view.pixels(picture.image, sha256)
+        return Looked(file, found, pixels)
 
-    def quick_view(self, data: bytes, file: File, view: View) -> tuple[Pixels, Size] | None:
-        """The plain view of a JPEG that is named like one, the fast way; None takes the other."""
+    def quick_view(self, data: bytes, view: View) -> tuple[Pixels, Size] | None:
+        """The plain view of a JPEG the fast way; None takes the documented one."""
         if self.precision == "fp32" or view.crop is not None:
-            return None
-        if not file.path.lower().endswith((".jpg", ".jpeg")):
             return None
         return fast_view(data, view.transform, max_pixels=self.max_pixels)
 
@@ -261,8 +262,10 @@ class Extractor:
     def rows(self, digests: Sequence[str], view: View) -> Tensor:
         """The stored rows of images, in float32 on the CPU: (n, D) or (n, N, D).
 
-        Beyond 2 GB the result lies in a file that is mapped, not in memory. The rows must have
-        been computed (`examine`, `compute`); one that was damaged since raises KeyError.
+        Beyond 2 GB the result lies in a file that is mapped, not in memory.
+
+        Raises:
+            DataError: A row is not there: its image changed, or the cache was damaged, meanwhile.
         """
         store, shape = self.store(view), (len(digests), *self.prefix.shape)
         if 4 * np.prod(shape, dtype=np.int64) <= IN_MEMORY_BYTES:
@@ -273,9 +276,22 @@ class Extractor:
         for i, digest in enumerate(digests):
             row = store.get(key_of(digest, view.name))
             if row is None:
-                raise KeyError(digest)
+                raise DataError(
+                    f"the features of an image (sha256 {digest[:12]}...) are gone",
+                    fix="an image or the cache changed during the run: start it again",
+                )
             table[i] = as_float(row)
         return torch.from_numpy(table)
+
+
+def named_like_jpeg(path: str) -> bool:
+    """Whether the name promises what the bytes are; if not, a remark has to be made."""
+    return path.lower().endswith((".jpg", ".jpeg"))
+
+
+def versions(*names: str) -> str:
+    """Of the libraries that decide the pixels and the last bits."""
+    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 
 
 def as_float(row: Any) -> Any:  # noqa: ANN401 - numpy arrays of the stored type

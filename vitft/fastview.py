@@ -43,7 +43,10 @@ def fast_view(
 
 def is_turned(data: bytes) -> bool:
     """Whether the file asks to be shown in another orientation."""
-    if b"Exif\0\0" not in data[:65536]:
+    place = data.find(b"Exif\0\0")
+    if place > 65536 or b"tiff:Orientation" in data:  # unusual: the documented way looks closer
+        return True
+    if place < 0:
         return False
     with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
         return image.getexif().get(ORIENTATION, 1) != 1
@@ -53,10 +56,7 @@ def resized(image: Pixels, transform: EvalTransform) -> Pixels:
     """Resize and cut as the transform says, in torch."""
     height, width = transform.image_size
     planes = torch.from_numpy(image).permute(2, 0, 1)[None]  # channels last in memory: fastest
-    if transform.fit == "squash":
-        wide, tall = width, height
-    else:
-        wide, tall = transform.resized(image.shape[1], image.shape[0])
+    wide, tall = transform.resized(image.shape[1], image.shape[0])
     planes = torch.nn.functional.interpolate(
         planes, (tall, wide), mode=transform.interpolation, antialias=True
     )

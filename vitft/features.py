@@ -5,6 +5,7 @@ once per epoch. The suffix shares its parameters with the model: training it tra
 """
 
 import copy
+import math
 from dataclasses import replace
 from typing import NamedTuple, cast
 
@@ -28,8 +29,11 @@ class Prefix(nn.Module):
     @property
     def shape(self) -> tuple[int, ...]:
         """Of what one image becomes: (D,) or (N, D)."""
-        width = self.model.config.width
-        return (width,) if self.pooled else (self.model.pos_embed.shape[1], width)
+        config = self.model.config
+        if self.pooled:
+            read = config.num_read if config.pool == "cls" else 1
+            return (read * config.width,)
+        return (config.num_prefix + math.prod(config.grid), config.width)
 
     def forward(self, pixels: Tensor) -> Tensor:
         tokens = self.model.embed(pixels)

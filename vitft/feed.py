@@ -97,7 +97,12 @@ class Feed:
             return crop.pixels(image, key=f"{key}/{rows[index].path}")
 
         paths = (self.manifest.locate(row) for row in rows)
-        images = decoded(paths, view, max_pixels=self.config.data.max_pixels)
+        images = decoded(
+            paths,
+            view,
+            max_pixels=self.config.data.max_pixels,
+            workers=torch.get_num_threads(),
+        )
         with contextlib.closing(images):
             for stack in stacked(images, size):
                 if stack.failed:
@@ -119,8 +124,7 @@ class Feed:
         """Shuffled batches of an epoch, of inputs computed once or afresh."""
         rows, size = self.manifest.train, self.config.optim.batch_size
         if self.caches:
-            # An epoch for every crop, then one for the plain view.
-            views = sorted(self.train_views, key=lambda view: view.crop is None)
+            views = self.train_views  # in turn, one an epoch
             return lambda epoch: self.remembered(
                 rows, self.order(epoch), size, views[epoch % len(views)]
             )

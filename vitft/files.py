@@ -6,7 +6,7 @@ Nothing here knows what is written.
 import contextlib
 import errno
 import os
-import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,15 +26,14 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
         temporary.replace(path)
 
 
 @contextlib.contextmanager
 def temporary_beside(path: Path) -> Iterator[tuple[int, Path]]:
     """A fresh file in the folder of `path`, removed if it is still there afterwards."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
     try:
         yield descriptor, temporary
     finally:
@@ -42,8 +41,8 @@ def temporary_beside(path: Path) -> Iterator[tuple[int, Path]]:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusals to write into sentences."""
+def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
+    """Turn the system's refusals to write into sentences; `option` names another place."""
     try:
         yield
     except OSError as error:
@@ -53,5 +52,5 @@ def writing(path: Path) -> Iterator[None]:
             ) from error
         raise RunError(
             f"cannot write {path}: {error.strerror}",
-            fix="choose a folder that you may write, e.g. with --out",
+            fix=f"choose a folder that you may write, with {option}",
         ) from error

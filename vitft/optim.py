@@ -61,11 +61,11 @@ def trains(name: str, freeze: str, frozen: int | None) -> bool:
     if freeze == "none":
         return True
     if freeze in ("head", "pre_logits"):
-        return part == "head" or (part == "pre_logits" and freeze == "pre_logits")
+        return part.startswith("head") or (part == "pre_logits" and freeze == "pre_logits")
     assert frozen is not None
     if part == "blocks":
         return int(rest.partition(".")[0]) >= frozen
-    return part in ("norm", "fc_norm", "pre_logits", "head")
+    return part in ("norm", "fc_norm", "pre_logits", "head", "head_dist")
 
 
 def lr_at(step: int, total: int, *, peak: float, warmup: float, final: float = 0.0) -> float:

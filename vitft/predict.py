@@ -69,7 +69,11 @@ class Predictor:
                 sources.append(name)
                 yield name
 
-        images = decoded(told(), lambda _, image: self.card.transform.pixels(image))
+        images = decoded(
+            told(),
+            lambda _, image: self.card.transform.pixels(image),
+            workers=torch.get_num_threads(),
+        )
         while group := list(islice(images, BATCH)):
             batch_names, sources[: len(group)] = sources[: len(group)], []
             answers = iter(self.answers([a for a in group if isinstance(a, np.ndarray)], top_k))

@@ -25,10 +25,12 @@ def check_request(config: Config, out: str | None) -> Path:
             "no weights given",
             fix="name pretrained weights: --weights NAME (see `vitft weights list`; or demo)",
         )
-    scan(Path(config.data.path), reference=config.data.split == "reference")
-    check_weights_name(config.weights.name.removeprefix("random:"))
+    scan(Path(config.data.path).expanduser(), reference=config.data.split == "reference")
+    check_weights_name(
+        config.weights.name.removeprefix("random:"), allow_pickle=config.weights.allow_pickle
+    )
     planned = plan_run(out, config.data.path)
-    if Path(config.data.path).resolve() in planned.resolve().parents:
+    if Path(config.data.path).expanduser().resolve() in planned.resolve().parents:
         raise UsageError(
             f"the run folder {planned} lies inside the data", fix="choose another --out"
         )

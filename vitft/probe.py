@@ -216,9 +216,7 @@ def solve_head(
     """
     scaling = Scaling.of(x)
     scaled = scaling(x)
-    counted = torch.ones(1, len(y))
-    if balanced:
-        counted = (1 / torch.bincount(y, minlength=classes).clamp(min=1).float())[y][None]
+    counted = (balance(y, classes) if balanced else torch.ones(len(y)))[None]
     path: list[Tried] = []
     if l2 == 0:
         few = evenly(y[: len(y) // views], CV_IMAGES, seed)
@@ -232,6 +230,11 @@ def solve_head(
     return Solved(weight=weight, bias=bias, l2=l2, path=path)
 
 
+def balance(y: Tensor, classes: int) -> Tensor:
+    """Weights (n,) with which every class counts the same."""
+    return (1 / torch.bincount(y, minlength=classes).clamp(min=1).float())[y]
+
+
 def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -> Tensor:
     """Votes (m, C) of the nearest training images by cosine, weighted by similarity."""
     known, votes = F.normalize(x, dim=-1), []
@@ -242,28 +245,38 @@ def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -
     return torch.cat(votes)
 
 
-def answers(x: Tensor, y: Tensor, names: Sequence[str], *, l2: float, seed: int) -> dict[str, Any]:
+def answers(
+    x: Tensor, y: Tensor, names: Sequence[str], *, l2: float, balanced: bool, seed: int
+) -> dict[str, Any]:
     """What all images together tell: cross-validated accuracy, learning curve, weak spots.
 
     Every image is judged by a head that did not see it, so all of them count, not only those held
-    back for validation.
+    back for validation. `x` holds each picture once.
     """
+    total = len(y)
     rows = evenly(y, CV_IMAGES, seed)
     x, y = x[rows], y[rows]
     scaled, held, classes = Scaling.of(x)(x), folds(y, FOLDS, seed), len(names)
     nested = torch.from_numpy(np.random.default_rng([seed, 1]).permutation(len(y)))
     place = torch.empty_like(nested)
     place[nested] = torch.arange(len(y))  # smaller shares are parts of larger ones
-    curve, right, logits = [], 0, torch.empty(0)
+    curve: list[dict[str, Any]] = []
+    right, logits = 0, torch.zeros(len(y), classes)
     for share in SHARES:
         some = place < round(share * len(y))
         kept = torch.stack([(held != k) & some for k in range(FOLDS)]).float()
+        if int(kept.sum(dim=1).min()) < classes:
+            continue  # too few images to learn from
+        if balanced:
+            kept = kept * balance(y, classes)
         heads = solve(scaled, y, kept, classes=classes, l2=l2, steps=60, tolerance=3e-4)
         logits = held_out_scores(scaled, heads, held)
         right = int((logits.argmax(dim=-1) == y).sum())
-        curve.append({"images": round(float(kept.sum(dim=1).mean())), "top1": right / len(y)})
+        images = round(float((kept > 0).sum(dim=1).float().mean()))
+        curve.append({"images": images, "top1": right / len(y)})
     return {
         "images": len(y),
+        "of": total,
         "top1": right / len(y),
         "top1_interval": wilson(right, len(y)),
         "curve": curve,
@@ -278,10 +291,10 @@ def gain_from_twice(points: Sequence[tuple[float, float]]) -> float | None:
     Source: Hestness et al. 2017, "Deep Learning Scaling is Predictable, Empirically". An
     extrapolation: None if the error does not fall, or is zero somewhere.
     """
-    if any(error <= 0 for _, error in points):
+    if len(points) < 3 or any(error <= 0 for _, error in points):
         return None
-    logs = np.log(np.array(points))
-    slope, _ = np.polyfit(logs[1:, 0], logs[1:, 1], 1)  # the smallest share says least
+    logs = np.log(np.array(points[-3:]))  # the smallest share says least
+    slope, _ = np.polyfit(logs[:, 0], logs[:, 1], 1)
     if slope >= 0:
         return None
     return float(points[-1][1] * (1 - 2**slope))

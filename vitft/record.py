@@ -45,6 +45,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.first_loss: float | None = None
+        self.steps = 0
         self.reset()
 
     def reset(self) -> None:
@@ -56,6 +57,7 @@ class Tally:
         """Count one step."""
         if self.first_loss is None:
             self.first_loss = step.loss
+        self.steps += 1
         self.images += step.images
         self.correct += step.correct
         self.total += step.loss * step.images

@@ -2,12 +2,14 @@
 
     config.toml         the resolved settings     split.csv        path, label, split, sha256
     model.safetensors   weights and their card    class_indices.json
-    metrics.jsonl       one line per epoch        eval.json        the final figures
-    environment.json    versions, device, seed, and whether the run finished
+    metrics.jsonl       one line per epoch or penalty tried
+    eval.json           the final figures
+    environment.json    versions, device, precision, and whether the run finished
 
 `runs/latest` points to the newest finished run. Nothing here imports torch.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -77,9 +79,7 @@ def plan_run(out: str | None, data: str, *, now: datetime | None = None) -> Path
     else:
         path = Path(out).expanduser()
     if path.is_dir() and any(path.iterdir()):
-        raise RunError(
-            f"folder {path} is not empty", fix="choose another --out; nothing is overwritten"
-        )
+        raise not_empty(path)
     home = path
     while not home.exists():
         home = home.parent
@@ -107,18 +107,35 @@ def free_name(path: Path) -> Path:
 
 
 def create_run(path: Path) -> RunDir:
-    """Make the folder of a planned run.
+    """Make the folder of a planned run; two runs planned at once do not share one.
 
     Raises:
-        RunError: It cannot be made.
+        RunError: It cannot be made, or files lie in it by now.
     """
     with writing(path):
-        path.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while path.parent == BASE:
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                return RunDir(path)
+            path = free_name(path)
+        path.mkdir(exist_ok=True)
+    if any(path.iterdir()):
+        raise not_empty(path)
     return RunDir(path)
 
 
+def not_empty(path: Path) -> RunError:
+    """The error of a folder that holds something already."""
+    return RunError(
+        f"folder {path} is not empty", fix="choose another --out; nothing is overwritten"
+    )
+
+
 def point_latest(run: RunDir) -> None:
-    """Let `latest` beside the run point to it, in one step."""
+    """Let `runs/latest` point to the run, in one step; a run elsewhere is named with --run."""
+    if run.path.parent != BASE:
+        return
     link = run.path.parent / LATEST
     if link.exists() and not link.is_symlink():
         return  # somebody's own folder of that name
@@ -150,12 +167,13 @@ def find_model(run: str | None) -> Path:
     )
 
 
-def environment(status: str, device: str) -> dict[str, Any]:
+def environment(status: str, device: str, precision: str) -> dict[str, Any]:
     """What environment.json says: how the run ended, on what, with which versions."""
     names = ("vitft", "torch", "numpy", "pillow", "safetensors", "huggingface_hub")
     return {
         "status": status,
         "device": device,
+        "precision": precision,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": {name: importlib.metadata.version(name) for name in names},

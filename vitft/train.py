@@ -25,10 +25,10 @@ from vitft.data.folder import scan
 from vitft.data.split import Manifest, split, write_class_indices
 from vitft.device import describe_device, one_thread, pick_device, pick_precision
 from vitft.errors import ResourceError, RunError
-from vitft.extract import Extractor
+from vitft.extract import Extractor, plain
 from vitft.features import Cut, cut_model
 from vitft.feed import Feed
-from vitft.loop import Step, fit, logits_of
+from vitft.loop import Step, diverged, fit, logits_of
 from vitft.metrics import evaluation
 from vitft.model import VisionTransformer
 from vitft.optim import freeze_model
@@ -37,6 +37,7 @@ from vitft.probe import answers, nearest_neighbours, solve_head
 from vitft.record import Best, Tally, validation_figures
 from vitft.rundir import RunDir, create_run, environment, point_latest
 from vitft.survey import look_at, say_split
+from vitft.transforms import EvalTransform
 
 CLOSE_CALLS = 8
 """Validation images computed again in float32 at a time."""
@@ -64,13 +65,15 @@ def finetune(config: Config, *, out: Path) -> Result:
         DivergedError: The loss is not finite.
     """
     started = time.monotonic()
-    folder = scan(Path(config.data.path).expanduser(), reference=config.data.split == "reference")
+    data = str(Path(config.data.path).expanduser().resolve())  # found again from anywhere
+    config = replace(config, data=replace(config.data, path=data))
+    folder = scan(Path(data), reference=config.data.split == "reference")
     device = pick_device(config.train.device)
     precision = pick_precision(config.train.precision, device)
     model, report = load_weights(config, num_classes=len(folder.classes))
     trained = freeze_model(model, config.train.freeze)
     cut = cut_model(model.to(device), config.train.freeze)
-    extractor = make_extractor(cut, config, precision)
+    extractor = make_extractor(cut, config, report.transform, precision)
     say_what_trains(model, trained, config, device, precision)
     checked = look_at(folder, extractor, report.transform, config)
     manifest = split(checked, config.data)
@@ -84,44 +87,61 @@ def finetune(config: Config, *, out: Path) -> Result:
         device=device,
     )
     feed.compute_views()
-    if not config.train.cache:
+    if not config.train.cache and extractor is not None:
         prune(default_folder(), idle_s=3600)
     run = create_run(out)
     run.write_text("config.toml", to_toml(config))
     manifest.write(run.split)
     write_class_indices(run.class_indices, manifest.classes)
-    status = "failed"
-    figures: dict[str, Any] = {}
+    best = Best(model)
+    card = card_of(model, report, manifest)
+    status = train_and_keep(feed, run, best, card, precision, started)
+    if status == "finished":
+        point_latest(run)
+    return Result(run=run.path, figures=best.figures, interrupted=status == "interrupted")
+
+
+def train_and_keep(
+    feed: Feed, run: RunDir, best: Best, card: Card, precision: str, started: float
+) -> str:
+    """Train, and write what there is however it ends; returns how it ended."""
+    status, where = "failed", (describe_device(feed.device), precision)
     try:
-        run.write_json("environment.json", environment("running", describe_device(device)))
-        best = Best(model)
-        status = train(feed, run, best, precision)
+        run.write_json("environment.json", environment("running", *where))
+        try:
+            status = train(feed, run, best, precision)
+        finally:  # whatever happened, the best weights so far are kept before anything else
+            if best.epochs:
+                best.restore()
+                save_checkpoint(run.model, best.model.state_dict(), card)
+                run.write_json("eval.json", best.figures)
         if best.epochs:
-            best.restore()
-            figures = best.figures | confirmed(feed, model, precision)
-            figures["seconds"] = round(time.monotonic() - started, 1)
-            save_checkpoint(run.model, model.state_dict(), card_of(model, report, manifest))
-            run.write_json("eval.json", figures)
+            best.figures |= confirmed(feed, best.model, precision)
+            best.figures["seconds"] = round(time.monotonic() - started, 1)
+            run.write_json("eval.json", best.figures)
     except KeyboardInterrupt:
         status = "interrupted"
     finally:
-        run.write_json("environment.json", environment(status, describe_device(device)))
-    if status == "finished":
-        point_latest(run)
-    return Result(run=run.path, figures=figures, interrupted=status == "interrupted")
+        run.write_json("environment.json", environment(status, *where))
+    return status
 
 
-def make_extractor(cut: Cut, config: Config, precision: str) -> Extractor | None:
+def make_extractor(
+    cut: Cut, config: Config, transform: EvalTransform, precision: str
+) -> Extractor | None:
     """The frozen prefix at work with its cache; None if nothing is frozen."""
     if cut.prefix is None:
         return None
     named = config.train.cache
-    folder = None if named == "none" else Path(named).expanduser() if named else default_folder()
     make = functools.partial(
         Extractor, cut.prefix, precision=precision, max_pixels=config.data.max_pixels
     )
+    if named == "none":
+        return make(folder=None)
     try:
-        return make(folder=folder)
+        extractor = make(folder=Path(named).expanduser() if named else default_folder())
+        extractor.store(plain(transform))  # here and now, not after an hour
+        return extractor
     except (RunError, ResourceError) as error:
         if named:
             raise
@@ -195,7 +215,8 @@ def solve(feed: Feed, run: RunDir, best: Best) -> None:
     assert isinstance(head, nn.Linear)
     with torch.no_grad():
         x = torch.cat([behind(feed.cached(manifest.train, view)) for view in views])
-        held_back, everything = (behind(feed.cached(r)) for r in (manifest.val, manifest.rows))
+        once = list({row.sha256: row for row in manifest.rows}.values())  # each picture once
+        held_back, everything = (behind(feed.cached(rows)) for rows in (manifest.val, once))
     behind.to(feed.device)
     plain_x = x[: len(labels)]
     solved = solve_head(
@@ -222,9 +243,10 @@ def solve(feed: Feed, run: RunDir, best: Best) -> None:
         "knn_top1": (votes.argmax(dim=-1) == truth).float().mean().item(),
         "cross_validation": answers(
             everything,
-            feed.labels(manifest.rows).cpu(),
+            feed.labels(once).cpu(),
             manifest.classes,
             l2=solved.l2,
+            balanced=spec.class_weights,
             seed=seed,
         ),
     }
@@ -244,6 +266,8 @@ def step(feed: Feed, run: RunDir, best: Best, precision: str) -> None:
         def on_epoch(epoch: int) -> None:
             logits, labels = logits_of(feed.cut.suffix, validation(), device=feed.device)
             figures = evaluation(logits, labels, feed.manifest.classes)
+            if not math.isfinite(figures["loss"]):
+                raise diverged(tally.steps - 1, tally.lr, figures["loss"])
             best.consider(figures)
             progress.advance(0, validation=f"{figures['top1']:.1%}")
             run.log({"epoch": epoch + 1, **tally.figures(), **validation_figures(figures)})

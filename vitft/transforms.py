@@ -79,13 +79,13 @@ class EvalTransform:
         """The model's view of an RGB image: uint8, (S, S, 3)."""
         height, width = self.image_size
         resample = RESAMPLING[self.interpolation]
-        if self.fit == "squash":
-            return np.array(image.resize((width, height), resample))
         wide, tall = self.resized(image.width, image.height)
         # Rounded as torchvision's CenterCrop does: half to even.
         left, top = round((wide - width) / 2), round((tall - height) / 2)
         box = left, top, left + width, top + height
-        if max(wide, tall) > THIN * min(wide, tall):  # whole, a line of 65500 x 1 takes 12 GB
+        if self.fit == "crop" and max(wide, tall) > THIN * min(
+            wide, tall
+        ):  # whole, a line of 65500 x 1 takes 12 GB
             across, down = image.width / wide, image.height / tall
             part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
             return np.array(image.resize((width, height), resample, box=part))
@@ -94,6 +94,8 @@ class EvalTransform:
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Size in pixels (width, height) to which an image is scaled before the centre is cut."""
         tall, wide = (math.floor(side / self.crop) for side in self.image_size)
+        if self.fit == "squash":
+            return wide, tall
         if tall == wide:  # the shorter side is set, the longer one truncated, as torchvision does
             short, long = min(width, height), max(width, height)
             scaled = int(tall * long / short)

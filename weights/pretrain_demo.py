@@ -205,6 +205,7 @@ def card(seed: int, threads: int) -> Card:
     return Card(
         architecture=replace(ARCHITECTURE, image_size=SHIPPED, num_classes=0),
         transform=EvalTransform(image_size=SHIPPED, crop=1.0),
+        pos_embed="6x6 resized to 10x10, bicubic",
         weights={
             "name": "demo",
             "source": "weights/pretrain_demo.py",

@@ -78,7 +78,9 @@ def load_pretrained(  # noqa: PLR0913 - one choice each, all keyword-only
     adapted = adapt(
         source.tensors, built, wanted, new_head=num_classes is not None, pos_embed=pos_embed
     )
-    model = build_model(adapted.tensors, wanted)
+    # Files in half precision are widened; what is float32 already stays mapped, not copied.
+    tensors = {name: tensor.float() for name, tensor in adapted.tensors.items()}
+    model = build_model(tensors, wanted)
     return model, report_on(
         model,
         source,
