@@ -78,9 +78,11 @@ def test_the_scaled_size_of_many_shapes_is_timms() -> None:
 def test_squashing_keeps_the_whole_image() -> None:
     image = photo(100, 40)
 
-    pixels = EvalTransform(image_size=(32, 48), fit="squash", interpolation="bilinear").pixels(
-        image
+    transform = EvalTransform(
+        image_size=(32, 48), fit="squash", crop=1.0, interpolation="bilinear"
     )
+
+    pixels = transform.pixels(image)
 
     assert (pixels == np.asarray(image.resize((48, 32), Image.Resampling.BILINEAR))).all()
 

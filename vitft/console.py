@@ -300,7 +300,8 @@ def summary(
         low, high = more["top1_interval"]
         result(
             f"cross-validated over {counted_of(more['images'], more['of'])} images: "
-            f"{more['top1']:.1%} ({low:.1%} to {high:.1%}); nearest neighbours alone: {figures['knn_top1']:.1%}"
+            f"{more['top1']:.1%} ({low:.1%} to {high:.1%}); nearest neighbours alone: "
+            f"{figures['knn_top1']:.1%}"
         )
         gain = more["gain_from_twice"]
         if gain is not None:
