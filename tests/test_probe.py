@@ -112,7 +112,7 @@ def test_balanced_classes_count_the_same() -> None:
 
 
 def test_views_of_an_image_are_held_out_together() -> None:
-    x, y = blobs()
+    _, y = blobs()
     noisy = torch.randn(len(y), 30, generator=torch.Generator().manual_seed(3))
 
     # Two identical views: were one held out without the other, noise would look learnable.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import draw_folder
-from vitft import train
+from vitft import rundir, train
 from vitft.checkpoint import load_checkpoint
 from vitft.config import from_table, read_toml
 from vitft.errors import DataError, DivergedError
@@ -171,7 +171,7 @@ def test_an_image_deleted_during_the_run_is_named(
     tmp_path: Path, tiny_weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = draw_folder(tmp_path / "d", per_class=5)
-    whole = train.create_run
+    whole = rundir.create_run
 
     def delete_first(*args: Any, **kwargs: Any) -> Any:
         shutil.rmtree(data / "red")

@@ -78,9 +78,7 @@ def test_the_scaled_size_of_many_shapes_is_timms() -> None:
 def test_squashing_keeps_the_whole_image() -> None:
     image = photo(100, 40)
 
-    transform = EvalTransform(
-        image_size=(32, 48), fit="squash", crop=1.0, interpolation="bilinear"
-    )
+    transform = EvalTransform(image_size=(32, 48), fit="squash", crop=1.0, interpolation="bilinear")
 
     pixels = transform.pixels(image)
 

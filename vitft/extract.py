@@ -33,7 +33,7 @@ from vitft.transforms import CropTransform, EvalTransform
 
 VERSION = "1"
 """Part of every key: raised when the same settings begin to give other numbers."""
-BATCH = {"cpu": 8, "cuda": 256, "mps": 32}
+BATCH = {"cpu": 16, "cuda": 256, "mps": 32}
 """Images per forward pass; on a CPU one thread gains nothing from more (docs/experiments.md)."""
 FACTS_BYTES = 160
 IN_MEMORY_BYTES = 2**31
