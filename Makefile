@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test check clean bench-frozen bench-heads pretrain-demo
 
 demo: $(VENV)/.installed  ## the whole job on drawn flowers, offline
 	$(BIN)/vitft demo
@@ -18,6 +18,16 @@ check: $(VENV)/.testing  ## format, lint, types
 
 pretrain-demo: $(VENV)/.installed  ## train the bundled backbone again
 	$(BIN)/python weights/pretrain_demo.py --out weights/demo.safetensors
+
+DATA ?= flower_photos
+WEIGHTS ?= vit_tiny_patch16_224
+
+bench-frozen: $(VENV)/.testing  ## ours beside the tutorial's loop, Trainer and fastai, on DATA
+	$(BIN)/python -m pip install --quiet fastai accelerate
+	$(BIN)/python -m benchmarks.frozen --data $(DATA)
+
+bench-heads: $(VENV)/.testing  ## accuracy of heads over split seeds, on DATA with WEIGHTS
+	$(BIN)/python -m benchmarks.accuracy --data $(DATA) --weights $(WEIGHTS)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

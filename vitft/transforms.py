@@ -31,6 +31,8 @@ RESAMPLING: Mapping[str, Image.Resampling] = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 HALF = (0.5, 0.5, 0.5)
+CROP = 0.9
+"""What the centre crop keeps unless the weights say otherwise, as timm has it for ViTs."""
 THIN = 100
 """Side ratio of an image beyond which only the visible part of it is resized."""
 
@@ -45,7 +47,7 @@ class EvalTransform:
 
     image_size: tuple[int, int] = (224, 224)
     """Height and width of the result in pixels."""
-    crop: float = 0.9
+    crop: float = CROP
     """Share of the resized image's side that the centre crop keeps, over 0 up to 1."""
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, ...] = HALF

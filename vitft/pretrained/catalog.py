@@ -13,6 +13,7 @@ from typing import Any
 
 from vitft.errors import WeightsError
 from vitft.resources import resource
+from vitft.transforms import CROP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Entry:
     """Height and width in pixels that the weights were trained at."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    crop: float = 0.9
+    crop: float = CROP
     """Share of the resized image's side that the centre crop keeps."""
     interpolation: str = "bicubic"
     num_classes: int = 0

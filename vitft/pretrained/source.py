@@ -20,7 +20,7 @@ from vitft.pretrained.convert import Flavour, convert
 from vitft.pretrained.fetch import fetch
 from vitft.pretrained.locate import locate
 from vitft.pretrained.read import RawWeights, read
-from vitft.transforms import EvalTransform, Interpolation
+from vitft.transforms import CROP, EvalTransform, Interpolation
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
@@ -179,7 +179,7 @@ def transform_of(beside: Beside, architecture: ViTConfig, path: Path) -> EvalTra
     try:
         transform = EvalTransform(
             image_size=architecture.image_size,
-            crop=0.9 if beside.crop is None else beside.crop,
+            crop=CROP if beside.crop is None else beside.crop,
             interpolation=cast("Interpolation", beside.interpolation or "bicubic"),
             mean=beside.mean or half,
             std=beside.std or half,
