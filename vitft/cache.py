@@ -80,7 +80,7 @@ class Store:
         """Rows or whole files that were found damaged since this store was opened."""
         self.waiting: dict[bytes, Rows] = {}
         self.flushed = time.monotonic()
-        self.pause_s = 10.0
+        self.pause_s = 1.0
         self.make_folder()
         with contextlib.suppress(OSError):  # a shared cache that may only be read
             os.utime(self.folder)  # last used now: what is pruned is what was used longest ago
@@ -146,7 +146,7 @@ class Store:
         return row
 
     def add(self, key: bytes, row: Rows) -> None:
-        """Keep a row; it is on disk after the next `flush`, which comes every few seconds."""
+        """Keep a row; it is on disk after the next `flush`: seconds later, then minutes."""
         assert row.shape == self.shape
         self.waiting[key] = np.ascontiguousarray(row, dtype=self.dtype)
         if time.monotonic() - self.flushed > self.pause_s or self.waiting_bytes > 2**26:
