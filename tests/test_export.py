@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -9,12 +10,15 @@ import torch
 from timm.data import create_transform, resolve_data_config
 
 from tests.test_train import run_it
+from vitft.checkpoint import Card, save_checkpoint
 from vitft.data.images import open_image
 from vitft.data.split import Manifest
 from vitft.errors import RunError
 from vitft.export import export_safetensors
+from vitft.model import VisionTransformer, ViTConfig
 from vitft.predict import Predictor
 from vitft.pretrained import load_pretrained
+from vitft.transforms import EvalTransform
 
 
 @pytest.fixture
@@ -40,6 +44,65 @@ def test_timm_opens_the_export_and_answers_alike(
 
     assert (done.images, done.changed) == (6, 0)  # two of each of three classes are held back
     assert model.pretrained_cfg["label_names"] == ["blue", "green", "red"]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param({}, id="plain, not square"),
+        pytest.param({"pool": "mean"}, id="mean pooling"),
+        pytest.param({"layer_scale": 0.1}, id="LayerScale"),
+        pytest.param({"registers": 2}, id="registers"),
+        pytest.param(
+            {"registers": 4, "layer_scale": 0.1, "prefix_positions": False}, id="as DINOv2"
+        ),
+    ],
+)
+def test_timm_builds_every_architecture_that_is_offered_to_it(
+    tmp_path: Path, shape: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    config = ViTConfig(
+        image_size=(8, 12), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=2, **shape
+    )
+    model = VisionTransformer(config).eval()
+    for name, parameter in model.named_parameters():
+        if "gamma" in name or "token" in name or "head" in name:
+            parameter.data.normal_()
+    card = Card(
+        architecture=config, transform=EvalTransform(image_size=(8, 12)), classes=("a", "b")
+    )
+    (tmp_path / "run").mkdir()
+    save_checkpoint(tmp_path / "run" / "model.safetensors", model.state_dict(), card)
+
+    done = export_safetensors(str(tmp_path / "run"), tmp_path / "export")
+
+    assert done.notes == ()
+    opened = timm.create_model(f"local-dir:{tmp_path / 'export'}", pretrained=True).eval()
+    pixels = torch.randn(2, 3, 8, 12)
+    torch.testing.assert_close(model(pixels), opened(pixels), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{"norm": "post"}, {"distilled": True}, {"norm_eps": 1e-5}],
+    ids=["post-norm", "distilled", "another eps"],
+)
+def test_what_timm_would_compute_otherwise_is_not_offered_to_it(
+    tmp_path: Path, shape: dict[str, Any]
+) -> None:
+    config = ViTConfig(
+        image_size=(8, 8), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=2, **shape
+    )
+    card = Card(architecture=config, transform=EvalTransform(image_size=(8, 8)), classes=("a", "b"))
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / "model.safetensors"
+    save_checkpoint(path, VisionTransformer(config).state_dict(), card)
+
+    done = export_safetensors(str(tmp_path / "run"), tmp_path / "export")
+
+    assert "only vitft opens" in done.notes[0]
+    assert not (tmp_path / "export" / "config.json").exists()
 
 
 def test_our_own_loader_opens_the_export_with_its_head(run: Path, tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ def timm_config(card: Card) -> dict[str, Any]:
     """The config.json of timm's hub format, for a model that timm can build (`not_for_timm`)."""
     shape, transform = card.architecture, card.transform
     rows, columns = shape.image_size
+    pool = "token" if shape.pool == "cls" else "avg"
     arguments = {
         "img_size": [rows, columns],
         "patch_size": list(shape.patch_size),
@@ -159,6 +160,7 @@ def timm_config(card: Card) -> dict[str, Any]:
         "qkv_bias": shape.qkv_bias,
         "reg_tokens": shape.registers,
         "no_embed_class": not shape.prefix_positions,
+        "global_pool": pool,
     }
     if shape.layer_scale:
         arguments["init_values"] = shape.layer_scale
@@ -166,7 +168,7 @@ def timm_config(card: Card) -> dict[str, Any]:
         "architecture": timm_name(card),
         "num_classes": shape.num_classes,
         "num_features": shape.width,
-        "global_pool": "token" if shape.pool == "cls" else "avg",
+        "global_pool": pool,
         "label_names": list(card.classes),
         "model_args": arguments,
         "pretrained_cfg": {
