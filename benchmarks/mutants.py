@@ -117,7 +117,7 @@ def campaign(suffix: str, content: bytes, count: int, folder: Path) -> collectio
         counts["slowest ms"] = max(counts["slowest ms"], round(1000 * seconds))
         if kind == "traceback":
             print(f"{suffix}: {said[:200]}")
-            Path(f"/tmp/mutant-{counts[kind]}{suffix}").write_bytes(mutant)
+            Path(tempfile.gettempdir(), f"mutant-{counts[kind]}{suffix}").write_bytes(mutant)
         counts[f"with digest: {outcome(path, digest)[0]}"] += 1
     return counts
 
