@@ -68,8 +68,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
     text = json.dumps(card.to_json(), sort_keys=True)
     digest = digest_of(text, tensors)
-    metadata = {"format": "pt", "vitft.format": FORMAT, "vitft.card": text, "vitft.sha256": digest}
-    write_atomically(path, to_safetensors(tensors, metadata=metadata))
+    write_atomically(path, to_safetensors(tensors, metadata=metadata_of(text, digest)))
     return digest
 
 
@@ -97,12 +96,18 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Card]:
             f"{path} has format {metadata.get('vitft.format')}, this vitft reads {FORMAT}",
             fix="update vitft to the version that wrote it",
         )
-    if digest_of(metadata["vitft.card"], tensors) != metadata.get("vitft.sha256"):
+    card = metadata["vitft.card"]
+    if metadata != metadata_of(card, digest_of(card, tensors)):
         raise damaged(path, "the sha256 of its contents differs from the recorded one")
     try:
-        return tensors, Card.from_json(json.loads(metadata["vitft.card"]))
+        return tensors, Card.from_json(json.loads(card))
     except (ValueError, TypeError, KeyError, UsageError) as error:
         raise damaged(path, f"its card cannot be read: {error}") from error
+
+
+def metadata_of(card: str, digest: str) -> dict[str, str]:
+    """The whole of the file's metadata, so that no byte of it can change unnoticed."""
+    return {"format": "pt", "vitft.format": FORMAT, "vitft.card": card, "vitft.sha256": digest}
 
 
 def is_checkpoint(metadata: Mapping[str, str] | None) -> bool:
