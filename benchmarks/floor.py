@@ -21,11 +21,12 @@ import numpy as np
 import torch
 
 from benchmarks.frozen import link_images
+from vitft.architectures import create_model
 from vitft.data.folder import scan
 from vitft.data.loading import in_order
 from vitft.extract import BATCH, Extractor, plain
 from vitft.features import cut_model, run_prefix
-from vitft.model import ViTConfig, create_model
+from vitft.model import ViTConfig
 from vitft.transforms import EvalTransform
 
 

@@ -23,8 +23,9 @@ from timm.data import create_transform
 from tests.conftest import random_timm
 from tests.test_hybrid import random_hybrid
 from vitft import load_pretrained
+from vitft.architectures import architecture_names, config_of
 from vitft.checkpoint import build_model
-from vitft.model import ViTConfig, architecture_names, config_of
+from vitft.model import ViTConfig
 
 SHARED = Path(__file__).parents[2] / "shared"
 DINO = [f"vit_{size}_patch14{reg}_dinov2" for size in ("small", "base") for reg in ("", "_reg4")]

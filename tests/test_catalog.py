@@ -13,8 +13,9 @@ import torch
 import transformers
 from timm.models import get_pretrained_cfg
 
+from vitft.architectures import config_of
 from vitft.errors import WeightsError
-from vitft.model import VisionTransformer, ViTConfig, config_of
+from vitft.model import VisionTransformer, ViTConfig
 from vitft.pretrained import catalog, check_weights_name
 from vitft.pretrained.catalog import Entry
 from vitft.pretrained.locate import bundled, locate

@@ -10,10 +10,11 @@ from timm.layers import pad_same as timms_padding
 from torch import nn
 
 from tests.conftest import fill
+from vitft.architectures import config_of, create_model
 from vitft.checkpoint import build_model
 from vitft.errors import UsageError
 from vitft.hybrid import STEMS, StdConv2d, pad_same, stem_stride
-from vitft.model import VisionTransformer, config_of, create_model
+from vitft.model import VisionTransformer
 
 
 def random_hybrid(name: str, image_size: tuple[int, int], **options: Any) -> Any:

@@ -12,10 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.conftest import random_timm
+from vitft.architectures import config_of, create_model
 from vitft.checkpoint import build_model
 from vitft.errors import UsageError
 from vitft.hybrid import DropPath
-from vitft.model import Attention, Block, VisionTransformer, ViTConfig, config_of, create_model
+from vitft.model import Attention, Block, VisionTransformer, ViTConfig
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 SMALL_CONFIG = ViTConfig(

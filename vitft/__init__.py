@@ -8,15 +8,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitft.architectures import create_model as create_model
     from vitft.errors import VitftError as VitftError
     from vitft.model import VisionTransformer as VisionTransformer
-    from vitft.model import create_model as create_model
     from vitft.pretrained import load_pretrained as load_pretrained
 
 HOMES = {
     "VisionTransformer": "vitft.model",
     "VitftError": "vitft.errors",
-    "create_model": "vitft.model",
+    "create_model": "vitft.architectures",
     "load_pretrained": "vitft.pretrained",
 }
 

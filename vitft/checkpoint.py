@@ -10,13 +10,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from vitft.backbone import AnyConfig, Model, TimmConfig, TimmModel, config_from_json
 from vitft.errors import RunError, UsageError
 from vitft.files import write_atomically
 from vitft.model import VisionTransformer, ViTConfig
@@ -24,12 +25,14 @@ from vitft.transforms import EvalTransform
 
 FORMAT = "1"
 
+M = TypeVar("M", VisionTransformer, TimmModel)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """What travels with the weights."""
 
-    architecture: ViTConfig
+    architecture: AnyConfig
     transform: EvalTransform
     """How an image becomes the model's input; the only description of it."""
     classes: tuple[str, ...] = ()
@@ -40,8 +43,6 @@ class Card:
     """How the positions were resized from the pretrained grid."""
     split: str = ""
     """Digest of the split manifest that training and validation used."""
-    temperature: float = 1.0
-    """Logits are divided by it before the softmax."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,7 +52,7 @@ class Card:
         """Read back `to_json`."""
         rest = dict(fields)
         return cls(
-            architecture=ViTConfig.from_json(rest.pop("architecture")),
+            architecture=config_from_json(rest.pop("architecture")),
             transform=EvalTransform.from_json(rest.pop("transform")),
             classes=tuple(rest.pop("classes")),
             **rest,
@@ -133,12 +134,22 @@ def digest_of(card: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def build_model(state: Mapping[str, Tensor], config: ViTConfig) -> VisionTransformer:
+@overload
+def build_model(state: Mapping[str, Tensor], config: ViTConfig) -> VisionTransformer: ...
+@overload
+def build_model(state: Mapping[str, Tensor], config: TimmConfig) -> TimmModel: ...
+@overload
+def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model: ...
+def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
     """A model that holds the given tensors themselves: no initialisation, no copy; in eval mode.
+
+    (A model of timm is initialised by timm, whose buffers are not all in its files.)
 
     Raises:
         RunError: Names or shapes do not fit the architecture.
     """
+    if isinstance(config, TimmConfig):
+        return filled(TimmModel(config), state)
     blocks = {name.split(".")[1] for name in state if name.startswith("blocks.")}
     if len(blocks) != config.depth:  # before anything of a stranger's size is built
         raise RunError(
@@ -147,6 +158,11 @@ def build_model(state: Mapping[str, Tensor], config: ViTConfig) -> VisionTransfo
         )
     with torch.device("meta"):
         model = VisionTransformer(config)
+    return filled(model, state)
+
+
+def filled(model: M, state: Mapping[str, Tensor]) -> M:
+    """The model around exactly these tensors."""
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in state.items()}
     if wanted != found:

@@ -19,7 +19,9 @@ def add_weights(verbs: "Verbs[Any]") -> None:
     show.add_argument("--allow-pickle", action="store_true", help="read .pth files")
     show.set_defaults(command=show_command)
     fetch = actions.add_parser("fetch", help="download weights now, to use them offline later")
-    fetch.add_argument("name", metavar="NAME", help="catalogue name, or hf:owner/name[@revision]")
+    fetch.add_argument(
+        "name", metavar="NAME", help="of the catalogue, hf:owner/name[@revision], timm:NAME"
+    )
     fetch.add_argument("--allow-pickle", action="store_true", help="take a pytorch_model.bin too")
     fetch.set_defaults(command=fetch_command)
     add_inspect(actions)
@@ -88,15 +90,22 @@ def list_command(args: argparse.Namespace) -> int:
 
 def show_command(args: argparse.Namespace) -> int:
     """What is known of a name without fetching it, or what is in a file."""
-    from vitft.pretrained.catalog import find, known
+    from vitft.pretrained.catalog import Entry, find, known
 
     if known(args.name):
         for line in find(args.name).lines():
             console.result(line)
         return 0
-    from vitft.pretrained.locate import check_weights_name
+    from vitft.pretrained.locate import check_weights_name, locate
 
     check_weights_name(args.name, allow_pickle=args.allow_pickle)
+    found = locate(args.name)
+    if isinstance(found, Entry) and found.is_of_timm:
+        from vitft.pretrained.through_timm import resolved
+
+        for line in resolved(found).lines():
+            console.result(line)
+        return 0
     args.file, args.classes, args.image_size = args.name, None, None
     return inspect_command(args)
 
@@ -111,6 +120,10 @@ def fetch_command(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.name} is a file already", fix="give a name of the catalogue")
     from vitft.pretrained.fetch import fetch
 
+    if found.is_of_timm:
+        from vitft.pretrained.through_timm import resolved
+
+        found = resolved(found)
     console.note(f"licence: {found.licence}")
     fetched = fetch(found, allow_pickle=args.allow_pickle)
     rows = {

@@ -14,11 +14,9 @@ and 2103.17239; Darcet et al. 2024 (registers), 2309.16588; timm's `VisionTransf
 """
 
 import math
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
@@ -26,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitft.errors import UsageError
-from vitft.hybrid import STEMS, DropPath, LayerScale, build_stem, stem_channels, stem_stride
+from vitft.hybrid import DropPath, LayerScale, build_stem, stem_channels, stem_stride
 
 Pool = Literal["cls", "mean"]
 Norm = Literal["pre", "post"]
@@ -135,6 +133,10 @@ class ViTConfig:
     def num_read(self) -> int:
         """Class tokens that the heads read, first in the sequence."""
         return 1 + self.distilled
+
+    def without_head(self) -> Self:
+        """The settings that features depend on."""
+        return replace(self, num_classes=0, pre_logits=False, drop_path=0.0)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -330,6 +332,20 @@ class VisionTransformer(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         return self.classify(self.pool(self.encode(self.embed(pixels))))
 
+    @property
+    def feature_size(self) -> int:
+        """Numbers in the pooled feature of one image."""
+        return self.config.width * (self.config.num_read if self.config.pool == "cls" else 1)
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """What `classify` reads of an image, (B, D), without the work that nobody reads."""
+        tokens = self.embed(pixels)
+        if self.config.pool != "cls":
+            return self.pool(self.encode(tokens))
+        # Nobody reads what the last block does to the patches.
+        tokens = self.encode(tokens, stop=self.config.depth - 1)
+        return self.pool(cast("Block", self.blocks[-1]).for_class_token(tokens))
+
     @torch.no_grad()
     def init_weights(self) -> None:
         """All initialisation in one place; every bias is zero.
@@ -371,50 +387,3 @@ def linear_head(config: ViTConfig) -> nn.Module:
 def as_pair(side: int | tuple[int, int]) -> tuple[int, int]:
     """One side for squares, or (height, width)."""
     return side if isinstance(side, tuple) else (side, side)
-
-
-def config_of(name: str) -> ViTConfig:
-    """Settings of an architecture name such as `vit_base_patch16_224` or `vit_base_r50_s16_224`.
-
-    Raises:
-        UsageError: No such name; the nearest ones are named.
-    """
-    match = re.fullmatch(r"vit_([a-z]+)_(?:patch(\d+)|(r\d*_s\d+(?:_p8)?))_(\d+)", name)
-    size = SIZES.get(match[1]) if match else None
-    stem, patch = STEMS.get(match[3], (None, int(match[2] or 0))) if match else (None, 0)
-    if match is None or size is None or (stem is None and patch not in size.patches):
-        near = get_close_matches(name, architecture_names(), n=5, cutoff=0)
-        raise UsageError(
-            f"no architecture is called {name!r}", fix=f"the nearest names: {', '.join(near)}"
-        )
-    config = ViTConfig(width=size.width, depth=size.depth, heads=size.heads)
-    image_size, patch_size = as_pair(int(match[4])), as_pair(patch)
-    return replace(config, image_size=image_size, patch_size=patch_size, stem=stem)
-
-
-def architecture_names() -> list[str]:
-    """Every size with each of its patch sides, then hybrids; other image sizes work as well."""
-    plain = [f"vit_{size}_patch{p}_224" for size, row in SIZES.items() for p in row.patches]
-    return plain + [f"vit_{s}_{r}_224" for s, r in zip(SIZES, STEMS, strict=False)]
-
-
-def create_model(
-    name: str,
-    *,
-    image_size: int | tuple[int, int] | None = None,
-    **fields: Any,  # noqa: ANN401
-) -> VisionTransformer:
-    """Build an untrained model by its architecture's name, in float32 on the default device.
-
-    Args:
-        name: As `architecture_names` gives them; the last number is the image's side.
-        image_size: Side or (height, width) in pixels, instead of the one in the name.
-        fields: Any other field of `ViTConfig`, e.g. num_classes=5, pool="mean", norm="post".
-
-    Raises a UsageError for an unknown name or field, or an image that the patches do not tile.
-    """
-    config = config_of(name)
-    if unknown := fields.keys() - asdict(config).keys():
-        raise UsageError(f"a model has no {min(unknown)}", fix="see the fields of ViTConfig")
-    size = config.image_size if image_size is None else as_pair(image_size)
-    return VisionTransformer(replace(config, image_size=size, **fields))

@@ -8,9 +8,9 @@ import math
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from vitft.backbone import Model, TimmModel
 from vitft.config import OptimSpec
 from vitft.errors import UsageError
-from vitft.model import VisionTransformer
 
 
 def frozen_blocks(freeze: str, depth: int) -> int | None:
@@ -35,16 +35,22 @@ def frozen_blocks(freeze: str, depth: int) -> int | None:
     return depth - trained
 
 
-def freeze_model(model: VisionTransformer, freeze: str) -> list[str]:
+def freeze_model(model: Model, freeze: str) -> list[str]:
     """Let only the parameters behind the boundary train; returns their names.
 
     Raises:
-        UsageError: `pre_logits` is asked of a model that has none.
+        UsageError: `pre_logits` is asked of a model that has none, or blocks of a model of timm.
     """
     if freeze == "pre_logits" and not model.config.pre_logits:
         raise UsageError(
             "train.freeze is pre_logits, but the model has no pre_logits layer",
             fix="load weights that have one with --pre-logits keep, or use --freeze head",
+        )
+    if isinstance(model, TimmModel) and freeze.startswith("blocks:"):
+        raise UsageError(
+            f"train.freeze is {freeze}, but only vitft's own ViTs are cut between blocks, and this "
+            f"is timm's {model.config.timm}",
+            fix="use head (probe) or none (train everything)",
         )
     frozen = frozen_blocks(freeze, model.config.depth)
     trained = []

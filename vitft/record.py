@@ -1,17 +1,20 @@
 """What is kept of a training as it goes: the best weights so far, and running figures."""
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from vitft.backbone import Model
 from vitft.loop import Step
-from vitft.model import VisionTransformer
 
 
 class Best:
     """The trained weights that did best on the validation images so far, and their figures."""
 
-    def __init__(self, model: VisionTransformer) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
         self.epochs = 0
         self.figures: dict[str, Any] = {}
@@ -22,17 +25,20 @@ class Best:
         self.epochs += 1
         if not self.figures or rank(figures) > rank(self.figures):
             self.figures = figures | {"best_epoch": self.epochs}
-            self.state = {
-                name: p.detach().clone()
-                for name, p in self.model.named_parameters()
-                if p.requires_grad
-            }
+            self.state = {name: t.detach().clone() for name, t in self.moving()}
         # The same images chose the epoch and measured it: slightly optimistic, so it is stated.
         self.figures |= {"epochs": self.epochs, "selected_on_validation": self.epochs > 1}
 
     def restore(self) -> None:
         """Put the kept weights back into the model."""
-        self.model.load_state_dict(self.state, strict=False)
+        with torch.no_grad():
+            for name, tensor in self.moving():
+                tensor.copy_(self.state[name])
+
+    def moving(self) -> Iterator[tuple[str, Tensor]]:
+        """What training changes: parameters that train, and statistics (of BatchNorm)."""
+        trained = (pair for pair in self.model.named_parameters() if pair[1].requires_grad)
+        return chain(trained, self.model.named_buffers())
 
 
 def rank(figures: dict[str, Any]) -> tuple[float, float]:

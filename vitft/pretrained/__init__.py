@@ -8,7 +8,9 @@
     beside   what a config.json next to the file says
     source   all of the above: a file understood and checked
     adapt    another class count, image size, patch size, channels, pooling
-    load     `load_pretrained`
+    load     `load_pretrained`: into our own model
+    through_timm   timm:NAME, any model of timm
+    backbone `load_backbone`: either of the two
     inspect  what a file is, and what loading it would do
     report   what became of each part, for people and for the run
 
@@ -21,15 +23,17 @@ from typing import TYPE_CHECKING, Any
 from vitft.pretrained.locate import check_weights_name
 
 if TYPE_CHECKING:
+    from vitft.pretrained.backbone import load_backbone as load_backbone
     from vitft.pretrained.load import load_pretrained as load_pretrained
     from vitft.pretrained.report import LoadReport as LoadReport
 
 HOMES = {
     "LoadReport": "vitft.pretrained.report",
+    "load_backbone": "vitft.pretrained.backbone",
     "load_pretrained": "vitft.pretrained.load",
 }
 
-__all__ = ["LoadReport", "check_weights_name", "load_pretrained"]
+__all__ = ["LoadReport", "check_weights_name", "load_backbone", "load_pretrained"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

@@ -60,6 +60,11 @@ class Entry:
         return self.name.startswith("hf:")
 
     @property
+    def is_of_timm(self) -> bool:
+        """Whether timm builds the model (timm:NAME), and tells what is known of it."""
+        return self.name.startswith("timm:")
+
+    @property
     def size(self) -> str:
         """Tiny, small, base, large or huge; empty where the file itself says it."""
         return self.architecture.split("_")[1] if self.architecture else ""

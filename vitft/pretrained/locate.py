@@ -16,6 +16,8 @@ PICKLES = (".pth", ".pt", ".bin")
 SUFFIXES = (".safetensors", ".npz", *PICKLES)
 HUB = re.compile(r"hf:(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w][\w./-]*))?", re.ASCII)
 """hf:owner/name or hf:owner/name@revision."""
+TIMM = re.compile(r"timm:[a-z0-9_]{1,100}(\.[\w-]{1,100})?", re.ASCII)
+"""timm:architecture or timm:architecture.tag."""
 ACCEPTED = ".safetensors, .npz (Google's), or .pth, .pt, .bin with --allow-pickle"
 
 
@@ -23,7 +25,8 @@ def check_weights_name(name_or_path: str | Path, *, allow_pickle: bool = True) -
     """Refuse, without torch and without the network, what `load_pretrained` cannot load.
 
     Args:
-        name_or_path: A name of the catalogue, hf:owner/name, a weight file, or a folder with one.
+        name_or_path: A name of the catalogue, hf:owner/name, timm:NAME, a weight file, or a folder
+            with one.
         allow_pickle: False also refuses files that could only be read with `--allow-pickle`.
 
     Raises:
@@ -49,6 +52,8 @@ def locate(name_or_path: str | Path) -> Entry | Path:
         return catalog.find(name)
     if isinstance(name_or_path, str) and name.startswith("hf:"):
         return on_the_hub(name)
+    if isinstance(name_or_path, str) and name.startswith("timm:"):
+        return of_timm(name)
     if not name.strip():
         raise WeightsError("the name of the weights is empty", fix="give a name or a file")
     if path.is_dir():
@@ -83,6 +88,20 @@ def on_the_hub(name: str) -> Entry:
         file="model.safetensors",
         revision=match["revision"] or "main",
     )
+
+
+def of_timm(name: str) -> Entry:
+    """Any model of timm, as a row that `through_timm` completes.
+
+    Raises:
+        WeightsError: Not of the form timm:architecture or timm:architecture.tag.
+    """
+    if not TIMM.fullmatch(name):
+        raise WeightsError(
+            f"{name!r} names no model of timm",
+            fix="write timm:NAME or timm:NAME.TAG, e.g. timm:convnext_tiny.in12k_ft_in1k",
+        )
+    return Entry(name=name, licence="as timm states it", file="model.safetensors")
 
 
 def looks_like_path(name: str | Path) -> bool:

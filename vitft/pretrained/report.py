@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from vitft.backbone import TimmConfig
 from vitft.model import SIZES, ViTConfig
 from vitft.transforms import EvalTransform
 
@@ -77,6 +78,11 @@ def describe(config: ViTConfig) -> str:
     extras += [f"{config.in_channels} channels"] * (config.in_channels != 3)
     tail = "".join(f", {extra}" for extra in extras)
     return f"ViT{size}/{shown(config.patch_size)} {shown(config.image_size)} px{tail}"
+
+
+def describe_timm(config: TimmConfig) -> str:
+    """A model of timm by its own name, e.g. "timm's resnet18, 224 px"."""
+    return f"timm's {config.timm}, {shown(config.image_size)} px"
 
 
 def shown(sides: tuple[int, int]) -> str:

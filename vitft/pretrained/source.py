@@ -59,6 +59,11 @@ def open_source(
     """
     found = locate(name_or_path)
     if isinstance(found, Entry):
+        if found.is_of_timm:
+            raise WeightsError(
+                f"{found.name} is timm's own model, not a ViT that is loaded into ours",
+                fix="load it with vitft.pretrained.load_backbone, or take a name of the catalogue",
+            )
         fetched = fetch(found, allow_pickle=allow_pickle)
         raw = read(fetched.path, allow_pickle=allow_pickle, sha256=sha256, verified=fetched.sha256)
         provenance = {
@@ -152,6 +157,11 @@ def from_checkpoint(raw: RawWeights, beside: Beside, provenance: Mapping[str, st
         tensors, card = load_checkpoint(raw.path)
     except RunError as error:
         raise WeightsError(error.problem, fix=error.fix) from error
+    if not isinstance(card.architecture, ViTConfig):
+        raise WeightsError(
+            f"{raw.path} holds timm's {card.architecture.timm}, not a ViT of ours",
+            fix="load it with vitft.pretrained.load_backbone",
+        )
     check_fit(tensors, card.architecture)
     return Source(
         name=provenance["name"],
