@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -271,6 +272,95 @@ def test_a_byte_order_mark_and_crlf_are_no_obstacle(tmp_path: Path) -> None:
     )
 
     assert Manifest.read(path, tmp_path).rows == (Row("a/1.jpg", 0, "val", SHA),)
+
+
+# ---- copies stay together
+
+
+def with_copies(counts: dict[str, int], *groups: tuple[str, ...]) -> Checked:
+    """A checked folder in which the named files have the same bytes."""
+    plain = checked(counts)
+    same = {path: group[0] for group in groups for path in group}
+    files = tuple(
+        replace(file, sha256=hashlib.sha256(same[file.path].encode()).hexdigest())
+        if file.path in same
+        else file
+        for file in plain.good
+    )
+    return replace(plain, good=files)
+
+
+COPIES = (
+    ("a/000.jpg", "a/001.jpg", "a/002.jpg"),
+    ("a/010.jpg", "b/010.jpg"),
+    ("b/020.jpg", "b/021.jpg"),
+    ("b/030.jpg", "b/031.jpg", "b/032.jpg", "b/033.jpg"),
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_identical_files_are_on_one_side_of_a_random_split(seed: int) -> None:
+    manifest = split(with_copies({"a": 50, "b": 50}, *COPIES), DataSpec(seed=seed))
+
+    assert leaks(manifest).across == ()
+    assert all(8 <= count <= 13 for count in held_back(manifest))  # a fifth, give or take a group
+
+
+def test_without_copies_the_split_is_the_plain_draw() -> None:
+    plain = checked({"a": 50, "b": 31})
+
+    manifest = split(plain, DataSpec(seed=3))
+
+    drawn = draw([50, 31], 0.2, 3)
+    wanted = {f"{name}/{i:03}.jpg" for name, picks in zip("ab", drawn, strict=True) for i in picks}
+    assert {row.path for row in manifest.val} == wanted
+
+
+def test_near_copies_are_kept_together_where_their_groups_are_named() -> None:
+    plain = checked({"a": 50, "b": 50})
+    names = {file.path: file.sha256 for file in plain.good}
+    groups = {names[path]: group[0] for group in COPIES for path in group}
+
+    for seed in range(10):
+        manifest = split(plain, DataSpec(seed=seed), groups=groups)
+
+        side = {row.path: row.split for row in manifest.rows}
+        assert all(len({side[path] for path in group}) == 1 for group in COPIES)
+
+
+def test_a_group_validates_as_often_as_a_single_image() -> None:
+    folder = with_copies({"a": 50, "b": 50}, *COPIES)
+
+    drawn = [{row.path for row in split(folder, DataSpec(seed=seed)).val} for seed in range(400)]
+
+    share = sum("b/033.jpg" in paths for paths in drawn) / 400
+    assert share == pytest.approx(0.2, abs=0.06)  # three standard deviations of 400 draws
+
+
+def test_a_class_of_copies_and_one_more_still_has_both_sides() -> None:
+    folder = with_copies({"a": 4, "b": 10}, ("a/000.jpg", "a/001.jpg", "a/002.jpg"))
+
+    for seed in range(10):
+        manifest = split(folder, DataSpec(seed=seed))
+
+        assert {row.split for row in manifest.rows if row.label == 0} == {"train", "val"}
+        assert leaks(manifest).across == ()
+
+
+def test_a_class_of_one_picture_cannot_be_split() -> None:
+    folder = with_copies({"a": 3, "b": 10}, ("a/000.jpg", "a/001.jpg", "a/002.jpg"))
+
+    with pytest.raises(DataError, match=r"a \(3\)"):
+        split(folder, DataSpec())
+
+
+def test_the_reference_split_knows_no_copies() -> None:
+    folder = with_copies({"a": 50, "b": 50}, *COPIES)
+    reference = replace(folder, folder=replace(folder.folder, reference=True))
+
+    manifest = split(reference, DataSpec(split="reference"))
+
+    assert held_back(manifest) == [10, 10]
 
 
 # ---- leaks

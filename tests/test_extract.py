@@ -18,9 +18,10 @@ from vitft.errors import ImageError
 from vitft.extract import Extractor, crops, plain
 from vitft.features import cut_model, run_prefix
 from vitft.model import VisionTransformer
-from vitft.transforms import EvalTransform
+from vitft.transforms import CropTransform, EvalTransform
 
 TRANSFORM = EvalTransform(image_size=(16, 16))
+CROP = CropTransform(image_size=TRANSFORM.image_size)
 
 
 def extractor_of(
@@ -92,8 +93,8 @@ def test_views_are_fixed_by_seed_view_and_image(
     again = extractor_of(tiny_vit, tmp_path / "b")
     sha = digests(extractor, image_folder)
     rows = []
-    for one, views in ((extractor, crops(TRANSFORM, 2, 0)), (again, crops(TRANSFORM, 2, 0)),
-                       (again, crops(TRANSFORM, 2, 1))):  # fmt: skip
+    for one, seed in ((extractor, 0), (again, 0), (again, 1)):
+        views = crops(TRANSFORM, CROP, 2, seed)
         for view in views:
             one.compute(str(image_folder), files, view, progress=lambda _: None)
             rows.append(one.rows(sha, view))

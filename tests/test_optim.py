@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
+from vitft.backbone import TimmConfig, TimmModel
 from vitft.config import OptimSpec
 from vitft.errors import UsageError
+from vitft.features import Whole
 from vitft.model import VisionTransformer
-from vitft.optim import freeze_model, frozen_blocks, lr_at, make_optimizer
+from vitft.optim import freeze_model, frozen_blocks, lr_at, make_optimizer, parameter_groups
 
 
 @pytest.mark.parametrize(
@@ -80,3 +83,49 @@ def test_the_optimiser_moves_only_what_trains(tiny_vit: VisionTransformer, solve
 
     moved = [n for n, p in tiny_vit.named_parameters() if not torch.equal(p, before[n])]
     assert moved == ["head.weight", "head.bias"]
+
+
+def groups_by_name(model: nn.Module, spec: OptimSpec) -> dict[str, tuple[float, float]]:
+    """Factor on the learning rate and weight decay of each parameter that trains."""
+    of = {
+        id(p): (group["lr_scale"], group["weight_decay"])
+        for group in parameter_groups(model, spec)
+        for p in group["params"]
+    }
+    return {name: of[id(p)] for name, p in model.named_parameters() if id(p) in of}
+
+
+def test_only_matrices_decay(tiny_vit: VisionTransformer) -> None:
+    found = groups_by_name(tiny_vit, OptimSpec(weight_decay=0.1))
+
+    decayed = {name for name, (_, decay) in found.items() if decay}
+    assert "blocks.0.attn.qkv.weight" in decayed
+    assert "patch_embed.proj.weight" in decayed
+    assert not {n for n in decayed if "norm" in n or "bias" in n or "token" in n or "pos" in n}
+
+
+def test_lower_layers_move_less(tiny_vit: VisionTransformer) -> None:
+    found = groups_by_name(Whole(tiny_vit), OptimSpec(layer_decay=0.5))
+
+    scales = {name: scale for name, (scale, _) in found.items()}
+    assert scales["model.head.weight"] == scales["model.norm.weight"] == 1.0
+    assert scales["model.blocks.1.mlp.fc1.weight"] == 0.5
+    assert scales["model.blocks.0.attn.qkv.bias"] == 0.25
+    assert scales["model.patch_embed.proj.weight"] == scales["model.pos_embed"] == 0.125
+
+
+def test_the_layers_of_a_model_of_timm_are_known() -> None:
+    config = TimmConfig(timm="test_resnet", image_size=(32, 32), num_classes=3)
+    found = groups_by_name(Whole(TimmModel(config)), OptimSpec(layer_decay=0.5))
+
+    scales = [scale for scale, _ in found.values()]
+    assert scales[-1] == scales[-2] == 1.0  # the head
+    assert min(scales) < 0.2
+    assert scales[0] == min(scales)  # the first convolution
+
+
+def test_every_parameter_is_in_exactly_one_group(tiny_vit: VisionTransformer) -> None:
+    groups = parameter_groups(tiny_vit, OptimSpec(layer_decay=0.7, weight_decay=0.1))
+
+    listed = [id(p) for group in groups for p in group["params"]]
+    assert sorted(listed) == sorted(id(p) for p in tiny_vit.parameters())

@@ -170,10 +170,26 @@ def test_every_image_is_judged_by_a_head_that_did_not_see_it() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(120, 60, generator=generator), torch.arange(3).repeat(40)
 
-    told = answers(x, y, ["a", "b", "c"], l2=1e-4, balanced=False, seed=0)
+    told, held_out = answers(x, y, ["a", "b", "c"], l2=1e-4, balanced=False, seed=0)
 
     assert told["images"] == 120
     assert told["top1"] < 0.5  # noise: a third by chance, all of it if judged on what was seen
     assert told["top1_interval"][0] < 1 / 3 < told["top1_interval"][1] or told["top1"] < 1 / 3
     assert [point["images"] for point in told["curve"]] == [12, 24, 48, 96]
     assert len(told["weak_spots"]) == 3
+    right = (held_out.logits.argmax(dim=-1) == y[held_out.rows]).float().mean().item()
+    assert right == pytest.approx(told["top1"])
+
+
+def test_copies_of_a_picture_are_held_out_together() -> None:
+    _, y = blobs()
+    noisy = torch.randn(len(y), 30, generator=torch.Generator().manual_seed(3))
+    twice, pictures = torch.arange(len(y)).repeat(2), torch.cat([noisy, noisy])
+
+    held = folds(y.repeat(2), 5, seed=0, groups=twice)
+    solved = solve_head(
+        pictures, y.repeat(2), classes=3, l2=0, balanced=False, seed=0, groups=twice
+    )
+
+    assert torch.equal(held[: len(y)], held[len(y) :])
+    assert max(tried.top1 for tried in solved.path) < 0.5  # a third is chance

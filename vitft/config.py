@@ -6,27 +6,21 @@ where it is used; here stand its name, unit, default and range.
 
 import dataclasses
 import math
+import re
 import tomllib
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import tomli_w
 
+from vitft.defaults import with_mode_defaults
 from vitft.errors import UsageError
 from vitft.resources import resource
-
-T = TypeVar("T")
-
-
-def check(ok: bool, key: str, value: object, allowed: str) -> None:
-    """Refuse an impossible value by the dotted name that the user typed."""
-    if not ok:
-        raise UsageError(f"{key} is {value!r}, which is impossible", fix=f"{key} is {allowed}")
+from vitft.typed import build, check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +39,12 @@ class DataSpec:
     """Images with more pixels are refused unread."""
     allow_bad: bool = False
     """Go on although more than a tenth of the files are unreadable."""
+    group_duplicates: bool = False
+    """Keep near-duplicates, too, on one side of a random split; identical files always are."""
+    fixes: str = ""
+    """A table of images to leave out or to relabel, as `vitft check` writes it."""
+    fixes_digest: str = ""
+    """sha256 of that table, filled in by the run: another table is refused."""
 
     def __post_init__(self) -> None:
         check(
@@ -53,6 +53,12 @@ class DataSpec:
         check(0 < self.val_rate < 1, "data.val_rate", self.val_rate, "a share, over 0 and under 1")
         check(self.seed >= 0, "data.seed", self.seed, "a whole number from 0")
         check(self.max_pixels > 0, "data.max_pixels", self.max_pixels, "a count of pixels over 0")
+        check(
+            not (self.group_duplicates and self.split == "reference"),
+            "data.group_duplicates",
+            self.group_duplicates,
+            "for the random split only: the reference split is kept as published",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,43 +115,62 @@ class OptimSpec:
     l2: float = 0.0
     """Penalty of `lbfgs` on standardised features; 0: chosen by cross-validation."""
     class_weights: bool = False
-    """Let every class count the same in `lbfgs`, however many images it has."""
-    lr: float = 1e-2
-    """Peak learning rate, reached at the end of warm-up."""
+    """Let every class count the same, however many images it has."""
+    lr: float | None = None
+    """Peak learning rate, reached at the end of warm-up; default: what suits what trains."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """What the learning rate does after warm-up."""
     final_lr: float = 0.0
-    """Learning rate at the end, as a share of the peak, from 0 to 1."""
+    """Learning rate at the end of the cosine, as a share of the peak, from 0 to 1."""
     warmup: float = 0.05
     """Share of all steps spent warming up, from 0 up to but not including 1."""
+    layer_decay: float = 1.0
+    """Factor on the learning rate of each block over that of the next one, over 0 up to 1."""
     momentum: float = 0.9
     """Of SGD, from 0 up to 1."""
     weight_decay: float = 0.0
+    """Of matrices; norms, biases, positions and tokens have none."""
     epochs: int = 20
     """Passes over the training images."""
     batch_size: int = 32
-    """Images per step."""
+    """Images per step, however many processes and micro-batches they are spread over."""
+    micro_batch: int = 0
+    """Images computed at once; 0: the whole batch, or less when memory runs out."""
     clip: float = 0.0
     """Largest norm of all gradients together; 0 for no limit."""
+    label_smoothing: float = 0.0
+    """Share of each label spread over all classes, from 0 up to 1."""
+    ema: float = 0.0
+    """Decay per step of an average of the weights that is evaluated and kept; 0 for none."""
+    patience: int = 0
+    """Epochs without a better validation after which training ends; 0 for all epochs."""
 
     def __post_init__(self) -> None:
-        check(
-            self.solver in ("lbfgs", "sgd", "adamw"),
-            "optim.solver",
-            self.solver,
-            "lbfgs, sgd or adamw",
-        )
+        solvers, whole = ("lbfgs", "sgd", "adamw"), "a whole number from"
+        check(self.solver in solvers, "optim.solver", self.solver, "lbfgs, sgd or adamw")
         check(0 <= self.l2 < math.inf, "optim.l2", self.l2, "0 or more")
-        check(0 < self.lr < math.inf, "optim.lr", self.lr, "a finite number over 0")
+        check(
+            self.lr is None or 0 < self.lr < math.inf, "optim.lr", self.lr, "a finite number over 0"
+        )
+        schedules = ("cosine", "constant")
+        check(self.schedule in schedules, "optim.schedule", self.schedule, "cosine or constant")
         check(0 <= self.final_lr <= 1, "optim.final_lr", self.final_lr, "a share from 0 to 1")
         check(
             0 <= self.warmup < 1, "optim.warmup", self.warmup, "a share of training, 0.05 for 5 %"
         )
+        check(0 < self.layer_decay <= 1, "optim.layer_decay", self.layer_decay, "over 0 up to 1")
         check(0 <= self.momentum < 1, "optim.momentum", self.momentum, "from 0 up to 1")
         check(
             0 <= self.weight_decay < math.inf, "optim.weight_decay", self.weight_decay, "0 or more"
         )
-        check(self.epochs >= 1, "optim.epochs", self.epochs, "a whole number from 1")
-        check(self.batch_size >= 1, "optim.batch_size", self.batch_size, "a whole number from 1")
+        check(self.epochs >= 1, "optim.epochs", self.epochs, f"{whole} 1")
+        check(self.batch_size >= 1, "optim.batch_size", self.batch_size, f"{whole} 1")
+        check(self.micro_batch >= 0, "optim.micro_batch", self.micro_batch, f"{whole} 0")
         check(0 <= self.clip < math.inf, "optim.clip", self.clip, "0 or more")
+        smoothing = self.label_smoothing
+        check(0 <= smoothing < 1, "optim.label_smoothing", smoothing, "a share from 0 up to 1")
+        check(0 <= self.ema < 1, "optim.ema", self.ema, "from 0 up to 1, e.g. 0.999")
+        check(self.patience >= 0, "optim.patience", self.patience, f"{whole} 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +178,21 @@ class TrainSpec:
     """What trains, and on what."""
 
     freeze: str = "head"
-    """What trains: `head`, `pre_logits` (with the head), `blocks:N` (the last N), `none` frozen."""
-    augment: Literal["none", "crop"] = "none"
-    """`crop`: a fresh random crop and flip of each image in each epoch."""
+    """What trains: `head`, `pre_logits` (with the head), `blocks:N` (the last N), `lora` (small
+    matrices added to all blocks, and the head), `none` frozen; or several of them one after the
+    other, e.g. `head,none`, each starting where the last ended."""
+    augment: Literal["none", "crop", "rand"] = "none"
+    """`crop`: a fresh random crop and flip of each image in each epoch; `rand`: RandAugment too."""
+    crop_scale: float = 0.08
+    """Smallest share of the image's area that a random crop takes."""
+    mixup: float = 0.0
+    """Alpha of mixup, 0 for none."""
+    cutmix: float = 0.0
+    """Alpha of CutMix, 0 for none; with mixup, either is drawn for each batch."""
+    erasing: float = 0.0
+    """Share of the images of which a random box is erased."""
+    drop_path: float = 0.0
+    """Stochastic depth of the last block, from 0 up to 1; earlier blocks less."""
     views: int = 0
     """How many augmented views of each training image are cached beside the plain one."""
     cache: str = ""
@@ -164,28 +201,74 @@ class TrainSpec:
     """Seed of the batch order and the augmentation."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:1`, `mps`."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """`auto`: bf16 where the processor computes in it, else fp32."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """`auto`: bf16 where the processor computes in it, else fp16 on a GPU and fp32 on a CPU."""
+    compile: bool = False
+    """Let torch.compile fuse what trains; pays on a GPU after some minutes."""
+    lora_rank: int = 8
+    """Rank of the matrices that `lora` adds."""
+    lora_alpha: float = 16.0
+    """Their weight, over the rank."""
+    lora_targets: str = "qkv,proj,fc1,fc2"
+    """Names of the linear layers of the blocks that get them."""
+    checkpointing: bool = False
+    """Compute activations twice instead of keeping them: less memory, a third more time."""
 
     def __post_init__(self) -> None:
-        known = self.freeze in ("head", "pre_logits", "none")
-        blocks = self.freeze.removeprefix("blocks:")
-        counted = self.freeze != blocks and blocks.isdecimal() and int(blocks) > 0
+        parts = self.stages
+        known = all(is_stage(part) for part in parts) and len({*parts}) == len(parts)
+        in_order = [*parts] == sorted(parts, key=reach)
         check(
-            known or counted,
+            known and in_order,
             "train.freeze",
             self.freeze,
-            "head, pre_logits, blocks:N (the last N blocks train) or none",
+            "head, pre_logits, blocks:N (the last N blocks train), lora or none, or several, "
+            "from few that trains to much (head,none)",
         )
-        check(self.augment in ("none", "crop"), "train.augment", self.augment, "none or crop")
+        kinds = ("none", "crop", "rand")
+        check(self.augment in kinds, "train.augment", self.augment, "none, crop or rand")
+        share = "a share from 0 to 1"
+        check(0 < self.crop_scale <= 1, "train.crop_scale", self.crop_scale, "over 0 up to 1")
+        check(0 <= self.mixup < math.inf, "train.mixup", self.mixup, "0 or more, e.g. 0.2")
+        check(0 <= self.cutmix < math.inf, "train.cutmix", self.cutmix, "0 or more, e.g. 1.0")
+        check(0 <= self.erasing <= 1, "train.erasing", self.erasing, share)
+        check(0 <= self.drop_path < 1, "train.drop_path", self.drop_path, "from 0 up to 1")
         check(self.seed >= 0, "train.seed", self.seed, "a whole number from 0")
         check(0 <= self.views <= 1000, "train.views", self.views, "a whole number from 0 to 1000")
+        check(self.lora_rank >= 1, "train.lora_rank", self.lora_rank, "a whole number from 1")
+        check(self.lora_alpha > 0, "train.lora_alpha", self.lora_alpha, "over 0")
         check(
-            self.precision in ("auto", "fp32", "bf16"),
+            bool(re.fullmatch(r"\w+(,\w+)*", self.lora_targets)),
+            "train.lora_targets",
+            self.lora_targets,
+            "names of layers with commas, e.g. qkv,proj",
+        )
+        precisions = ("auto", "fp32", "bf16", "fp16")
+        check(
+            self.precision in precisions,
             "train.precision",
             self.precision,
-            "auto, fp32 or bf16",
+            "auto, fp32, bf16 or fp16",
         )
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """What trains, one after the other."""
+        return tuple(part.strip() for part in self.freeze.split(","))
+
+
+def is_stage(text: str) -> bool:
+    """Whether this says what trains."""
+    blocks = text.removeprefix("blocks:")
+    counted = text != blocks and blocks.isdecimal() and int(blocks) > 0
+    return counted or text in ("head", "pre_logits", "lora", "none")
+
+
+def reach(stage: str) -> float:
+    """How much trains, for putting stages in order."""
+    if stage.startswith("blocks:") and is_stage(stage):
+        return 2 + int(stage.removeprefix("blocks:"))
+    return {"head": 0, "pre_logits": 1, "lora": 1.5}.get(stage, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +282,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check(
-            self.train.freeze != "pre_logits" or self.weights.pre_logits == "keep",
+            "pre_logits" not in self.train.stages or self.weights.pre_logits == "keep",
             "train.freeze",
             self.train.freeze,
             "pre_logits only with weights.pre_logits keep (--pre-logits keep)",
@@ -212,64 +295,37 @@ class Config:
             "(train.freeze head, train.augment none); else sgd or adamw",
         )
         check(
-            self.train.views == 0 or (self.train.freeze != "none" and self.train.augment == "none"),
+            "lora" not in self.train.stages[:-1],
+            "train.freeze",
+            self.train.freeze,
+            "with lora last: its matrices are folded in at the end",
+        )
+        one = len(self.train.stages) == 1 and self.train.freeze not in ("none", "lora")
+        check(
+            self.train.views == 0 or (one and self.train.augment == "none"),
             "train.views",
             self.train.views,
             "0 unless a frozen part is cached (not with train.freeze none or train.augment crop)",
         )
+        mixes = {"train.mixup": self.train.mixup, "train.cutmix": self.train.cutmix}
+        mixes |= {"train.erasing": self.train.erasing, "train.drop_path": self.train.drop_path}
+        for key, value in mixes.items():
+            check(
+                not value or self.train.stages[-1] in ("none", "lora"),
+                key,
+                value,
+                "0 unless the whole depth trains (train.freeze none or lora): what is frozen is "
+                "computed once",
+            )
 
     @property
     def solvable(self) -> bool:
         """Whether the only unknown is a linear head on inputs that never change."""
         return self.train.freeze == "head" and self.train.augment == "none"
 
-
-# What is set unless the user says otherwise, by what trains; `Config` itself holds the first row.
-# blocks and none: AdamW as in published fine-tuning of ViTs (Touvron et al. 2021, appendix B).
-STEPS: Mapping[str, Mapping[str, Any]] = {
-    "head": {"solver": "adamw", "lr": 1e-2},
-    "pre_logits": {"solver": "adamw", "lr": 1e-3},
-    "blocks": {"solver": "adamw", "lr": 1e-4, "weight_decay": 0.05, "epochs": 10},
-    "none": {"solver": "adamw", "lr": 1e-4, "weight_decay": 0.05, "epochs": 10, "clip": 1.0},
-}
-
-
-STEP_KEYS = frozenset(
-    {"lr", "final_lr", "warmup", "momentum", "weight_decay", "epochs", "batch_size", "clip"}
-)
-"""Settings that only mean something to a solver that takes steps: naming one asks for steps."""
-SOLVE_KEYS = frozenset({"l2", "class_weights"})
-"""Settings that only mean something to `lbfgs`."""
-
-
-def check_effect(config: "Config", named: Iterable[str]) -> None:
-    """Refuse a setting that the user named and that the chosen solver would not look at.
-
-    Raises:
-        UsageError: With the setting and the solver that it needs.
-    """
-    solves = config.optim.solver == "lbfgs"
-    for key in named:
-        section, _, name = key.partition(".")
-        if section == "optim" and name in (STEP_KEYS if solves else SOLVE_KEYS):
-            raise UsageError(
-                f"{key} has no effect on the solver {config.optim.solver}",
-                fix=f"leave it out, or choose --set optim.solver={'adamw' if solves else 'lbfgs'}",
-            )
-
-
-def with_mode_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings of the optimiser that suit what trains, below those that are named."""
-    train, optim = table.get("train", {}), table.get("optim", {})
-    if not isinstance(train, Mapping) or not isinstance(optim, Mapping):
-        return table  # `build` says what is wrong with it
-    freeze = str(train.get("freeze", "head")).partition(":")[0]
-    plain_head = (
-        freeze == "head" and train.get("augment", "none") == "none" and not STEP_KEYS & {*optim}
-    )
-    if optim.get("solver", "lbfgs" if plain_head else "") == "lbfgs":
-        return table
-    return {**table, "optim": {**STEPS.get(freeze, {}), **optim}}
+    def solves(self, stage: str) -> bool:
+        """Whether this stage is solved at once; a head before further stages always is."""
+        return stage == "head" and (self.optim.solver == "lbfgs" or self.train.freeze != "head")
 
 
 def from_table(table: Mapping[str, Any]) -> Config:
@@ -278,49 +334,7 @@ def from_table(table: Mapping[str, Any]) -> Config:
     Raises:
         UsageError: Unknown key, wrong type or impossible value, named as the user typed it.
     """
-    return build(Config, with_mode_defaults(table), prefix="")
-
-
-def build(kind: type[T], table: Mapping[str, Any], *, prefix: str) -> T:
-    """Fill one dataclass from one table; its fields' own checks run afterwards."""
-    hints = typing.get_type_hints(kind)
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in hints:
-            raise UsageError(f"{prefix}{key} is no setting", fix=nearest(f"{prefix}{key}"))
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, Mapping):
-                raise UsageError(f"{prefix}{key} is a table", fix=f"write [{prefix}{key}]")
-            values[key] = build(hints[key], value, prefix=f"{key}.")
-        else:
-            values[key] = coerced(value, hints[key], f"{prefix}{key}")
-    return kind(**values)
-
-
-def coerced(value: Any, hint: Any, key: str) -> Any:  # noqa: ANN401
-    """`value` as the field's type, where that loses nothing."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for option in options:
-        origin = typing.get_origin(option)
-        if origin is Literal and isinstance(value, str):
-            return value  # the field's own check names the allowed words
-        if origin is tuple and isinstance(value, (int, float, list, tuple)):
-            items = list(value) if isinstance(value, (list, tuple)) else [value] * 2
-            whole = key == "weights.image_size"
-            numbers = all(type(item) in ((int,) if whole else (int, float)) for item in items)
-            if numbers and (len(items) == 2 or not whole):
-                return tuple(items)
-        if option is float and type(value) in (int, float):
-            return float(value)
-        if option in (int, bool, str) and type(value) is option:
-            return value
-        if option is types.NoneType and value is None:
-            return None
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    raise UsageError(
-        f"{key} is {value!r}, of the wrong kind",
-        fix=f"{key} is {wanted.get(options[0], 'a list of numbers, or one for both sides')}",
-    )
+    return build(Config, with_mode_defaults(table), nearest=nearest)
 
 
 def setting_names() -> list[str]:

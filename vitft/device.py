@@ -9,15 +9,15 @@ import torch
 from vitft.errors import UsageError
 
 
-def pick_device(wanted: str) -> torch.device:
-    """`auto` is the first GPU if there is one, else the CPU.
+def pick_device(wanted: str, *, number: int = 0) -> torch.device:
+    """`auto` is the GPU of this number if there is one, else the CPU.
 
     Raises:
         UsageError: No such device on this machine.
     """
     if wanted == "auto":
         if torch.cuda.is_available():
-            return torch.device("cuda")
+            return torch.device("cuda", number)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(wanted)

@@ -7,10 +7,11 @@
     ├── WeightsError      4   weight files, the catalogue, the hub
     ├── RunError          5   run folders and checkpoints: damaged, not matching, not writable
     ├── ResourceError     6   disk full, memory
-    └── DivergedError     7   training is no longer finite
+    ├── DivergedError     7   training is no longer finite
+    └── LockedError       8   another process writes the run folder
 
 A mistake of the program is an `assert` or any other exception: it ends in a traceback and exit
-code 1. An interruption by the user ends in 130 (SIGINT) or 143 (SIGTERM).
+code 1. An interruption by the user ends in 130 (SIGINT) or 143 (SIGTERM, SIGUSR1, SIGHUP).
 """
 
 from typing import ClassVar
@@ -70,3 +71,17 @@ class DivergedError(VitftError):
     """The loss or the weights are no longer finite."""
 
     exit_code = 7
+
+
+class LockedError(VitftError):
+    """A live process holds the run folder."""
+
+    exit_code = 8
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asks the program to end; `exit_code` says which."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__()
+        self.exit_code = exit_code

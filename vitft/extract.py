@@ -68,9 +68,8 @@ def plain(transform: EvalTransform) -> View:
     return View("plain", transform)
 
 
-def crops(transform: EvalTransform, count: int, seed: int) -> list[View]:
+def crops(transform: EvalTransform, crop: CropTransform, count: int, seed: int) -> list[View]:
     """`count` augmented views: random resized crop and flip, fixed by seed, view and image."""
-    crop = CropTransform(image_size=transform.image_size, interpolation=transform.interpolation)
     return [View(f"crop {seed} {k}", transform, crop) for k in range(count)]
 
 
@@ -106,7 +105,7 @@ class Extractor:
         max_pixels: int,
         workers: int | None = None,
     ) -> None:
-        self.device = prefix.model.cls_token.device
+        self.device = next(prefix.parameters()).device
         self.prefix = prefix.in_precision(precision)
         self.workers = workers or torch.get_num_threads()
         self.max_pixels = max_pixels

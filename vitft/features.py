@@ -83,7 +83,18 @@ class Suffix(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         if isinstance(self.model, TimmModel) or self.pooled:
             return self.model.classify(inputs)
-        return self.model.classify(self.model.pool(self.model.encode(inputs, start=self.start)))
+        return self.model.classify(self.model.finish(inputs, self.start))
+
+
+class Whole(nn.Module):
+    """A model of which everything trains: pixels to logits (B, C)."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.model.classify(self.model.features(pixels))
 
 
 class Cut(NamedTuple):
@@ -102,7 +113,7 @@ def cut_model(model: Model, freeze: str) -> Cut:
     """Split a model whose frozen parameters are already marked (`optim.freeze_model`)."""
     frozen = frozen_blocks(freeze, model.config.depth)
     if frozen is None:
-        return Cut(None, model)
+        return Cut(None, Whole(model))
     return Cut(Prefix(model, frozen), Suffix(model, frozen))
 
 

@@ -5,8 +5,8 @@ the loop sees inputs and labels. Everything random depends on (seed, epoch, imag
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from vitft.errors import DataError, ImageError
 from vitft.extract import Extractor, View, crops, plain
 from vitft.features import Cut, run_prefix
 from vitft.loop import Batch
+from vitft.team import Team
 from vitft.transforms import CropTransform, EvalTransform
 
 EVAL_BATCH = 32
@@ -40,6 +41,10 @@ class Feed:
     extractor: Extractor | None
     """Of the frozen prefix; it has already seen the plain view of every image."""
     device: torch.device
+    team: Team = field(default_factory=Team)
+    """The processes that share each batch."""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """A common name for the digests of near copies; what it lacks has none."""
 
     @property
     def caches(self) -> bool:
@@ -52,18 +57,38 @@ class Feed:
     def train_views(self) -> list[View]:
         """What is kept of each training image: a crop per epoch, or the plain view and K crops."""
         spec = self.config.train
-        if spec.augment == "crop":
-            return crops(self.transform, self.config.optim.epochs, spec.seed)
-        return [plain(self.transform), *crops(self.transform, spec.views, spec.seed)]
+        plain_view = [] if spec.augment != "none" else [plain(self.transform)]
+        count = spec.views if plain_view else self.config.optim.epochs
+        return [*plain_view, *crops(self.transform, self.crop, count, spec.seed)]
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
         """Class indices (n,)."""
         return torch.tensor([row.label for row in rows], device=self.device)
 
+    def alike(self, rows: Sequence[Row]) -> Tensor:
+        """The same number for copies of one picture, (n,)."""
+        numbers: dict[str, int] = {}
+        names = (self.groups.get(row.sha256, row.sha256) for row in rows)
+        return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
+
+    @property
+    def once(self) -> list[Row]:
+        """One row for each different picture."""
+        return list({row.sha256: row for row in self.manifest.rows}.values())
+
     def cached(self, rows: Sequence[Row], view: View | None = None) -> Tensor:
         """The stored output of the prefix, float32 on the CPU: (n, D) or (n, N, D)."""
         assert self.extractor is not None
         return self.extractor.rows([row.sha256 for row in rows], view or plain(self.transform))
+
+    def compute_plain(self) -> None:
+        """Fill the cache with the plain view of every image."""
+        assert self.extractor is not None
+        files = [File(row.path, row.label) for row in self.manifest.rows]
+        with console.Progress("images to features", len(files)) as progress:
+            self.extractor.compute(
+                str(self.manifest.root), files, plain(self.transform), progress=progress.advance
+            )
 
     def compute_views(self) -> None:
         """Fill the cache with the augmented views of the training images."""
@@ -80,16 +105,25 @@ class Feed:
                 except ImageError as error:
                     raise gone(error) from error
 
+    @property
+    def crop(self) -> CropTransform:
+        """The random training view."""
+        spec = self.config.train
+        return CropTransform(
+            image_size=self.transform.image_size,
+            scale=(spec.crop_scale, 1.0),
+            interpolation=self.transform.interpolation,
+            rand=spec.augment == "rand",
+        )
+
     def pixels(
         self, rows: Sequence[Row], size: int, *, key: str | None = None
-    ) -> Iterator[tuple[Sequence[Row], Tensor]]:
+    ) -> Generator[tuple[Sequence[Row], Tensor], None, None]:
         """Normalised pixels (B, 3, S, S) of `rows` in order, `size` at a time, with their rows.
 
         `key` draws the random training view of each image; None gives the plain view.
         """
-        crop = CropTransform(
-            image_size=self.transform.image_size, interpolation=self.transform.interpolation
-        )
+        crop = self.crop
 
         def view(index: int, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
             if key is None:
@@ -112,39 +146,62 @@ class Feed:
                 yield chunk, self.transform.normalise(pixels)
 
     def validation(self) -> Callable[[], Iterator[Batch]]:
-        """The plain view of the validation images."""
-        rows = self.manifest.val
+        """The plain view of this process's share of the validation images."""
+        rows = self.team.share(self.manifest.val)
         if self.extractor is not None:
             return lambda: self.remembered(rows, torch.arange(len(rows)), EVAL_BATCH * 8)
         return lambda: (
             Batch(pixels, self.labels(chunk)) for chunk, pixels in self.pixels(rows, EVAL_BATCH)
         )
 
-    def training(self) -> Callable[[int], Iterator[Batch]]:
-        """Shuffled batches of an epoch, of inputs computed once or afresh."""
+    def training(self) -> Callable[[int, int], Iterator[Batch]]:
+        """Shuffled batches of an epoch from a step within it on, computed once or afresh."""
         rows, size = self.manifest.train, self.config.optim.batch_size
         if self.caches:
             views = self.train_views  # in turn, one an epoch
-            return lambda epoch: self.remembered(
-                rows, self.order(epoch), size, views[epoch % len(views)]
+            return lambda epoch, done: self.remembered(
+                rows,
+                self.order(epoch)[done * size :],
+                size,
+                views[epoch % len(views)],
+                team=self.team,
             )
-        key = str(self.config.train.seed) if self.config.train.augment == "crop" else None
+        spec = self.config.train
+        key = None if spec.augment == "none" else str(spec.seed)
 
-        def fresh(epoch: int) -> Iterator[Batch]:
-            shuffled = [rows[i] for i in self.order(epoch).tolist()]
+        def fresh(epoch: int, done: int) -> Iterator[Batch]:
+            whole = pieces(self.order(epoch)[done * size :], size)
+            own = [piece[self.team.piece(len(piece))] for piece in whole]
+            shuffled = [rows[i] for piece in own for i in piece.tolist()]
             drawn = None if key is None else f"{key}/{epoch}"
-            for chunk, pixels in self.pixels(shuffled, size, key=drawn):
-                yield Batch(self.fresh_inputs(pixels), self.labels(chunk))
+            stacks = self.pixels(shuffled, max(map(len, own), default=1), key=drawn)
+            with contextlib.closing(stacks):
+                for piece, mine in zip(whole, own, strict=True):
+                    # The last piece may be smaller, and in a team even empty.
+                    chunk, pixels = next(stacks) if len(mine) else ([], self.no_pixels())
+                    yield Batch(self.fresh_inputs(pixels), self.labels(chunk), len(piece))
 
         return fresh
 
     def remembered(
-        self, rows: Sequence[Row], order: Tensor, size: int, view: View | None = None
+        self,
+        rows: Sequence[Row],
+        order: Tensor,
+        size: int,
+        view: View | None = None,
+        *,
+        team: Team | None = None,
     ) -> Iterator[Batch]:
-        """Batches of stored inputs, read as they are needed."""
-        for chosen in order.split(size):
-            chunk = [rows[i] for i in chosen.tolist()]
-            yield Batch(self.cached(chunk, view).to(self.device), self.labels(chunk))
+        """Batches of stored inputs, read as they are needed; of a team's, this one's pieces."""
+        for whole in pieces(order, size):
+            own = whole[team.piece(len(whole))] if team else whole
+            chunk = [rows[i] for i in own.tolist()]
+            yield Batch(self.cached(chunk, view).to(self.device), self.labels(chunk), len(whole))
+
+    def no_pixels(self) -> Tensor:
+        """A batch without images."""
+        channels = len(self.transform.mean)
+        return torch.empty((0, channels, *self.transform.image_size), device=self.device)
 
     def fresh_inputs(self, pixels: Tensor) -> Tensor:
         """What the suffix reads, computed now: the prefix's output, or the pixels themselves."""
@@ -157,6 +214,11 @@ class Feed:
         """A permutation of the training images for this epoch."""
         random = np.random.default_rng([self.config.train.seed, epoch])
         return torch.from_numpy(random.permutation(len(self.manifest.train)))
+
+
+def pieces(order: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Cut a permutation into batches; nothing into none."""
+    return order.split(size) if len(order) else ()
 
 
 def gone(error: ImageError) -> DataError:

@@ -6,6 +6,7 @@ Nothing here knows what is written.
 import contextlib
 import errno
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,3 +55,27 @@ def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
             f"cannot write {path}: {error.strerror}",
             fix=f"choose a folder that you may write, with {option}",
         ) from error
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A fresh folder that is given the name `path` at the end, and removed if anything fails.
+
+    Raises:
+        ResourceError: The disk is full.
+        RunError: The place cannot be written, or files lie there by now.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    with writing(path):
+        temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        with writing(path):
+            for file in (f for f in temporary.rglob("*") if f.is_file()):
+                with file.open("rb+") as content:
+                    os.fsync(content.fileno())
+            with contextlib.suppress(FileNotFoundError):
+                path.rmdir()  # it is empty, or this fails
+            temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

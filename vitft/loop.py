@@ -1,20 +1,26 @@
-"""The training loop: it knows neither images nor files, only batches of inputs and labels.
+"""The training loop: it knows inputs, labels, a model and its optimiser, and nothing of images.
 
-Whether a batch holds pixels or cached features, and what becomes of the numbers, is the caller's.
+Whatever is random in a step is drawn from (seed, step), so a training that goes on after a stop
+draws what it would have drawn: its state is the numbers of `Training.state` and nothing else.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitft import console
 from vitft.config import OptimSpec
-from vitft.errors import DivergedError
+from vitft.errors import DivergedError, ResourceError
 from vitft.optim import lr_at, make_optimizer
+from vitft.team import Team
 
 
 class Batch(NamedTuple):
@@ -22,6 +28,12 @@ class Batch(NamedTuple):
 
     inputs: Tensor
     labels: Tensor
+    images: int = 0
+    """Images in the whole batch where this is one process's piece of it; 0: these are all."""
+
+
+Mix = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Inputs and labels (B,) of a batch to mixed inputs and labels, (B,) or shares (B, C)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,70 +51,260 @@ class Step:
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[None]:
-    """bf16 for matrix products where `precision` says so, else nothing."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+    """Half precision for matrix products where `precision` says so, else nothing."""
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    if precision in kinds:
+        return torch.autocast(device.type, dtype=kinds[precision])
     return contextlib.nullcontext()
 
 
-def fit(
-    model: nn.Module,
-    batches: Callable[[int], Iterable[Batch]],
-    *,
-    steps_per_epoch: int,
-    spec: OptimSpec,
-    precision: str = "fp32",
-    on_step: Callable[[Step], None] = lambda _: None,
-    on_epoch: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Train the parameters of `model` that require gradients, in place.
+class Training:
+    """A model being trained, one step at a time; it can stop after any step and go on elsewhere.
 
     Args:
         model: Maps `Batch.inputs` to logits (B, C). Frozen parts belong in front of it, or are
             kept in eval mode by the model itself.
-        batches: The batches of an epoch (counted from 0), on the model's device.
-        steps_per_epoch: How many batches each epoch gives; the schedule needs the total.
         spec: Solver, learning rate, schedule, epochs.
-        precision: `bf16` for autocast, else float32.
-        on_step: Called after each step.
-        on_epoch: Called after each epoch; it may evaluate the model and leave it in eval mode.
-
-    Raises:
-        DivergedError: The loss is not finite; the weights are those before that step.
+        steps_per_epoch: How many batches each epoch gives; the schedule needs the total.
+        precision: `bf16` or `fp16` for autocast, else float32.
+        seed: Of drop path and of what `mix` draws.
+        mix: What is done to a whole batch before it is used.
+        class_weights: Factor on the loss of each class (C,), of mean one over the images.
+        compiled: Let torch.compile fuse the forward and backward pass.
+        team: The processes that share each batch.
     """
-    optimizer = make_optimizer(model, spec)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    device, total = trained[0].device, steps_per_epoch * spec.epochs
-    step = 0
-    for epoch in range(spec.epochs):
-        model.train()
-        for batch in batches(epoch):
-            lr = lr_at(step, total, peak=spec.lr, warmup=spec.warmup, final=spec.final_lr)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            with autocast(device, precision):
-                logits = model(batch.inputs)
-            loss = F.cross_entropy(logits.float(), batch.labels)
-            if not torch.isfinite(loss):
-                raise diverged(step, lr, loss.item())
-            loss.backward()
-            if spec.clip:
-                nn.utils.clip_grad_norm_(trained, max_norm=spec.clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            correct = int((logits.argmax(dim=-1) == batch.labels).sum())
-            on_step(
-                Step(
-                    step=step,
-                    epoch=epoch,
-                    lr=lr,
-                    loss=loss.item(),
-                    correct=correct,
-                    images=len(batch.labels),
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: OptimSpec,
+        *,
+        steps_per_epoch: int,
+        precision: str = "fp32",
+        seed: int = 0,
+        mix: Mix | None = None,
+        class_weights: Tensor | None = None,
+        compiled: bool = False,
+        team: Team | None = None,
+    ) -> None:
+        assert spec.lr is not None, "the learning rate is settled when the model is known"
+        self.model, self.spec, self.mix, self.seed = model, spec, mix, seed
+        self.peak, self.precision = spec.lr, precision
+        self.team = team or Team()
+        self.steps_per_epoch, self.total = steps_per_epoch, steps_per_epoch * spec.epochs
+        self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.device = next(iter(self.trained.values())).device
+        self.class_weights = class_weights
+        self.optimizer = make_optimizer(model, spec)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(model) if compiled else model
+        self.average = {n: p.detach().clone() for n, p in self.trained.items() if spec.ema}
+        self.micro_batch = spec.micro_batch or spec.batch_size
+        self.step = 0
+        """How many steps are done."""
+
+    @property
+    def epoch(self) -> int:
+        """Of the next step, counted from 0."""
+        return self.step // self.steps_per_epoch
+
+    @property
+    def lr(self) -> float:
+        """Peak learning rate of the next step, before the factors of single layers."""
+        if self.spec.schedule == "constant" and self.step >= round(self.total * self.spec.warmup):
+            return self.peak
+        return lr_at(
+            self.step,
+            self.total,
+            peak=self.peak,
+            warmup=self.spec.warmup,
+            final=self.spec.final_lr,
+        )
+
+    def take(self, batch: Batch) -> Step:
+        """One step of the optimiser.
+
+        Raises:
+            DivergedError: The loss is not finite; the weights are those before the step.
+            ResourceError: Not even one image at a time fits into memory.
+        """
+        self.model.train()
+        lr = self.lr
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+        loss, correct = self.gradients(batch)
+        if not math.isfinite(loss):
+            raise diverged(self.step, lr, loss)
+        if self.spec.clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.trained.values(), max_norm=self.spec.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.remember()
+        self.step += 1
+        return Step(
+            step=self.step - 1,
+            epoch=(self.step - 1) // self.steps_per_epoch,
+            lr=lr,
+            loss=loss,
+            correct=correct,
+            images=batch.images or len(batch.labels),
+        )
+
+    def gradients(self, batch: Batch) -> tuple[float, int]:
+        """Leave the gradients of the batch in the parameters; its loss, and how many were right.
+
+        When memory runs out, the same batch is tried again in smaller pieces.
+        """
+        while True:
+            try:
+                loss, correct = self.in_pieces(batch)
+                return self.with_all_pieces(loss, correct)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                self.optimizer.zero_grad(set_to_none=True)
+            if self.micro_batch == 1:
+                raise ResourceError(
+                    "out of memory with one image at a time",
+                    fix="use a smaller --image-size or model, or --set train.checkpointing=true",
                 )
-            )
-            step += 1
-        on_epoch(epoch)
+            self.micro_batch = math.ceil(min(self.micro_batch, len(batch.labels)) / 2)
+            console.warn(f"out of memory: going on with {self.micro_batch} images at a time")
+
+    def with_all_pieces(self, loss: float, correct: int) -> tuple[float, int]:
+        """Add up what the processes of a team made of their pieces."""
+        if self.team.size == 1:
+            return loss, correct
+        for parameter in self.trained.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [p.grad for p in self.trained.values() if p.grad is not None]
+        loss, right = self.team.add_up(gradients, [loss, correct])
+        return loss, round(right)
+
+    def in_pieces(self, batch: Batch) -> tuple[float, int]:
+        """The gradients of a batch, added up over pieces that fit into memory."""
+        seed_everything(self.seed, self.step, self.team.rank)
+        inputs, labels = batch.inputs, batch.labels
+        targets = labels
+        if self.mix is not None and len(labels):
+            inputs, targets = self.mix(inputs, labels)
+        total, correct = 0.0, 0
+        for start in range(0, len(labels), self.micro_batch):
+            piece = slice(start, start + self.micro_batch)
+            with autocast(self.device, self.precision):
+                logits = self.forward(inputs[piece])
+            loss = F.cross_entropy(
+                logits.float(),
+                targets[piece],
+                weight=self.class_weights,
+                label_smoothing=self.spec.label_smoothing,
+                reduction="sum",
+            ) / (batch.images or len(labels))
+            self.scaler.scale(loss).backward()
+            total += loss.item()
+            correct += int((logits.argmax(dim=-1) == labels[piece]).sum())
+        return total, correct
+
+    def remember(self) -> None:
+        """Let the average of the weights follow, quickly at first."""
+        if not self.average:
+            return
+        decay = min(self.spec.ema, (1 + self.step) / (10 + self.step))
+        with torch.no_grad():
+            for name, mean in self.average.items():
+                mean.lerp_(self.trained[name], 1 - decay)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model with its average weights inside, if there is an average."""
+        own = {name: p.detach().clone() for name, p in self.trained.items() if self.average}
+        self.put(self.average)
+        try:
+            yield
+        finally:
+            self.put(own)
+
+    @torch.no_grad()
+    def put(self, weights: dict[str, Tensor]) -> None:
+        """Set trained parameters."""
+        for name, value in weights.items():
+            self.trained[name].copy_(value)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that the next step depends on: tensors, and plain facts."""
+        tensors = {f"weights/{name}": p.detach() for name, p in self.trained.items()}
+        tensors |= {f"buffers/{name}": b for name, b in self.model.named_buffers()}
+        tensors |= {f"average/{name}": mean for name, mean in self.average.items()}
+        for i, slots in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{i}/{key}": torch.as_tensor(v) for key, v in slots.items()}
+        facts = {"step": self.step, "micro_batch": self.micro_batch}
+        return tensors, facts | {"scaler": self.scaler.state_dict()}
+
+    @torch.no_grad()
+    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        slots: dict[int, dict[str, Tensor]] = {}
+        buffers = dict(self.model.named_buffers())
+        places: dict[str, Mapping[str, Tensor]] = {
+            "weights": self.trained,
+            "buffers": buffers,
+            "average": self.average,
+        }
+        for name, value in tensors.items():
+            kind, _, rest = name.partition("/")
+            if kind == "optimizer":
+                i, _, key = rest.partition("/")
+                slots.setdefault(int(i), {})[key] = value.clone()
+            else:
+                places[kind][rest].copy_(value)
+        whole = self.optimizer.state_dict()
+        self.optimizer.load_state_dict({**whole, "state": slots})
+        self.scaler.load_state_dict(facts["scaler"])
+        self.step, self.micro_batch = facts["step"], facts["micro_batch"]
+
+
+def fit(
+    training: Training,
+    batches: Callable[[int, int], Iterable[Batch]],
+    *,
+    epochs: Sequence[int],
+    on_step: Callable[[Step], None] = lambda _: None,
+    on_epoch: Callable[[int], bool | None] = lambda _: None,
+    undisturbed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> None:
+    """Train through `epochs`.
+
+    Args:
+        training: Where it stands; the first epoch may be half done.
+        batches: The batches of an epoch from a step within it on, on the model's device.
+        epochs: Those that are not finished, counted from 0.
+        on_step: Called after each step.
+        on_epoch: Called after each epoch; it may evaluate the model. True ends the training.
+        undisturbed: Around each step, which must not be broken off in the middle.
+    """
+    for epoch in epochs:
+        done = training.step - epoch * training.steps_per_epoch
+        for batch in batches(epoch, done):
+            with undisturbed():
+                on_step(training.take(batch))
+        if on_epoch(epoch):
+            return
+
+
+def seed_everything(*numbers: int) -> None:
+    """Let what a step draws depend on these numbers alone, however it is drawn."""
+    words = np.random.SeedSequence(numbers).generate_state(2, np.uint64)
+    torch.manual_seed(int(words[0] >> 1))
+    random.seed(int(words[1]))
+    np.random.seed(int(words[1] & 0xFFFFFFFF))  # noqa: NPY002 - timm draws from this one
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether memory ran out, on a GPU or on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def diverged(step: int, lr: float, loss: float) -> DivergedError:
@@ -124,4 +326,6 @@ def logits_of(
         with autocast(device, precision):
             scores.append(model(batch.inputs).float().cpu())
         labels.append(batch.labels.cpu())
+    if not scores:  # a process of many may have nothing to do
+        return torch.empty(0, 0), torch.empty(0, dtype=torch.long)
     return torch.cat(scores), torch.cat(labels)

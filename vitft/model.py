@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from vitft.errors import UsageError
 from vitft.hybrid import DropPath, LayerScale, build_stem, stem_channels, stem_stride
@@ -194,6 +195,10 @@ class Attention(nn.Module):
 
     def for_class_token(self, x: Tensor) -> Tensor:
         """The rows of `forward` that the heads read, (B, 1 or 2, D), and no others."""
+        if type(self.qkv) is not nn.Linear:  # an adapter (LoRA) adds to it: its rows are not apart
+            q, k, v = self.split_heads(x)
+            mixed = mix(q[:, :, : self.num_read], k, v)
+            return self.proj(mixed.transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
         width, bias = self.qkv.in_features, cast("Tensor | None", self.qkv.bias)
         q = F.linear(
             x[:, : self.num_read], self.qkv.weight[:width], None if bias is None else bias[:width]
@@ -278,6 +283,8 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
+        self.checkpointing = False
+        """Whether training computes the activations of blocks twice instead of keeping them."""
         self.patch_embed = PatchEmbed(config)
         width, rows = config.width, config.num_prefix if config.prefix_positions else 0
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -309,7 +316,10 @@ class VisionTransformer(nn.Module):
     def encode(self, tokens: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Run blocks `start` up to `stop` (default: all that remain): (B, N, D) to (B, N, D)."""
         for block in self.blocks[start:stop]:
-            tokens = block(tokens)
+            if self.checkpointing and self.training:
+                tokens = checkpoint(block, tokens, use_reentrant=False)
+            else:
+                tokens = block(tokens)
         return tokens
 
     def pool(self, tokens: Tensor) -> Tensor:
@@ -339,12 +349,16 @@ class VisionTransformer(nn.Module):
 
     def features(self, pixels: Tensor) -> Tensor:
         """What `classify` reads of an image, (B, D), without the work that nobody reads."""
-        tokens = self.embed(pixels)
-        if self.config.pool != "cls":
-            return self.pool(self.encode(tokens))
+        return self.finish(self.embed(pixels))
+
+    def finish(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """The pooled feature (B, D) from the tokens in front of block `start`."""
+        last = self.config.depth - 1
+        if self.config.pool != "cls" or start > last:
+            return self.pool(self.encode(tokens, start=start))
         # Nobody reads what the last block does to the patches.
-        tokens = self.encode(tokens, stop=self.config.depth - 1)
-        return self.pool(cast("Block", self.blocks[-1]).for_class_token(tokens))
+        tokens = self.encode(tokens, start=start, stop=last)
+        return self.pool(cast("Block", self.blocks[last]).for_class_token(tokens))
 
     @torch.no_grad()
     def init_weights(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.device import one_thread
-from vitft.metrics import wilson
+from vitft.intervals import wilson
 
 FOLDS = 5
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
@@ -120,8 +120,11 @@ def scores(x: Tensor, head: Tensor) -> Tensor:
     return x @ head[:, :-1].T.to(x) + head[:, -1].to(x)
 
 
-def folds(y: Tensor, count: int, seed: int) -> Tensor:
-    """Which fold each image is held out in, (n,), every class spread evenly over them."""
+def folds(y: Tensor, count: int, seed: int, groups: Tensor | None = None) -> Tensor:
+    """Which fold each image is held out in, (n,), every class spread evenly over them.
+
+    Images of one group, copies of one picture, are held out where the first of them is.
+    """
     random = np.random.default_rng(seed)
     held = np.empty(len(y), dtype=np.int64)
     labels = y.numpy()
@@ -130,6 +133,9 @@ def folds(y: Tensor, count: int, seed: int) -> Tensor:
         rows = random.permutation(np.flatnonzero(labels == label))
         held[rows] = (np.arange(len(rows)) + offset) % count
         offset += len(rows)  # the rest of one class does not always fall into the first folds
+    if groups is not None:
+        _, first, group = np.unique(groups.numpy(), return_index=True, return_inverse=True)
+        held = held[first[group]]
     return torch.from_numpy(held)
 
 
@@ -152,16 +158,23 @@ class Tried:
 
 
 def choose_penalty(
-    x: Tensor, y: Tensor, counted: Tensor, *, classes: int, seed: int, views: int = 1
+    x: Tensor,
+    y: Tensor,
+    counted: Tensor,
+    *,
+    classes: int,
+    seed: int,
+    views: int = 1,
+    groups: Tensor | None = None,
 ) -> tuple[float, list[Tried]]:
     """The penalty with the best cross-validated accuracy, at a tie the smallest loss; and the path.
 
-    Rows come in `views` blocks of the same images; an image is held out with all its views, and
-    judged by the first.
+    Rows come in `views` blocks of the same images; an image is held out with all its views and
+    the others of its group, and judged by the first view.
     """
     images = len(y) // views
     first = y[:images]
-    held = folds(first, FOLDS, seed)
+    held = folds(first, FOLDS, seed, groups)
     kept = torch.stack([held != k for k in range(FOLDS)]).repeat(1, views) * counted  # (K, n)
     path: list[Tried] = []
     start = None
@@ -201,7 +214,15 @@ class Solved:
 
 
 def solve_head(
-    x: Tensor, y: Tensor, *, classes: int, l2: float, balanced: bool, seed: int, views: int = 1
+    x: Tensor,
+    y: Tensor,
+    *,
+    classes: int,
+    l2: float,
+    balanced: bool,
+    seed: int,
+    views: int = 1,
+    groups: Tensor | None = None,
 ) -> Solved:
     """Fit the linear head.
 
@@ -213,6 +234,7 @@ def solve_head(
         balanced: Let every class count the same.
         seed: Of the folds.
         views: How many blocks of views the rows consist of.
+        groups: Copies of one picture have the same number, (n / views,).
     """
     scaling = Scaling.of(x)
     scaled = scaling(x)
@@ -222,7 +244,13 @@ def solve_head(
         few = evenly(y[: len(y) // views], CV_IMAGES, seed)
         rows = torch.cat([few + v * (len(y) // views) for v in range(views)])
         l2, path = choose_penalty(
-            scaled[rows], y[rows], counted[:, rows], classes=classes, seed=seed, views=views
+            scaled[rows],
+            y[rows],
+            counted[:, rows],
+            classes=classes,
+            seed=seed,
+            views=views,
+            groups=None if groups is None else groups[few],
         )
     exact = scaled.double() if scaled.numel() <= 10_000_000 else scaled
     head = solve(exact, y, counted, classes=classes, l2=l2)[0]
@@ -245,18 +273,36 @@ def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -
     return torch.cat(votes)
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Scores of images by heads that did not see them."""
+
+    rows: Tensor
+    """Which of the images, (m,), in order."""
+    logits: Tensor
+    """(m, C)"""
+
+
 def answers(
-    x: Tensor, y: Tensor, names: Sequence[str], *, l2: float, balanced: bool, seed: int
-) -> dict[str, Any]:
+    x: Tensor,
+    y: Tensor,
+    names: Sequence[str],
+    *,
+    l2: float,
+    balanced: bool,
+    seed: int,
+    groups: Tensor | None = None,
+) -> tuple[dict[str, Any], HeldOut]:
     """What all images together tell: cross-validated accuracy, learning curve, weak spots.
 
     Every image is judged by a head that did not see it, so all of them count, not only those held
-    back for validation. `x` holds each picture once.
+    back for validation. `x` holds each picture once; near copies share a number of `groups` (n,).
     """
     total = len(y)
     rows = evenly(y, CV_IMAGES, seed)
     x, y = x[rows], y[rows]
-    scaled, held, classes = Scaling.of(x)(x), folds(y, FOLDS, seed), len(names)
+    held = folds(y, FOLDS, seed, None if groups is None else groups[rows])
+    scaled, classes = Scaling.of(x)(x), len(names)
     nested = torch.from_numpy(np.random.default_rng([seed, 1]).permutation(len(y)))
     place = torch.empty_like(nested)
     place[nested] = torch.arange(len(y))  # smaller shares are parts of larger ones
@@ -274,7 +320,7 @@ def answers(
         right = int((logits.argmax(dim=-1) == y).sum())
         images = round(float((kept > 0).sum(dim=1).float().mean()))
         curve.append({"images": images, "top1": right / len(y)})
-    return {
+    told = {
         "images": len(y),
         "of": total,
         "top1": right / len(y),
@@ -283,6 +329,7 @@ def answers(
         "gain_from_twice": gain_from_twice([(p["images"], 1 - p["top1"]) for p in curve]),
         "weak_spots": weak_spots(logits, y, names),
     }
+    return told, HeldOut(rows, logits)
 
 
 def gain_from_twice(points: Sequence[tuple[float, float]]) -> float | None:

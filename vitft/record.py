@@ -1,6 +1,6 @@
 """What is kept of a training as it goes: the best weights so far, and running figures."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitft.backbone import Model
 from vitft.loop import Step
+from vitft.probe import HeldOut
 
 
 class Best:
@@ -19,13 +20,23 @@ class Best:
         self.epochs = 0
         self.figures: dict[str, Any] = {}
         self.state: dict[str, Tensor] = {}
+        self.since = 0
+        """Epochs since the best one."""
+        self.extra: dict[str, Any] = {}
+        """Figures of the whole run, whichever weights are the best."""
+        self.file = ""
+        """Name of the file in which these weights lie already, if they do."""
+        self.judged: tuple[Tensor, HeldOut] | None = None
+        """Features of every picture, each once, and scores by heads that did not see them."""
 
     def consider(self, figures: dict[str, Any]) -> None:
         """Keep a copy of the weights if accuracy, or at equal accuracy the loss, is better."""
         self.epochs += 1
+        self.since += 1
         if not self.figures or rank(figures) > rank(self.figures):
             self.figures = figures | {"best_epoch": self.epochs}
             self.state = {name: t.detach().clone() for name, t in self.moving()}
+            self.since, self.file = 0, ""
         # The same images chose the epoch and measured it: slightly optimistic, so it is stated.
         self.figures |= {"epochs": self.epochs, "selected_on_validation": self.epochs > 1}
 
@@ -33,7 +44,24 @@ class Best:
         """Put the kept weights back into the model."""
         with torch.no_grad():
             for name, tensor in self.moving():
-                tensor.copy_(self.state[name])
+                if name in self.state:  # else it never moved
+                    tensor.copy_(self.state[name])
+
+    def widen(self) -> None:
+        """Another stage moves more: what it starts from belongs to the best weights so far."""
+        self.state = {name: t.detach().clone() for name, t in self.moving()}
+        self.file = ""
+
+    def facts(self) -> dict[str, Any]:
+        """Everything but the tensors, for `take_up`."""
+        names = ("epochs", "since", "figures", "extra")
+        return {name: getattr(self, name) for name in names}
+
+    def take_up(self, facts: Mapping[str, Any], state: Mapping[str, Tensor], file: str) -> None:
+        """Go on from what an earlier process found."""
+        for name, value in facts.items():
+            setattr(self, name, value)
+        self.state, self.file = dict(state), file
 
     def moving(self) -> Iterator[tuple[str, Tensor]]:
         """What training changes: parameters that train, and statistics (of BatchNorm)."""
@@ -68,6 +96,14 @@ class Tally:
         self.correct += step.correct
         self.total += step.loss * step.images
         self.lr = step.lr
+
+    def state(self) -> dict[str, Any]:
+        """All of it, for `restore`."""
+        return dict(vars(self))
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting."""
+        vars(self).update(state)
 
     @property
     def loss(self) -> float:

@@ -1,10 +1,14 @@
 """Every image looked at once, and what the user is told about them before anything trains."""
 
+from dataclasses import replace
+
 from vitft import console
 from vitft.config import Config
-from vitft.data.folder import Checked, Folder, check_images
+from vitft.data.duplicates import group_names, near_pairs
+from vitft.data.folder import Checked, File, Folder, check_images
 from vitft.data.split import Manifest, leaks
 from vitft.extract import Extractor, plain
+from vitft.sketchbook import cores, sketched, table_of
 from vitft.transforms import EvalTransform
 
 
@@ -32,6 +36,25 @@ def look_at(
             console.note(f"{found} of {len(checked.good)} images were in the cache")
     say_oddities(checked)
     return checked
+
+
+def find_copies(checked: Checked, config: Config) -> dict[str, str]:
+    """Names of groups of near copies by digest, if copies are to stay on one side; else nothing."""
+    if not config.data.group_duplicates:
+        return {}
+    files = tuple(File(file.path, file.label, file.part) for file in checked.good)
+    with console.Progress("looking for copies", len(files)) as progress:
+        seen = sketched(
+            replace(checked.folder, files=files, bad=()),
+            cache=config.train.cache,
+            max_pixels=config.data.max_pixels,
+            workers=cores(),
+            progress=progress.advance,
+        )
+    digests = list(seen.sketches)
+    groups = group_names(digests, near_pairs(table_of(seen.sketches, digests)))
+    console.note(f"{len(groups)} pictures are near copies of others and stay on the side of those")
+    return groups
 
 
 def say_split(manifest: Manifest) -> None:

@@ -143,6 +143,8 @@ class CropTransform:
     flip: float = 0.5
     """Probability of mirroring left and right."""
     interpolation: Interpolation = "bicubic"
+    rand: bool = False
+    """Whether RandAugment follows."""
 
     def pixels(self, image: Image.Image, *, key: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """One view, uint8 (S, S, 3). The same `key` gives the same view, in any process."""
@@ -154,6 +156,10 @@ class CropTransform:
         )
         if rng.random() < self.flip:
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.rand:
+            from vitft.augment import rand_augment  # needs torchvision; the room itself does not
+
+            view = rand_augment(view, rng)
         return np.array(view)
 
     def box(self, image: Image.Image, rng: random.Random) -> tuple[int, int, int, int]:

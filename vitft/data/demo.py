@@ -10,7 +10,7 @@ y pointing down. Everything is drawn at twice the size and then reduced.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from PIL import Image, ImageDraw, ImageFilter
 Colour = tuple[int, int, int]
 Points = np.ndarray[Any, np.dtype[np.float64]]  # (n, 2), x and y
 Rng = np.random.Generator
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 SUPERSAMPLING = 2
 QUALITY = 88
@@ -73,13 +74,17 @@ class Bloom:
     """Height over width: 1 is seen from the front."""
     petal: Colour
     core: Colour
+    drawn: list[tuple[float, float]] = field(default_factory=list)
+    """Every point of the bloom so far, in pixels of the enlarged canvas."""
 
     def place(self, points: Points) -> list[tuple[float, float]]:
         """Points of the bloom on the canvas."""
         x, y = points[:, 0] * self.radius, points[:, 1] * self.radius * self.tilt
         cos, sin = math.cos(self.turn), math.sin(self.turn)
         left, top = self.centre
-        return list(zip(left + x * cos - y * sin, top + x * sin + y * cos, strict=True))
+        placed = list(zip(left + x * cos - y * sin, top + x * sin + y * cos, strict=True))
+        self.drawn.extend(placed)
+        return placed
 
     def fill(self, points: Points, colour: Colour, edge: Colour | None = None) -> None:
         """A closed shape, with a thin outline where `edge` is given."""
@@ -102,6 +107,11 @@ class Bloom:
         half = max(1.0, radius * self.radius)
         for x, y in self.place(points):
             self.brush.ellipse((x - half, y - half, x + half, y + half), fill=colour)
+
+    def box(self) -> Box:
+        """Bounds of all that was drawn of the bloom, on the enlarged canvas."""
+        x, y = zip(*self.drawn, strict=True)
+        return min(x), min(y), max(x), max(y)
 
     def jitter(self, low: float, high: float) -> float:
         return float(self.rng.uniform(low, high))
@@ -201,12 +211,20 @@ def draw_demo(folder: Path, *, per_class: int = 60, seed: int = 0, size: int = 1
 
 def flower_image(kind: str, number: int, *, seed: int = 0, size: int = 128) -> Image.Image:
     """Picture `number` of a kind, `size` pixels square."""
+    return flower_scene(kind, number, seed=seed, size=size)[0]
+
+
+def flower_scene(
+    kind: str, number: int, *, seed: int = 0, size: int = 128
+) -> tuple[Image.Image, list[Box]]:
+    """A picture and the boxes of its blooms, without stems, in its pixels (some cross the edge)."""
     rng = np.random.default_rng([seed, list(KINDS).index(kind), number])
     side = size * SUPERSAMPLING
     canvas = background(rng, side)
     brush = ImageDraw.Draw(canvas)
     scatter(brush, rng, side, count=int(rng.integers(2, 9)))
     petal, core = varied(rng, PETALS), varied(rng, CORES)
+    boxes: list[Box] = []
     for radius in sorted(rng.uniform(0.17, 0.42, rng.choice([1, 1, 1, 2, 3]))):
         x, y = rng.uniform(0.28, 0.72, 2) * side
         is_upright = kind == "tulip"  # seen from the side; the others face us at any angle
@@ -222,8 +240,10 @@ def flower_image(kind: str, number: int, *, seed: int = 0, size: int = 128) -> I
         )
         stem(bloom, side)
         KINDS[kind](bloom)
+        left, top, right, bottom = (edge / SUPERSAMPLING for edge in bloom.box())
+        boxes.append((left, top, right, bottom))
     scatter(brush, rng, side, count=int(rng.integers(0, 4)))
-    return photographed(canvas.resize((size, size), Image.Resampling.BOX), rng)
+    return photographed(canvas.resize((size, size), Image.Resampling.BOX), rng), boxes
 
 
 def button(bloom: Bloom, radius: float, *, seeds: int) -> None:

@@ -2,6 +2,7 @@
 
 The rule is that of the reference script: class by class, `int(n * val_rate)` of the sorted files
 are drawn by one private random stream; the others, in sorted order, train. It reads no images.
+Pictures that are the same stay on one side, except in the reference split, which is kept as it is.
 
 Source: WZMIAOMIAO/deep-learning-for-image-processing,
 pytorch_classification/vision_transformer/utils.py, `read_split_data` since commit 9508fd2.
@@ -15,13 +16,13 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
 from vitft.config import DataSpec
-from vitft.data.folder import Checked, listed
+from vitft.data.folder import Checked, CheckedFile, listed
 from vitft.errors import DataError
 from vitft.files import write_atomically
 
@@ -145,13 +146,19 @@ def bad_table(path: Path, line: int, problem: str) -> DataError:
     return DataError(f"{path}, line {line}: {problem}", fix="restore the file as vitft wrote it")
 
 
-def split(checked: Checked, spec: DataSpec) -> Manifest:
+def split(checked: Checked, spec: DataSpec, *, groups: Mapping[str, str] | None = None) -> Manifest:
     """Decide for every readable image whether it trains or validates.
 
     A folder with its own train and val parts keeps them. `random` draws from the readable images
-    and, where the rule gives a class of two or more nothing to validate with, draws one.
-    `reference` draws from all files, readable or not, exactly as the reference script does;
-    unreadable ones are dropped afterwards.
+    and, where the rule gives a class of two or more nothing to validate with, draws one; then
+    every group of copies goes where its first image was drawn. `reference` draws from all files,
+    readable or not, exactly as the reference script does; unreadable ones are dropped afterwards.
+
+    Args:
+        checked: The images, in the order of the folder.
+        spec: The kind of split, its share and seed.
+        groups: A common name for digests whose pictures are copies of one another; without it
+            only identical files are.
 
     Raises:
         DataError: A class is left without a training image, or nothing is left to validate.
@@ -169,6 +176,8 @@ def split(checked: Checked, spec: DataSpec) -> Manifest:
         at_least = 0 if folder.reference else 1
         drawn = draw(counts, spec.val_rate, spec.seed, at_least=at_least)
         held_back = {paths[i] for paths, picks in zip(by_class, drawn, strict=True) for i in picks}
+        if not folder.reference:
+            held_back = kept_together(checked.good, held_back, groups or {})
     rows = tuple(
         Row(f.path, f.label, "val" if f.path in held_back else "train", f.sha256)
         for f in checked.good
@@ -194,6 +203,33 @@ def draw(
         stream.sample(range(n), max(int(n * val_rate), min(at_least, max(0, n - 1))))
         for n in counts
     ]
+
+
+def kept_together(
+    files: Sequence[CheckedFile], drawn: Set[str], groups: Mapping[str, str]
+) -> set[str]:
+    """The paths that validate when each group of copies goes where its first image was drawn.
+
+    That is as fair as the draw itself: a group validates as often as a single image does. Where
+    nothing is a copy, nothing changes. A class whose images all went to one side gets the first of
+    its groups that can be spared for the other, if there is one.
+    """
+    members: dict[str, list[CheckedFile]] = {}
+    for file in files:
+        members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
+    side = {name: group[0].path in drawn for name, group in members.items()}  # True: validates
+    have = Counter((f.label, side[name]) for name, group in members.items() for f in group)
+    for lacking in sorted({(file.label, wanted) for file in files for wanted in (True, False)}):
+        for name, group in members.items() if not have[lacking] else ():
+            label, wanted = lacking
+            counts = Counter(file.label for file in group)
+            spared = all(have[other, not wanted] > n for other, n in counts.items())
+            if label in counts and side[name] != wanted and spared:
+                side[name] = wanted
+                have.update({(other, wanted): n for other, n in counts.items()})
+                have.subtract({(other, not wanted): n for other, n in counts.items()})
+                break
+    return {f.path for name, group in members.items() if side[name] for f in group}
 
 
 def check_parts(manifest: Manifest, checked: Checked) -> None:

@@ -1,0 +1,96 @@
+"""Low-rank adaptation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.test_stages import few, outcome, resumed, start, stop_after  # noqa: F401 - a fixture
+from tests.test_train import run_it
+from vitft.checkpoint import load_checkpoint
+from vitft.config import TrainSpec
+from vitft.errors import UsageError
+from vitft.features import Whole
+from vitft.lora import adapters, add_adapters, fold_adapters
+from vitft.model import VisionTransformer
+from vitft.optim import freeze_model
+
+SPEC = TrainSpec(freeze="lora", lora_rank=4)
+PIXELS = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_adapters_begin_as_nothing(tiny_vit: VisionTransformer) -> None:
+    tiny_vit.head.weight.data.normal_()
+    before = tiny_vit(PIXELS)
+
+    add_adapters(tiny_vit, SPEC)
+
+    assert len(adapters(tiny_vit)) == 8  # four layers in each of two blocks
+    torch.testing.assert_close(tiny_vit(PIXELS), before, atol=1e-6, rtol=0)
+
+
+def test_only_they_and_the_head_train(tiny_vit: VisionTransformer) -> None:
+    add_adapters(tiny_vit, SPEC)
+
+    trained = freeze_model(tiny_vit, "lora")
+
+    assert [name for name in trained if ".lora_" not in name] == ["head.weight", "head.bias"]
+    assert len(trained) == 2 + 16
+
+
+def test_folded_in_they_are_gone_and_the_answers_stay(tiny_vit: VisionTransformer) -> None:
+    names = list(tiny_vit.state_dict())
+    tiny_vit.head.weight.data.normal_()
+    add_adapters(tiny_vit, SPEC)
+    for name, parameter in tiny_vit.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.1)
+    whole = Whole(tiny_vit)
+    with torch.no_grad():
+        answers, lean = tiny_vit(PIXELS), whole(PIXELS)
+
+    fold_adapters(tiny_vit)
+
+    assert list(tiny_vit.state_dict()) == names
+    with torch.no_grad():
+        torch.testing.assert_close(tiny_vit(PIXELS), answers, atol=1e-5, rtol=0)
+        torch.testing.assert_close(lean, answers, atol=1e-5, rtol=0)
+
+
+def test_a_model_without_such_layers_is_refused(tiny_vit: VisionTransformer) -> None:
+    with pytest.raises(UsageError, match="no linear layers called conv"):
+        add_adapters(tiny_vit, TrainSpec(freeze="lora", lora_targets="conv"))
+
+
+@pytest.mark.parametrize("freeze", ["lora", "head,lora"])
+def test_a_run_leaves_plain_weights(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str
+) -> None:
+    done = run_it(image_folder, tiny_weights, tmp_path / "run", train={"freeze": freeze})
+
+    state, _ = load_checkpoint(done.run / "model.safetensors")
+    assert not [name for name in state if "lora" in name]
+    assert json.loads((done.run / "eval.json").read_text())["top1"] == 1.0
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_it_is_resumed_bit_for_bit(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "train": {"freeze": "lora"},
+        "optim": {"epochs": 2, "batch_size": 8},
+    }
+    whole = start(few, tiny_weights, tmp_path / "whole", settings)
+
+    with monkeypatch.context() as patch:
+        stop_after(patch, count)
+        stopped = start(few, tiny_weights, tmp_path / "stopped", settings)
+
+    assert outcome(resumed(stopped.run).run) == outcome(whole.run)

@@ -1,0 +1,100 @@
+"""Several processes that train one model, on loopback with gloo."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import draw_folder
+from vitft.checkpoint import Card, load_checkpoint, save_checkpoint
+from vitft.model import VisionTransformer, ViTConfig
+from vitft.team import Team
+from vitft.transforms import EvalTransform
+
+OPTIONS = ["--freeze", "none", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"]
+
+
+def test_shares_and_pieces_cover_everything_once() -> None:
+    items = list(range(11))
+    teams = [Team(rank, 3) for rank in range(3)]
+
+    shared = [item for team in teams for item in team.share(items)]
+    pieces = [items[team.piece(len(items))] for team in teams]
+
+    assert sorted(shared) == items
+    assert [item for piece in pieces for item in piece] == items
+    assert [len(piece) for piece in pieces] == [4, 4, 3]
+    assert [len(range(1)[team.piece(1)]) for team in teams] == [1, 0, 0]
+
+
+def test_one_alone_needs_nobody() -> None:
+    team, tensor = Team(), torch.ones(2)
+
+    assert team.add_up([tensor], [3.0]) == [3.0]
+    assert team.agree(5) == 5
+    assert team.from_leader("x") == "x"
+    assert torch.equal(team.gathered(tensor, 2), tensor)
+    assert team.leads
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, weights, and the runs of one process and of two."""
+    home = tmp_path_factory.mktemp("team")
+    draw_folder(home / "data", per_class=6)
+    torch.manual_seed(0)
+    config = ViTConfig(
+        image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=0
+    )
+    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
+    save_checkpoint(home / "w.safetensors", VisionTransformer(config).state_dict(), card)
+    return home
+
+
+def launch(home: Path, out: str, *options: str, processes: int) -> subprocess.CompletedProcess[str]:
+    alone = [sys.executable, "-m", "vitft"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    together = [*torchrun, "--nproc-per-node", str(processes), "-m", "vitft"]
+    data = ["--data", "data", "--weights", "w.safetensors", "--out", out]
+    return subprocess.run(
+        [*(alone if processes == 1 else together), "finetune", *data, *options],
+        cwd=home,
+        env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def figures(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "eval.json").read_text())
+    return found
+
+
+def test_two_processes_take_the_steps_of_one_and_speak_once(home: Path) -> None:
+    exact = [*OPTIONS, "--set", "train.precision=fp32"]
+    one = launch(home, "one", *exact, processes=1)
+    two = launch(home, "two", *exact, processes=2)
+    assert (one.returncode, two.returncode) == (0, 0), two.stderr
+
+    (first, _), (second, _) = (
+        load_checkpoint(home / name / "model.safetensors") for name in ("one", "two")
+    )
+    assert all(torch.allclose(first[name], second[name], atol=1e-4) for name in first)
+    assert figures(home / "one")["images"] == figures(home / "two")["images"] == 3
+    assert two.stderr.count("training none") == 1
+    assert two.stdout.count("accuracy") == 1
+
+
+def test_two_processes_share_features_and_a_solved_head(home: Path) -> None:
+    done = launch(home, "solved", processes=2)
+
+    assert done.returncode == 0, done.stderr
+    assert figures(home / "solved")["cross_validation"]["images"] == 18
+    assert (home / "solved" / "report.html").exists()

@@ -1,0 +1,150 @@
+"""Images with labels to judge a finished model by: a folder of classes, or a table.
+
+Unlike `folder`, one class is enough and a class may be empty: what is judged need not be what a
+model could be trained on. Whether the names are the model's is the caller's to check.
+"""
+
+import csv
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitft.data.folder import check_is_folder, counted, listed, split_parts
+from vitft.data.walk import Walk
+from vitft.errors import DataError, UsageError
+
+SUBSETS = ("train", "val")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labelled:
+    """Paths and the names of their classes, unopened."""
+
+    source: Path
+    """The folder or the table."""
+    root: str
+    """What the paths are relative to."""
+    classes: tuple[str, ...]
+    """Names of the classes, sorted as strings; one may have no images."""
+    images: tuple[tuple[str, str], ...]
+    """Path and class."""
+    bad: tuple[tuple[str, str], ...] = ()
+    """Paths and reasons of what has an image's name and is no file."""
+    notes: tuple[str, ...] = ()
+
+    def locate(self, path: str) -> str:
+        """The path to open."""
+        return os.path.join(self.root, path)  # noqa: PTH118 - a Path would fold `..` and bytes
+
+
+def find_labelled(source: Path, *, subset: str | None = None) -> Labelled:
+    """List the images of a folder of class folders, of its val part, or of a table.
+
+    Args:
+        source: A folder, or a CSV file with the columns path and label, paths relative to it.
+        subset: Which part of a folder with train and val parts; default: val.
+
+    Raises:
+        DataError: Missing, unreadable, or without images under class names.
+        UsageError: A subset of what has no parts.
+    """
+    if source.is_file():
+        found = from_table(source)
+        parts = False
+    else:
+        check_is_folder(source)
+        found, parts = from_folder(source, subset or "val")
+    if subset is not None and not parts:
+        raise UsageError(
+            f"--subset {subset}, but {source} has no train and val parts", fix="leave --subset out"
+        )
+    return found
+
+
+def from_folder(root: Path, subset: str) -> tuple[Labelled, bool]:
+    """The images of a folder, and whether it has a train and a val part."""
+    walk = Walk(os.fspath(root))
+    parts = split_parts(walk, walk.folders_of("")[0])
+    part = parts.get(subset, "")
+    classes, loose = walk.folders_of(part)
+    images = [
+        (path, name) for name in classes for path in walk.images_in(f"{part}/{name}".lstrip("/"))
+    ]
+    walk.raise_if_refused()
+    where = root / part
+    if not images and not walk.bad:
+        held = f"{len(classes)} class folders without images" if classes else "no class folders"
+        loosely = f"; {counted(loose, 'image')} outside of them" if loose else ""
+        raise DataError(
+            f"no labelled images in {where}: it holds {held}{loosely}",
+            fix=f"put each class in its own folder, e.g. {where}/cat/001.jpg, or give a CSV file "
+            "with the columns path,label",
+        )
+    notes = [f"the images of {part}/ are judged"] if part else []
+    if loose:
+        notes.append(f"{counted(loose, 'image')} outside of the class folders ignored")
+    return Labelled(
+        source=root,
+        root=os.fspath(root),
+        classes=tuple(classes),
+        images=tuple(images),
+        bad=tuple(walk.bad),
+        notes=tuple(notes),
+    ), bool(parts)
+
+
+def from_table(source: Path) -> Labelled:
+    """The images named by a CSV file; columns other than path and label are ignored."""
+    try:
+        text = source.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+    except OSError as error:
+        raise DataError(
+            f"cannot read {source}: {error.strerror}", fix="check the path and its permissions"
+        ) from error
+    images = tuple(rows_of(source, text))
+    if not images:
+        raise DataError(f"{source} names no images", fix="add rows of path,label under the header")
+    return Labelled(
+        source=source,
+        root=os.fspath(source.parent),
+        classes=tuple(sorted({label for _, label in images})),
+        images=images,
+    )
+
+
+def rows_of(source: Path, text: str) -> Iterator[tuple[str, str]]:
+    """Path and label of each row, checked."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    seen: set[str] = set()
+    try:
+        header = [cell.strip().lower() for cell in next(reader, [])]
+        if header.count("path") != 1 or header.count("label") != 1:
+            start = listed((cell[:40] for cell in header), most=6) or "nothing"
+            raise bad_row(source, 1, f"the header needs the columns path and label, found: {start}")
+        path, label = header.index("path"), header.index("label")
+        for cells in reader:
+            if not any(cells):
+                continue
+            if len(cells) != len(header):
+                problem = f"{len(cells)} cells under {len(header)} columns"
+            elif not cells[path] or not cells[label]:
+                problem = "an empty path or label"
+            else:
+                problem = f"{cells[path]!r} stands there twice" if cells[path] in seen else ""
+            if problem:
+                raise bad_row(source, reader.line_num, problem)
+            seen.add(cells[path])
+            yield cells[path], cells[label]
+    except csv.Error as error:
+        raise bad_row(source, reader.line_num, str(error)) from error
+
+
+def bad_row(source: Path, line: int, problem: str) -> DataError:
+    """The error of a table that cannot be used."""
+    return DataError(
+        f"{source}, line {line}: {problem}",
+        fix="write a CSV file with the header path,label, one image a row, paths relative to the "
+        "file",
+    )

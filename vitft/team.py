@@ -1,0 +1,141 @@
+"""Several processes that train one model: who they are, and the few things they tell each other.
+
+    torchrun --nproc-per-node 2 -m vitft finetune ...
+
+Every process sees all images and draws the same batches; each computes its share of a batch, of
+the features and of the validation images. Gradients are added up, so that the step is that of the
+whole batch. The first process alone prints and writes.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+from vitft import console
+from vitft.errors import ResourceError
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(minutes=30)
+"""After which a process that does not answer counts as lost; one that ends is noticed at once."""
+
+
+class Team:
+    """The processes of a training; one alone needs nobody."""
+
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
+        self.rank, self.size, self.local_rank = rank, size, local_rank
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process prints and writes."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """This process's part of a list: every size-th, from its own on."""
+        return items[self.rank :: self.size]
+
+    def piece(self, count: int) -> slice:
+        """This process's part of a batch, in one piece; the last may be smaller or empty."""
+        each = -(-count // self.size)
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def add_up(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[float]:
+        """Replace each tensor by its sum over all processes; returns the sums of the numbers.
+
+        The order of the additions is fixed, so the same processes get the same bits.
+        """
+        if self.size == 1:
+            return list(numbers)
+        device = tensors[0].device
+        told = torch.tensor(list(numbers), dtype=torch.float64, device=device).float()
+        flat = torch.cat([*(tensor.flatten() for tensor in tensors), told])
+        with talking():
+            distributed.all_reduce(flat)
+        sizes = [tensor.numel() for tensor in tensors]
+        for tensor, total in zip(tensors, flat[: sum(sizes)].split(sizes), strict=True):
+            tensor.copy_(total.view_as(tensor))
+        return flat[sum(sizes) :].tolist()
+
+    def agree(self, wish: int) -> int:
+        """The largest of everybody's wishes."""
+        if self.size == 1:
+            return wish
+        told = torch.tensor([wish], device=self.device)
+        with talking():
+            distributed.all_reduce(told, op=distributed.ReduceOp.MAX)
+        return int(told.item())
+
+    def from_leader(self, value: T) -> T:
+        """What the first process says."""
+        if self.size == 1:
+            return value
+        box = [value]
+        with talking():
+            distributed.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def gathered(self, rows: Tensor, count: int) -> Tensor:
+        """The rows (n, ...) of all `count` items, from everybody's `share`; on the CPU."""
+        if self.size == 1:
+            return rows
+        parts: list[Any] = [None] * self.size
+        with talking():
+            distributed.all_gather_object(parts, rows.cpu())
+        shape = max(parts, key=len).shape[1:]  # who has none does not know
+        whole = rows.new_empty((count, *shape), device="cpu")
+        for rank, part in enumerate(parts):
+            if len(part):
+                whole[rank :: self.size] = part
+        return whole
+
+    def wait(self) -> None:
+        """Until everybody is here."""
+        if self.size > 1:
+            self.agree(0)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the processes exchange numbers."""
+        nccl = self.size > 1 and distributed.get_backend() == "nccl"
+        return torch.device("cuda", self.local_rank) if nccl else torch.device("cpu")
+
+
+@contextlib.contextmanager
+def talking() -> Iterator[None]:
+    """Turn the end of another process into a sentence."""
+    try:
+        yield
+    except RuntimeError as error:  # what gloo and NCCL raise when a connection breaks
+        raise ResourceError(
+            f"another process of the training ended or does not answer "
+            f"({str(error).splitlines()[0][:120]})",
+            fix="see what it said; start again with --resume, or let torchrun do it: "
+            "--max-restarts 3",
+        ) from error
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[Team]:
+    """The team that torchrun made of this process and others; alone without torchrun."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield Team()
+        return
+    team = Team(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")))
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(team.local_rank)
+    if not team.leads:
+        console.be_silent()
+    with talking():
+        distributed.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
+    try:
+        yield team
+    finally:
+        distributed.destroy_process_group()
