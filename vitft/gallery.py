@@ -1,0 +1,174 @@
+"""Small pictures of the images that a run's page shows, kept in the run directory.
+
+The page is made from the run directory alone, so what it may show is kept while the data is at
+hand: mistakes, the least sure right answers and suspects, each decoded once; for the worst
+mistakes also where the model looked. The pictures hold no metadata of the originals.
+"""
+
+import io
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from vitft import console
+from vitft.data.images import open_image
+from vitft.data.loading import in_order
+from vitft.data.split import Manifest, Row
+from vitft.errors import ImageError, VitftError
+from vitft.files import writing
+from vitft.model import VisionTransformer
+from vitft.rundir import RunDir
+from vitft.transforms import EvalTransform
+from vitft.verdicts import THUMBS, mistakes, read_json, read_verdicts, thumb_name, unsure
+
+SIDE = 112
+"""Pixels of the longer side."""
+MISTAKES, SUSPECTS, UNSURE, UNSURE_PER_CLASS = 200, 80, 60, 3
+"""Images of each kind that are kept."""
+LOOKED_AT = 24
+"""The worst mistakes, of which the attention is kept as well."""
+BATCH = 8
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A picture on its way into the run directory."""
+
+    sha256: str
+    thumb: bytes
+    view: Pixels | None
+    """What the model saw, (S, S, 3), where the attention is wanted."""
+
+
+def write_gallery(
+    run: RunDir, manifest: Manifest, model: nn.Module, transform: EvalTransform, *, max_pixels: int
+) -> int:
+    """Fill `thumbs/` of a finished run; returns how many images it shows.
+
+    Without `validation.npz` there is nothing to show. An image that has gone since is left out,
+    and where the folder cannot be written the user is told: the run itself is complete.
+    """
+    try:
+        looked_at, rows = chosen(run.path, manifest)
+        own = model if isinstance(model, VisionTransformer) else None
+        painter = Painter(manifest, own, transform, max_pixels, looked_at)
+        return fill(run.path, painter, rows)
+    except VitftError as error:
+        console.warn(f"no pictures for the report: {console.visible(error.problem)}")
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Painter:
+    """Makes the pictures of a run's images."""
+
+    manifest: Manifest
+    model: VisionTransformer | None
+    """None where there is no attention to show."""
+    transform: EvalTransform
+    max_pixels: int
+    looked_at: frozenset[str]
+    """Digests of the images whose attention is kept."""
+
+    def decode(self, row: Row) -> Kept | None:
+        """The thumbnail of an image and perhaps what the model saw; None if it has gone."""
+        try:
+            image = open_image(self.manifest.locate(row), max_pixels=self.max_pixels)
+        except ImageError:
+            return None
+        wanted = self.model is not None and row.sha256 in self.looked_at
+        return Kept(row.sha256, jpeg(image), self.transform.pixels(image) if wanted else None)
+
+    def attention(self, views: Mapping[str, Pixels]) -> Iterator[tuple[str, bytes]]:
+        """The views under what spoke for the model's answer, as JPEG, by the image's digest."""
+        if self.model is None or not views:
+            return
+        from vitft.explain.maps import relevance_map
+        from vitft.explain.pictures import overlay
+
+        model, names = self.model.eval(), list(views)
+        device = next(model.parameters()).device
+        try:
+            for start in range(0, len(names), BATCH):
+                some = names[start : start + BATCH]
+                stack = torch.from_numpy(np.stack([views[name] for name in some])).to(device)
+                heats = relevance_map(model, self.transform.normalise(stack))
+                for name, heat in zip(some, heats, strict=True):
+                    view = Image.fromarray(views[name])
+                    view = view.resize(fitted(view.size), Image.Resampling.BICUBIC)
+                    yield name, jpeg(overlay(view, heat))
+        except VitftError as error:  # a picture beside the point must not cost the others
+            console.note(f"no attention pictures: {console.visible(error.problem)}")
+
+
+def fill(run: Path, painter: Painter, rows: Sequence[Row]) -> int:
+    """Write the pictures of `rows`, all of them or none."""
+    if not rows:
+        return 0
+    folder, temporary = run / THUMBS, run / f".{THUMBS}"
+    views: dict[str, Pixels] = {}
+    count = 0
+    looks = len(painter.looked_at) if painter.model is not None else 0
+    with writing(folder), console.Progress("pictures", len(rows) + looks) as progress:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        for kept in in_order(painter.decode, rows, workers=torch.get_num_threads()):
+            if kept is None:
+                continue
+            (temporary / thumb_name(kept.sha256)).write_bytes(kept.thumb)
+            count += 1
+            progress.advance()
+            if kept.view is not None:
+                views[kept.sha256] = kept.view
+        for sha256, picture in painter.attention(views):
+            (temporary / thumb_name(sha256, attention=True)).write_bytes(picture)
+            progress.advance()
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    return count
+
+
+def chosen(run: Path, manifest: Manifest) -> tuple[frozenset[str], list[Row]]:
+    """Digests of the images whose attention is kept, and every image to keep, each once."""
+    verdicts = read_verdicts(run)
+    wrong = mistakes(verdicts)[:MISTAKES]
+    doubtful = suspects(read_json(run / "audit.json") or {})[:SUSPECTS]
+    sure = unsure(verdicts, per_class=UNSURE_PER_CLASS, most=UNSURE)
+    by_path = {row.path: row for row in manifest.rows}
+    paths = [v.path for v in wrong] + doubtful + [v.path for v in sure]
+    rows = {by_path[path].sha256: by_path[path] for path in paths if path in by_path}
+    return frozenset(v.sha256 for v in wrong[:LOOKED_AT]), list(rows.values())
+
+
+def suspects(audit: Mapping[str, Any]) -> list[str]:
+    """Paths of the images whose label is in doubt, then of copies."""
+    paths = [item["path"] for item in audit.get("mislabels", [])]
+    for group in audit.get("duplicates", []):
+        paths += [member["path"] for member in group["members"][:6]]
+    return paths
+
+
+def jpeg(image: Image.Image) -> bytes:
+    """A small JPEG of the pixels alone: no EXIF, no comment, no profile."""
+    small = image.copy() if max(image.size) <= SIDE else image
+    if small is image:
+        small = image.resize(fitted(image.size), Image.Resampling.LANCZOS, reducing_gap=3.0)
+    small.info.clear()
+    buffer = io.BytesIO()
+    small.save(buffer, format="JPEG", quality=82, optimize=True)
+    return buffer.getvalue()
+
+
+def fitted(size: tuple[int, int]) -> tuple[int, int]:
+    """Width and height of the same picture with `SIDE` pixels along the longer side."""
+    longest = max(size)
+    return max(1, round(size[0] * SIDE / longest)), max(1, round(size[1] * SIDE / longest))
