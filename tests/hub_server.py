@@ -1,5 +1,8 @@
 """A hub on loopback: enough of the protocol for huggingface_hub, timm and transformers.
 
+It takes uploads too: a repository is made, large files go to the CDN by way of LFS, and a commit
+gives them and the small ones their names. Only who shows `HubServer.writer` may write.
+
 Weight files are served as large (LFS) files: HEAD and GET on `resolve` answer with the commit and
 the sha256, and redirect to a second port that plays the CDN. Other files are served as git files,
 by the hub itself. Faults are chosen per repository; see `FAULTS`.
@@ -7,6 +10,7 @@ by the hub itself. Faults are chosen per repository; see `FAULTS`.
 Source: the protocol as read in huggingface_hub 2.4 and measured against it (faults.md, section 4).
 """
 
+import base64
 import hashlib
 import json
 import os
@@ -53,7 +57,7 @@ FAULTS = {
 class Repo:
     """One repository."""
 
-    files: Mapping[str, bytes]
+    files: dict[str, bytes]
     fault: str = ""
     """One of `FAULTS`; none by default."""
     times: int = 1_000_000
@@ -61,6 +65,8 @@ class Repo:
     token: str = ""
     """The token that the fault "token" asks for."""
     commit: str = COMMIT
+    private: bool = False
+    branches: set[str] = field(default_factory=lambda: {"main"})
 
     def strikes(self, *faults: str) -> bool:
         """Whether one of these faults is this repository's and has not struck often enough."""
@@ -74,11 +80,15 @@ class Repo:
 class HubServer:
     """Use as a context manager; `endpoint` is the value for HF_ENDPOINT."""
 
-    repos: Mapping[str, Repo]
+    repos: dict[str, Repo]
     requests: list[str] = field(default_factory=list)
     """Method and path of every request, to the hub and to the CDN."""
     tokens: dict[str, set[str]] = field(default_factory=lambda: {"hub": set(), "cdn": set()})
     """Every Authorization header that either of the two has seen."""
+    writer: str = ""
+    """The token that may write; nobody's by default."""
+    stored: dict[str, bytes] = field(default_factory=dict)
+    """Large files that were uploaded, by their sha256."""
 
     def __enter__(self) -> Self:
         self.closing = threading.Event()
@@ -142,6 +152,23 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.do_HEAD()
 
+    def do_POST(self) -> None:
+        self.do_HEAD()
+
+    def do_PUT(self) -> None:
+        self.do_HEAD()
+
+    def body(self) -> bytes:
+        """What the client sent, whole or in chunks."""
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
     def respond(self) -> None:
         raise NotImplementedError
 
@@ -150,7 +177,7 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
 
     def answer_json(self, content: object) -> None:
@@ -167,6 +194,9 @@ class HubHandler(Handler):
 
     def respond(self) -> None:
         path = unquote(urlsplit(self.path).path).strip("/")
+        if self.command == "POST":
+            self.receive(path, self.body())
+            return
         if path.startswith("api/"):
             self.respond_api(path)
             return
@@ -176,7 +206,7 @@ class HubHandler(Handler):
             self.refuse(404, "RepoNotFound")
         elif not self.fails(repo):
             revision, _, file = rest.partition("/")
-            if revision not in ("main", repo.commit):
+            if revision not in (*repo.branches, repo.commit):
                 self.refuse(404, "RevisionNotFound")
             elif file not in repo.files:
                 self.refuse(404, "EntryNotFound", {"X-Repo-Commit": repo.commit})
@@ -254,6 +284,70 @@ class HubHandler(Handler):
             row["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 134}
         return row
 
+    def receive(self, path: str, body: bytes) -> None:
+        """The requests of an upload, in the order in which they come."""
+        if path == "api/validate-yaml":
+            self.answer_json({"errors": [], "warnings": []})
+            return
+        if self.headers.get("Authorization") != f"Bearer {self.hub.writer}":
+            self.refuse(403, "", {"X-Error-Message": "this token may not write"})
+            return
+        match = re.fullmatch(
+            r"(?:api/models/)?([^/]+/[^/.]+)(?:\.git)?/(preupload|branch|info|commit)(?:/(.+))?",
+            path,
+        )
+        if path == "api/repos/create":
+            self.create(json.loads(body))
+        elif match is None or match[1] not in self.hub.repos:
+            self.refuse(404, "RepoNotFound")
+        elif match[2] == "branch":
+            self.hub.repos[match[1]].branches.add(match[3])
+            self.answer_json({})
+        elif match[2] == "preupload":
+            large = [(f["path"], f["path"].endswith(LARGE)) for f in json.loads(body)["files"]]
+            modes = [
+                {"path": name, "uploadMode": "lfs" if is_large else "regular"}
+                for name, is_large in large
+            ]
+            self.answer_json({"files": [{**mode, "shouldIgnore": False} for mode in modes]})
+        elif match[2] == "info":
+            self.receive_large(json.loads(body))
+        else:
+            self.commit(match[1], [json.loads(line) for line in body.splitlines()])
+
+    def create(self, request: dict[str, object]) -> None:
+        """A new repository; an old one is said to exist."""
+        name = f"{request.get('organization') or 'me'}/{request['name']}"
+        made = {"url": f"{self.hub.endpoint}/{name}", "name": name}
+        if name in self.hub.repos:
+            self.answer(409, {"Content-Type": "application/json"}, json.dumps(made).encode())
+            return
+        self.hub.repos[name] = Repo({}, private=request.get("visibility") == "private")
+        self.answer_json(made)
+
+    def receive_large(self, request: dict[str, list[dict[str, object]]]) -> None:
+        """Where the CDN takes each large file (LFS batch)."""
+        upload = f"{address(self.hub.cdn)}/upload"
+        objects = [
+            {**each, "actions": {"upload": {"href": f"{upload}/{each['oid']}"}}}
+            for each in request["objects"]
+        ]
+        self.answer_json({"transfer": "basic", "objects": objects})
+
+    def commit(self, name: str, lines: list[dict[str, dict[str, str]]]) -> None:
+        """Give the files of a commit their names."""
+        repo = self.hub.repos[name]
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":  # type: ignore[comparison-overlap]
+                repo.files[value["path"]] = base64.b64decode(value["content"])
+            if line["key"] == "lfsFile":  # type: ignore[comparison-overlap]
+                repo.files[value["path"]] = self.hub.stored[value["oid"]]
+        parts = [name + hashlib.sha256(content).hexdigest() for name, content in repo.files.items()]
+        repo.commit = hashlib.sha1("".join(parts).encode(), usedforsecurity=False).hexdigest()
+        url = f"{self.hub.endpoint}/{name}/commit/{repo.commit}"
+        self.answer_json({"commitUrl": url, "commitOid": repo.commit, "pullRequestUrl": None})
+
     def refuse(self, status: int, code: str, more: Mapping[str, str] | None = None) -> None:
         """The header decides which exception the client raises."""
         self.answer(status, {"X-Error-Code": code, "X-Error-Message": code, **(more or {})})
@@ -265,6 +359,11 @@ class CdnHandler(Handler):
     role = "cdn"
 
     def respond(self) -> None:
+        if self.command == "PUT":
+            content = self.body()
+            self.hub.stored[hashlib.sha256(content).hexdigest()] = content
+            self.answer(200, {"ETag": '"whole"'})
+            return
         repo, content = self.hub.file(unquote(self.path))
         start = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
         first = int(start[1]) if start else 0

@@ -18,6 +18,7 @@ from vitft.augment import batch_augmentation
 from vitft.backbone import Model, TimmModel
 from vitft.device import one_thread
 from vitft.errors import ResourceError
+from vitft.extract import plain
 from vitft.feed import Feed
 from vitft.loop import Step, Training, diverged, fit, logits_of
 from vitft.metrics import evaluation
@@ -65,7 +66,7 @@ def solve(job: Job, feed: Feed) -> None:
     """Put the best linear head on the cached features into the model, and ask them for more."""
     run, best = job.run, job.best
     spec, manifest, seed = feed.config.optim, feed.manifest, feed.config.train.seed
-    views = feed.train_views if feed.config.solvable else feed.train_views[:1]
+    views = feed.train_views if feed.config.solvable else [plain(feed.transform)]
     labels = feed.labels(manifest.train).cpu()
     head, behind = best.model.head, best.model.pre_logits.cpu()  # the identity, or kept and frozen
     assert isinstance(head, nn.Linear)

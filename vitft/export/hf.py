@@ -1,0 +1,179 @@
+"""A folder that transformers opens as a Vision Transformer of its own.
+
+Its image processors resize through torchvision's tensors, which differ from Pillow by a grey level
+in most pixels, and cut an odd rest down where timm and torchvision round to even. So the folder
+names the one processor of transformers that computes our transform exactly: timm's.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from vitft.backbone import TimmConfig
+from vitft.checkpoint import Card
+from vitft.export.compare import Array, Opened
+from vitft.export.native import timm_preprocessing
+from vitft.export.trained import Trained
+from vitft.files import write_atomically
+from vitft.model import ViTConfig
+from vitft.rundir import MODEL
+
+OUTER = {
+    "cls_token": "vit.embeddings.cls_token",
+    "pos_embed": "vit.embeddings.position_embeddings",
+    "patch_embed.proj": "vit.embeddings.patch_embeddings.projection",
+    "norm": "vit.layernorm",
+    "head": "classifier",
+}
+"""Our names outside of the blocks, or their stems, and those of transformers' files.
+
+In memory, transformers 5 has shorter names; in files it writes and reads these in 4 and 5 alike.
+"""
+BLOCK = {
+    "norm1": "layernorm_before",
+    "attn.proj": "attention.output.dense",
+    "norm2": "layernorm_after",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+PROCESSOR = "TimmWrapperImageProcessor"
+
+
+def not_for_hf(card: Card) -> str:
+    """Why transformers cannot open this model exactly, or nothing."""
+    shape = card.architecture
+    if isinstance(shape, TimmConfig):
+        return "the model is timm's own; transformers opens the folder that --timm writes"
+    odd_parts = {
+        "pre_logits (a Linear + Tanh before the head)": shape.pre_logits,
+        "mean pooling": shape.pool != "cls",
+        "LayerScale": bool(shape.layer_scale),
+        "registers": bool(shape.registers),
+        "a post-norm encoder": shape.norm == "post",
+        "two class tokens": shape.distilled,
+        "positions for the patches only": not shape.prefix_positions,
+        "a hybrid's stem": shape.stem is not None,
+    }
+    odd = [name for name, there in odd_parts.items() if there]
+    return (
+        f"the model has {odd[0]}, and transformers' ViTForImageClassification has no such layer"
+        if odd
+        else ""
+    )
+
+
+def write_hf(trained: Trained, folder: Path) -> None:
+    """config.json, preprocessor_config.json and model.safetensors."""
+    card, shape = trained.card, trained.card.architecture
+    assert isinstance(shape, ViTConfig)
+    processor = {
+        "image_processor_type": PROCESSOR,
+        "architecture": "vit",
+        "pretrained_cfg": timm_preprocessing(card.transform, shape.in_channels),
+    }
+    # Where a folder is opened by its path, that processor is looked for in config.json.
+    write_json(folder / "config.json", hf_config(card, shape) | processor)
+    write_json(folder / "preprocessor_config.json", processor)
+    tensors = {name: tensor.contiguous() for name, tensor in hf_tensors(trained.state).items()}
+    write_atomically(folder / MODEL, to_safetensors(tensors, metadata={"format": "pt"}))
+
+
+def write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    """Indented for readers; whatever class names hold becomes JSON's own escapes."""
+    write_atomically(path, json.dumps(fields, indent=2, allow_nan=False) + "\n")
+
+
+def hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:
+    """The fields of transformers' ViTConfig."""
+    return {
+        "architectures": ["ViTForImageClassification"],
+        "model_type": "vit",
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.depth,
+        "num_attention_heads": shape.heads,
+        "intermediate_size": int(shape.width * shape.mlp_ratio),
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "layer_norm_eps": shape.norm_eps,  # transformers' default is 1e-12
+        "image_size": side(shape.image_size),
+        "patch_size": side(shape.patch_size),
+        "num_channels": shape.in_channels,
+        "qkv_bias": shape.qkv_bias,
+        "id2label": {str(i): name for i, name in enumerate(card.classes)},
+        "label2id": {name: i for i, name in enumerate(card.classes)},
+        "problem_type": "single_label_classification",
+        "dtype": "float32",
+    }
+
+
+def side(size: tuple[int, int]) -> int | list[int]:
+    """One number for a square."""
+    return size[0] if size[0] == size[1] else [*size]
+
+
+def hf_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our tensors under transformers' names, queries, keys and values apart."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        block = re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", name)
+        if block is None:
+            stem, _, leaf = name.rpartition(".")
+            renamed[OUTER.get(name) or f"{OUTER[stem]}.{leaf}"] = tensor
+            continue
+        prefix = f"vit.encoder.layer.{block[1]}"
+        if block[2] == "attn.qkv":
+            for part, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                renamed[f"{prefix}.attention.attention.{part}.{block[3]}"] = rows
+        else:
+            renamed[f"{prefix}.{BLOCK[block[2]]}.{block[3]}"] = tensor
+    return renamed
+
+
+def open_hf(folder: Path) -> Opened:
+    """The folder as transformers opens it, with the preprocessing that it reads from it."""
+    import transformers
+
+    with silence():
+        processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+        model = transformers.AutoModelForImageClassification.from_pretrained(
+            folder, local_files_only=True
+        ).eval()
+    names = model.config.id2label
+
+    def logits(inputs: Array) -> Array:
+        with torch.inference_mode():
+            return np.asarray(model(pixel_values=torch.from_numpy(inputs)).logits.numpy())
+
+    return Opened(
+        by=f"transformers {transformers.__version__}",
+        classes=tuple(names[i] for i in range(len(names))),
+        prepare=lambda image: np.asarray(
+            processor(image, return_tensors="pt")["pixel_values"][0].numpy()
+        ),
+        logits=logits,
+    )
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Without transformers' progress bars and warnings about what it was given."""
+    from transformers.utils import logging
+
+    level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if had_bars:
+            logging.enable_progress_bar()
