@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitft.errors import ResourceError, RunError
-from vitft.resume import State, newest_state, remove_states, save_state, states
+from vitft.resume import State, newest_state, remove_states, save_state, states, sweep
 
 WEIGHTS = {"w": torch.arange(6.0)}
 
@@ -52,6 +52,15 @@ def test_two_states_are_kept_and_the_best_weights_that_they_name(tmp_path: Path)
         "state-0-00000004.safetensors",
     ]
     assert [path.name for path in tmp_path.glob("best-*")] == ["best-0-00000002.safetensors"]
+
+
+def test_half_written_files_are_swept_away_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".model.safetensors.0123456789ab", ".lock", ".notes.txt", "x.0123456789ab"):
+        (tmp_path / name).write_bytes(b"")
+
+    sweep(tmp_path)
+
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", ".notes.txt", "x.0123456789ab"}
 
 
 def test_no_state_is_no_error(tmp_path: Path) -> None:

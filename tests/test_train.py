@@ -41,6 +41,7 @@ def test_a_run_directory_holds_what_it_promises(finished: Result) -> None:
     names = {path.name for path in finished.run.iterdir()}
 
     assert names == {
+        "audit.json",
         "class_indices.json",
         "config.toml",
         "environment.json",
@@ -48,6 +49,8 @@ def test_a_run_directory_holds_what_it_promises(finished: Result) -> None:
         "metrics.jsonl",
         "model.safetensors",
         "split.csv",
+        "thumbs",
+        "validation.npz",
     }
     assert json.loads((finished.run / "environment.json").read_text())["status"] == "finished"
     assert not (finished.run.parent / "latest").exists()  # only runs/ has one
@@ -162,7 +165,8 @@ def test_the_same_picture_on_both_sides_is_said(
     for i in range(10):
         shutil.copy(image_folder / "red" / "000.png", image_folder / "red" / f"copy{i}.png")
 
-    run_it(image_folder, tiny_weights, tmp_path / "run")
+    # The default split keeps them on one side; the reference split is not ours to change.
+    run_it(image_folder, tiny_weights, tmp_path / "run", data={"split": "reference"})
 
     assert "identical files in training and in validation" in capsys.readouterr().err
 
@@ -239,7 +243,7 @@ def test_views_are_more_rows_of_the_same_images(
     )
 
     assert done.figures["images"] == 6
-    assert len(list((tmp_path / "cache").iterdir())) == 3  # plain, crops, facts
+    assert len(list((tmp_path / "cache").iterdir())) == 4  # plain, crops, facts, sketches
 
 
 def test_a_second_run_computes_nothing_and_ends_alike(

@@ -26,6 +26,8 @@ from vitft.files import write_atomically, writing
 
 KEPT = 2
 """States on disk."""
+UNFINISHED = re.compile(r"\..+\.[0-9a-f]{12}")
+"""As `files.temporary_beside` calls a file until it is whole."""
 NAME = re.compile(r"state-(\d+)-(\d+)\.safetensors")
 
 
@@ -70,7 +72,7 @@ def save_state(
 def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """One file, with a digest over all of it."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    text = json.dumps(facts, sort_keys=True)
+    text = json.dumps(facts)
     write_atomically(path, to_safetensors(plain, metadata=metadata_of(text, plain)))
 
 
@@ -138,8 +140,16 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
     return None
 
 
+def sweep(folder: Path) -> None:
+    """Remove the half-written files of a process that was killed; nobody else writes here."""
+    for path in folder.glob(".*"):
+        if UNFINISHED.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
+
+
 def remove_states(folder: Path) -> None:
     """A finished run needs none; what was damaged stays for whoever wants to know."""
+    sweep(folder)
     for path in folder.glob("*.safetensors"):
         path.unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):

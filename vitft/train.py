@@ -5,8 +5,8 @@ boundary, fit what trains, measure what predict will answer, write. The decision
 `features`, `feed` and `loop`; this file connects them.
 """
 
+import contextlib
 import functools
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,33 +14,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from vitft import console
+from vitft.backbone import Model, untrained
 from vitft.cache import default_folder, prune
-from vitft.checkpoint import Card, save_checkpoint
+from vitft.checkpoint import Card
 from vitft.config import Config, to_toml
-from vitft.data.folder import scan
+from vitft.data.fixes import apply_fixes
+from vitft.data.folder import Checked, Folder, scan
 from vitft.data.split import Manifest, split, write_class_indices
-from vitft.device import describe_device, one_thread, pick_device, pick_precision
-from vitft.errors import ResourceError, RunError
+from vitft.defaults import usual_lr
+from vitft.device import describe_device, pick_device, pick_precision
+from vitft.ending import card_of, confirmed, keep_calibrated, keep_weights
+from vitft.errors import ResourceError, RunError, Stopped
 from vitft.extract import Extractor, plain
 from vitft.features import Cut, cut_model
 from vitft.feed import Feed
-from vitft.loop import Step, diverged, fit, logits_of
-from vitft.metrics import evaluation
-from vitft.model import VisionTransformer
+from vitft.gallery import write_gallery
+from vitft.lora import add_adapters, fold_adapters
 from vitft.optim import freeze_model
-from vitft.pretrained import LoadReport, load_pretrained
-from vitft.probe import answers, nearest_neighbours, solve_head
-from vitft.record import Best, Tally, validation_figures
-from vitft.rundir import RunDir, create_run, environment, point_latest
-from vitft.survey import look_at, say_split
+from vitft.pretrained import LoadReport, load_backbone
+from vitft.record import Best
+from vitft.resume import newest_state, remove_states, sweep
+from vitft.rundir import RunDir, create_run, environment, locked, point_latest
+from vitft.stages import Job, train
+from vitft.stock import keep_reference, take_stock
+from vitft.stopping import Stopper
+from vitft.survey import find_copies, look_at, say_split
+from vitft.team import Team, joined
 from vitft.transforms import EvalTransform
-
-CLOSE_CALLS = 8
-"""Validation images computed again in float32 at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,34 +51,112 @@ class Result:
 
     run: Path
     figures: dict[str, Any]
-    """The contents of eval.json; empty if the run was interrupted before its first epoch ended."""
-    interrupted: bool
+    """The contents of eval.json; empty if the run was stopped before its first epoch ended."""
+    status: str = "finished"
+    """As in environment.json: finished, interrupted, terminated or out of time."""
+    exit_code: int = 0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run ended before its training did."""
+        return self.status != "finished"
 
 
-def finetune(config: Config, *, out: Path) -> Result:
+def finetune(
+    config: Config, *, out: Path, resume: bool = False, max_seconds: float = 0.0
+) -> Result:
     """Fine-tune pretrained weights on an image folder and write the run directory `out`.
 
-    An interruption by Ctrl-C keeps the best weights so far and says so in the result.
+    A signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or the end of the time keeps the best weights and
+    the state so far, and says so in the result; `resume` goes on from there.
+
+    Args:
+        config: The settings; of a run that is resumed, its own.
+        out: The run directory, new or, to resume, the old one.
+        resume: Go on with a run that was stopped or killed.
+        max_seconds: Stop after so long; 0: never.
 
     Raises:
         DataError: The folder, its classes or too many of its images cannot be used.
         WeightsError: The weights cannot be found, read or fitted to the request.
-        RunError: `out` cannot be written.
+        RunError: `out` cannot be written, or is no run that can be resumed.
+        LockedError: Another process writes `out`.
         DivergedError: The loss is not finite.
     """
     started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        stopper = stack.enter_context(Stopper(max_seconds))
+        team = stack.enter_context(joined())
+        stopper.agree, stopper.is_patient = team.agree, team.size > 1
+        if resume and team.leads:
+            stack.enter_context(locked(RunDir(out)))
+        start = begin(config, team)
+        feed, model = start.feed, start.model
+        if resume:
+            run = RunDir(out, writes=team.leads)
+            check_manifest(run, feed.manifest)
+        else:
+            path = team.from_leader(create_run(out).path if team.leads else out)
+            run = RunDir(path, writes=team.leads)
+            if team.leads:
+                stack.enter_context(locked(run))
+                run.write_text("config.toml", to_toml(feed.config))
+                feed.manifest.write(run.split)
+                write_class_indices(run.class_indices, feed.manifest.classes)
+        job = Job(run=run, best=Best(model), precision=start.precision, stopper=stopper, team=team)
+        card = card_of(model, start.report, feed.manifest)
+        result = train_and_keep(job, feed, card, started)
+        if team.leads:
+            round_off(job, start, result)
+        team.wait()
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where training begins: images looked at and split, the model loaded and cut."""
+
+    feed: Feed
+    model: Model
+    report: LoadReport
+    checked: Checked
+    precision: str
+
+
+def round_off(job: Job, start: Start, result: Result) -> None:
+    """What is made of the figures when the training is over."""
+    run, feed = job.run, start.feed
+    if job.best.epochs:
+        take_stock(feed, run, job.best, start.checked)
+        keep_reference(feed, run)
+    if result.status == "finished":
+        point_latest(run)
+        remove_states(run.resume)
+        pixels = feed.config.data.max_pixels
+        write_gallery(run, feed.manifest, start.model, feed.transform, max_pixels=pixels)
+
+
+def begin(config: Config, team: Team) -> Start:
+    """Everything that comes before the run directory; nothing is written but the cache."""
     data = str(Path(config.data.path).expanduser().resolve())  # found again from anywhere
     config = replace(config, data=replace(config.data, path=data))
     folder = scan(Path(data), reference=config.data.split == "reference")
-    device = pick_device(config.train.device)
+    device = pick_device(config.train.device, number=team.local_rank)
     precision = pick_precision(config.train.precision, device)
+    folder, data_spec = apply_fixes(folder, config.data)
+    config = replace(config, data=data_spec)
     model, report = load_weights(config, num_classes=len(folder.classes))
-    trained = freeze_model(model, config.train.freeze)
-    cut = cut_model(model.to(device), config.train.freeze)
+    config = with_usual_lr(config, model)
+    if config.train.stages[0] == "lora":
+        add_adapters(model, config.train)
+    trained = freeze_model(model, config.train.stages[0])
+    cut = cut_model(model.to(device), config.train.stages[0])
     extractor = make_extractor(cut, config, report.transform, precision)
     say_what_trains(model, trained, config, device, precision)
+    share_the_work(folder, extractor, report.transform, team)
     checked = look_at(folder, extractor, report.transform, config)
-    manifest = split(checked, config.data)
+    groups = find_copies(checked, config)
+    manifest = split(checked, config.data, groups=groups)
     say_split(manifest)
     feed = Feed(
         config=config,
@@ -85,45 +165,134 @@ def finetune(config: Config, *, out: Path) -> Result:
         cut=cut,
         extractor=extractor,
         device=device,
+        team=team,
+        groups=groups,
     )
-    feed.compute_views()
+    if config.solvable or not config.solves(config.train.stages[0]):
+        feed.compute_views()
+    team.wait()
     if not config.train.cache and extractor is not None:
         prune(default_folder(), idle_s=3600)
-    run = create_run(out)
-    run.write_text("config.toml", to_toml(config))
-    manifest.write(run.split)
-    write_class_indices(run.class_indices, manifest.classes)
-    best = Best(model)
-    card = card_of(model, report, manifest)
-    status = train_and_keep(feed, run, best, card, precision, started)
-    if status == "finished":
-        point_latest(run)
-    return Result(run=run.path, figures=best.figures, interrupted=status == "interrupted")
+    return Start(feed=feed, model=model, report=report, checked=checked, precision=precision)
 
 
-def train_and_keep(
-    feed: Feed, run: RunDir, best: Best, card: Card, precision: str, started: float
-) -> str:
-    """Train, and write what there is however it ends; returns how it ended."""
-    status, where = "failed", (describe_device(feed.device), precision)
+def train_and_keep(job: Job, feed: Feed, card: Card, started: float) -> Result:
+    """Train, and write what there is however it ends."""
+    run, best = job.run, job.best
+    status, exit_code, where = "failed", 1, (describe_device(feed.device), job.precision)
+    if job.team.leads:
+        sweep(run.path)
+        take_up(job)
+    job.team.wait()  # whatever was damaged is set aside by now
+    if not job.team.leads:
+        take_up(job)
+    run.write_json("environment.json", environment("running", *where))
     try:
-        run.write_json("environment.json", environment("running", *where))
         try:
-            status = train(feed, run, best, precision)
+            last = all_stages(job, feed)
         finally:  # whatever happened, the best weights so far are kept before anything else
             if best.epochs:
                 best.restore()
-                save_checkpoint(run.model, best.model.state_dict(), card)
-                run.write_json("eval.json", best.figures)
-        if best.epochs:
-            best.figures |= confirmed(feed, best.model, precision)
-            best.figures["seconds"] = round(time.monotonic() - started, 1)
-            run.write_json("eval.json", best.figures)
-    except KeyboardInterrupt:
-        status = "interrupted"
+                fold_adapters(best.model)
+                best.figures |= best.extra
+                keep_weights(run, best.model, card)
+                run.write_json(run.eval.name, best.figures)
+        logits, labels, figures = confirmed(last, best.model, job.precision)
+        figures |= {"seconds": round(time.monotonic() - started, 1)}
+        keep_calibrated(run, best, card, logits, labels, figures)
+        status, exit_code = "finished", 0
+    except KeyboardInterrupt as stop:
+        exit_code = stop.exit_code if isinstance(stop, Stopped) else 130
+        status = {0: "out of time", 130: "interrupted"}.get(exit_code, "terminated")
     finally:
         run.write_json("environment.json", environment(status, *where))
-    return status
+    return Result(run=run.path, figures=best.figures, status=status, exit_code=exit_code)
+
+
+def share_the_work(
+    folder: Folder, extractor: Extractor | None, transform: EvalTransform, team: Team
+) -> None:
+    """Let each process of a team compute its share of the features into the common cache.
+
+    Where they have no common cache, each one computes the rest itself.
+    """
+    if team.size > 1 and extractor is not None:
+        files, view = team.share(folder.files), plain(transform)
+        with console.Progress("images to features, a share of them", len(files)) as progress:
+            for _ in extractor.looked_at(str(folder.root), files, view, progress.advance):
+                pass  # what is wrong with a file is said when everybody looks
+    team.wait()
+
+
+def take_up(job: Job) -> None:
+    """Let the job go on where an earlier process of this run stopped, if one did."""
+    found = newest_state(job.run.resume)
+    if found is None:
+        job.run.cut_log(0)
+        return
+    job.saved, weights = found
+    facts = job.saved.facts
+    job.best.take_up(facts["best"], weights, str(facts.get("best_file", "")))
+    console.note(f"resuming after step {facts['step']}, {facts['epochs']} epochs done")
+
+
+def all_stages(job: Job, feed: Feed) -> Feed:
+    """Train one stage after the other; returns what the last one read."""
+    first = job.saved.facts["stage"] if job.saved else 0
+    for number, stage in enumerate(feed.config.train.stages):
+        if number:
+            if number > first:  # else the saved weights are put there
+                job.best.restore()
+            feed = next_feed(job, feed, stage)
+            if number > first:
+                job.best.widen()
+        if number >= first:
+            train(job, feed, number)
+    return feed
+
+
+def next_feed(job: Job, feed: Feed, stage: str) -> Feed:
+    """The same images for a stage in which more trains."""
+    model = job.best.model
+    if stage == "lora":
+        add_adapters(model, feed.config.train)
+    freeze_model(model, stage)
+    cut = cut_model(model, stage)
+    extractor = make_extractor(cut, feed.config, feed.transform, job.precision)
+    feed = replace(feed, cut=cut, extractor=extractor)
+    if extractor is not None:
+        feed.compute_plain()
+        feed.compute_views()
+    console.note(f"training {stage}, from where the stage before it ended")
+    return feed
+
+
+def check_manifest(run: RunDir, manifest: Manifest) -> None:
+    """Refuse to resume on other images than those that the run began with.
+
+    Raises:
+        RunError: The split would be another one.
+    """
+    before = Manifest.read(run.split, manifest.root)
+    if before.digest == manifest.digest:
+        return
+    old, new = ({(r.path, r.sha256, r.split) for r in m.rows} for m in (before, manifest))
+    changed = sorted({path for path, _, _ in old ^ new})
+    raise RunError(
+        f"{len(changed)} images are not as they were when {run.path} began, e.g. {changed[0]}"
+        if changed
+        else f"the classes are not those with which {run.path} began",
+        fix="put the images back as they were, or start a new run",
+    )
+
+
+def with_usual_lr(config: Config, model: Model) -> Config:
+    """The settings with the learning rate that suits what trains, where none is named."""
+    if config.optim.lr is not None or config.optim.solver == "lbfgs":
+        return config
+    width = model.feature_size
+    lr = usual_lr(config.train.freeze, width)
+    return replace(config, optim=replace(config.optim, lr=lr))
 
 
 def make_extractor(
@@ -149,7 +318,7 @@ def make_extractor(
         return make(folder=None)
 
 
-def load_weights(config: Config, *, num_classes: int) -> tuple[VisionTransformer, LoadReport]:
+def load_weights(config: Config, *, num_classes: int) -> tuple[Model, LoadReport]:
     """The pretrained model with a zero head; says what was loaded, dropped and resized.
 
     `random:NAME` is the architecture and transform of NAME with fresh random weights: the
@@ -157,7 +326,7 @@ def load_weights(config: Config, *, num_classes: int) -> tuple[VisionTransformer
     """
     spec = config.weights
     name = spec.name.removeprefix("random:")
-    model, report = load_pretrained(
+    model, report = load_backbone(
         name,
         num_classes=num_classes,
         image_size=spec.image_size,
@@ -166,6 +335,7 @@ def load_weights(config: Config, *, num_classes: int) -> tuple[VisionTransformer
         mean=spec.mean,
         std=spec.std,
         allow_pickle=spec.allow_pickle,
+        drop_path=config.train.drop_path,
     )
     if name == spec.name:
         for line in report.lines():
@@ -173,12 +343,12 @@ def load_weights(config: Config, *, num_classes: int) -> tuple[VisionTransformer
         return model, report
     console.note(f"random weights in the architecture of {console.visible(name)}")
     torch.manual_seed(config.train.seed)
-    model = VisionTransformer(model.config)
+    model = untrained(model.config).eval()
     return model, replace(report, provenance={"name": spec.name}, positions="random")
 
 
 def say_what_trains(
-    model: VisionTransformer,
+    model: Model,
     trained: Sequence[str],
     config: Config,
     device: torch.device,
@@ -190,133 +360,4 @@ def say_what_trains(
     console.note(
         f"training {config.train.freeze}: {count:,} of {sum(sizes.values()):,} parameters, "
         f"on {describe_device(device)} in {precision}"
-    )
-
-
-def train(feed: Feed, run: RunDir, best: Best, precision: str) -> str:
-    """Solve or fit what trains, with validation; returns how it ended."""
-    try:
-        if feed.config.optim.solver == "lbfgs":
-            solve(feed, run, best)
-            return "finished"
-        with one_thread(when=feed.cut.pooled):
-            step(feed, run, best, precision)
-    except KeyboardInterrupt:
-        return "interrupted"
-    return "finished"
-
-
-def solve(feed: Feed, run: RunDir, best: Best) -> None:
-    """Put the best linear head on the cached features into the model, and ask them for more."""
-    spec, manifest, seed = feed.config.optim, feed.manifest, feed.config.train.seed
-    views = feed.train_views
-    labels = feed.labels(manifest.train).cpu()
-    head, behind = best.model.head, best.model.pre_logits.cpu()  # the identity, or kept and frozen
-    assert isinstance(head, nn.Linear)
-    with torch.no_grad():
-        x = torch.cat([behind(feed.cached(manifest.train, view)) for view in views])
-        once = list({row.sha256: row for row in manifest.rows}.values())  # each picture once
-        held_back, everything = (behind(feed.cached(rows)) for rows in (manifest.val, once))
-    behind.to(feed.device)
-    plain_x = x[: len(labels)]
-    solved = solve_head(
-        x,
-        labels.repeat(len(views)),
-        classes=len(manifest.classes),
-        l2=spec.l2,
-        balanced=spec.class_weights,
-        seed=seed,
-        views=len(views),
-    )
-    with torch.no_grad():
-        first_loss = F.cross_entropy(head(plain_x.to(feed.device)), labels.to(feed.device)).item()
-        head.weight.copy_(solved.weight)
-        head.bias.copy_(solved.bias)
-    for tried in solved.path:
-        run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1})
-    logits, truth = logits_of(feed.cut.suffix, feed.validation()(), device=feed.device)
-    best.consider(evaluation(logits, truth, manifest.classes))
-    votes = nearest_neighbours(plain_x, labels, held_back, classes=len(manifest.classes))
-    best.figures |= {
-        "first_loss": first_loss,
-        "l2": solved.l2,
-        "knn_top1": (votes.argmax(dim=-1) == truth).float().mean().item(),
-        "cross_validation": answers(
-            everything,
-            feed.labels(once).cpu(),
-            manifest.classes,
-            l2=solved.l2,
-            balanced=spec.class_weights,
-            seed=seed,
-        ),
-    }
-
-
-def step(feed: Feed, run: RunDir, best: Best, precision: str) -> None:
-    """Fit what trains, epoch by epoch."""
-    config, count = feed.config, len(feed.manifest.train)
-    validation, training = feed.validation(), feed.training()
-    tally = Tally()
-    with console.Progress("training", count * config.optim.epochs) as progress:
-
-        def on_step(step: Step) -> None:
-            tally.add(step)
-            progress.advance(step.images, loss=f"{tally.loss:.3f}", accuracy=f"{tally.top1:.1%}")
-
-        def on_epoch(epoch: int) -> None:
-            logits, labels = logits_of(feed.cut.suffix, validation(), device=feed.device)
-            figures = evaluation(logits, labels, feed.manifest.classes)
-            if not math.isfinite(figures["loss"]):
-                raise diverged(tally.steps - 1, tally.lr, figures["loss"])
-            best.consider(figures)
-            progress.advance(0, validation=f"{figures['top1']:.1%}")
-            run.log({"epoch": epoch + 1, **tally.figures(), **validation_figures(figures)})
-            tally.reset()
-
-        fit(
-            feed.cut.suffix,
-            training,
-            steps_per_epoch=math.ceil(count / config.optim.batch_size),
-            spec=config.optim,
-            precision="fp32" if feed.cut.pooled else precision,
-            on_step=on_step,
-            on_epoch=on_epoch,
-        )
-
-
-def confirmed(feed: Feed, model: VisionTransformer, precision: str) -> dict[str, Any]:
-    """The figures that predict and every export will answer with: those of float32.
-
-    Features in bf16 move a score by a few thousandths, which matters only where two classes are
-    nearly equal. So the closest calls are computed again from their pixels in float32, in growing
-    numbers, until the rest is further apart than four times the largest change seen.
-    """
-    rows = feed.manifest.val
-    logits, labels = logits_of(feed.cut.suffix, feed.validation()(), device=feed.device)
-    if precision == "fp32" or feed.extractor is None:
-        return evaluation(logits, labels, feed.manifest.classes)
-    best = logits.topk(2, dim=-1).values  # (n, 2)
-    gaps, order = (best[:, 0] - best[:, 1]).sort()
-    change, done = 0.0, 0
-    while done < len(rows) and (done == 0 or gaps[done] < 4 * change):
-        chosen = order[done : done + CLOSE_CALLS]
-        done += len(chosen)
-        for chunk, pixels in feed.pixels([rows[i] for i in chosen.tolist()], CLOSE_CALLS):
-            with torch.inference_mode():
-                exact = model.eval()(pixels).float().cpu()
-            assert len(chunk) == len(exact)
-            change = max(change, (exact - logits[chosen]).abs().max().item())
-            logits[chosen] = exact
-    return evaluation(logits, labels, feed.manifest.classes) | {"confirmed_in_float32": done}
-
-
-def card_of(model: VisionTransformer, report: LoadReport, manifest: Manifest) -> Card:
-    """What travels with the trained weights."""
-    return Card(
-        architecture=model.config,
-        transform=report.transform,
-        classes=manifest.classes,
-        weights=report.provenance,
-        pos_embed=report.positions,
-        split=manifest.digest,
     )

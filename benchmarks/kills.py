@@ -1,0 +1,177 @@
+"""Runs that are killed at random moments and resumed, against one that was not disturbed.
+
+    python -m benchmarks.kills --kills 200
+
+Each run is a process that is sent SIGKILL (or, with --signals, SIGTERM or SIGINT) after a random
+time and started again with resume, until it ends. Weights, log and figures must then equal those
+of the undisturbed run to the last bit. The control writes its states in place instead of renaming
+a whole file: the same harness has to catch it.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.conftest import draw_folder
+from vitft import resume, stages
+from vitft.checkpoint import Card, digest_of, load_checkpoint, save_checkpoint
+from vitft.config import from_table, read_toml
+from vitft.errors import VitftError
+from vitft.model import VisionTransformer, ViTConfig
+from vitft.train import finetune
+from vitft.transforms import EvalTransform
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "train": {"freeze": "none", "drop_path": 0.1, "cutmix": 1.0},
+    "optim": {"epochs": 12, "batch_size": 8, "ema": 0.9, "lr": 1e-2},
+}
+
+
+def prepare(home: Path) -> None:
+    """A folder of images and a small backbone."""
+    draw_folder(home / "data", per_class=20)
+    torch.manual_seed(0)
+    config = ViTConfig(
+        image_size=(16, 16), patch_size=(4, 4), width=96, depth=4, heads=4, num_classes=0
+    )
+    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
+    save_checkpoint(home / "w.safetensors", VisionTransformer(config).state_dict(), card)
+
+
+def in_place(path: Path, content: bytes | str) -> None:
+    """What a careless writer does."""
+    data = content.encode() if isinstance(content, str) else content
+    with path.open("wb") as file:
+        for start in range(0, len(data), 4096):
+            file.write(data[start : start + 4096])
+            file.flush()
+
+
+def child(home: Path, out: Path, careless: bool) -> None:
+    """Begin or resume a run, in a process of its own; never returns."""
+    code = 1
+    try:
+        torch.set_num_threads(1)
+        os.environ["HOME"] = str(home)
+        stages.SAVE_S, stages.SAVE_SHARE = 0.0, 1e9  # a state after every step
+        if careless:
+            resume.write_atomically = in_place  # type: ignore[attr-defined]
+        with (home / "said.txt").open("a") as said, redirect_stdout(said), redirect_stderr(said):
+            begun = (out / "split.csv").exists() and (out / "class_indices.json").exists()
+            if begun:
+                config = from_table(read_toml(out / "config.toml"))
+            else:  # killed before there was anything to resume
+                shutil.rmtree(out, ignore_errors=True)
+                table = {
+                    "data": {"path": str(home / "data")},
+                    "weights": {"name": str(home / "w.safetensors")},
+                }
+                config = from_table({**table, **SETTINGS})
+            code = finetune(config, out=out, resume=begun).exit_code
+    except VitftError as error:
+        code = error.exit_code
+        with (home / "said.txt").open("a") as said:
+            said.write(f"{error}\n")
+    except KeyboardInterrupt:
+        code = 130
+    finally:
+        os._exit(code)
+
+
+def start(home: Path, out: Path, careless: bool = False) -> int:
+    """A child process; torch is loaded already."""
+    pid = os.fork()
+    if pid == 0:
+        child(home, out, careless)
+    return pid
+
+
+def outcome(run: Path) -> tuple[str, str, str]:
+    """What must be equal: weights with their card, log, figures."""
+    figures = json.loads((run / "eval.json").read_text())
+    figures.pop("seconds")
+    state, card = load_checkpoint(run / "model.safetensors")
+    return digest_of(str(card), state), (run / "metrics.jsonl").read_text(), json.dumps(figures)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--control-kills", type=int, default=60)
+    parser.add_argument(
+        "--signals", action="store_true", help="SIGTERM and SIGINT instead of SIGKILL"
+    )
+    args = parser.parse_args()
+    home = Path(tempfile.mkdtemp(prefix="vitft-kills-"))
+    os.environ["HOME"] = str(home)
+    prepare(home)
+    begun = time.monotonic()
+    os.waitpid(start(home, home / "whole"), 0)
+    whole = time.monotonic() - begun
+    wanted = outcome(home / "whole")
+    print(f"undisturbed: {whole:.1f} s")
+    for careless, count in ((False, args.kills), (True, args.control_kills)):
+        if careless and args.signals:
+            break
+        print_row(careless, *campaign(home, count, whole, wanted, careless, args.signals))
+    shutil.rmtree(home)
+
+
+def campaign(
+    home: Path, kills: int, whole: float, wanted: Any, careless: bool, gentle: bool
+) -> tuple[int, int, int, int, dict[int, int]]:
+    """Kill until there were so many; runs, kills, lost runs, different runs, exit codes."""
+    rng = random.Random(0)
+    runs = done = lost = different = 0
+    codes: dict[int, int] = {}
+    while done < kills or runs < min(20, kills):
+        runs += 1
+        out = home / f"run-{careless}-{runs}"
+        while True:
+            pid = start(home, out, careless)
+            deadline = time.monotonic() + rng.uniform(0.0, whole * 1.1)
+            ended = 0
+            while not ended and time.monotonic() < deadline:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                time.sleep(0.001)
+            if not ended:
+                os.kill(
+                    pid, rng.choice([signal.SIGTERM, signal.SIGINT]) if gentle else signal.SIGKILL
+                )
+                _, status = os.waitpid(pid, 0)
+                done += 1
+            code = os.waitstatus_to_exitcode(status)
+            codes[code] = codes.get(code, 0) + 1
+            if code == 0:
+                different += outcome(out) != wanted
+                break
+            if code not in (-9, 130, 143):
+                lost += 1
+                break
+        shutil.rmtree(out, ignore_errors=True)
+    return runs, done, lost, different, codes
+
+
+def print_row(careless: bool, runs: int, kills: int, lost: int, different: int, codes: Any) -> None:
+    """One campaign in one line."""
+    name = "control (in place)" if careless else "vitft"
+    told = ", ".join(f"{code}: {n}" for code, n in sorted(codes.items()))
+    print(
+        f"{name}: {kills} kills, {runs} runs, {lost} lost, {different} different; exit codes {told}"
+    )
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"use strict";
+const page = document.getElementById("main");
+const maxBytes = Number(page.dataset.maxBytes);
+const explains = page.dataset.explains === "true";
+const cards = document.getElementById("cards");
+const AT_ONCE = 2, TRIES = 8;
+const waiting = [];
+let running = 0, done = 0, added = 0, generation = 0;
+
+// Characters that have no look of their own, or turn the text around, are spelled out.
+function visible(text) {
+  return text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
+    (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
+}
+
+function make(tag, className, text) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = visible(text);
+  return element;
+}
+
+function percent(share) {
+  return share >= 0.9995 && share < 1 ? "> 99.9 %" : (100 * share).toFixed(1) + " %";
+}
+
+const pause = (seconds) => new Promise((wake) => setTimeout(wake, 1000 * seconds));
+
+async function ask(path, file) {
+  for (let i = 0; ; i++) {
+    let response;
+    try {
+      response = await fetch(path, { method: "POST", body: file, headers: { "Content-Type": "application/octet-stream" } });
+    } catch {
+      throw new Error("the server does not answer, or the file cannot be read");
+    }
+    if (response.ok) return response;
+    if (response.status === 503 && i < TRIES) {
+      await pause(Number(response.headers.get("Retry-After")) || 1);
+      continue;
+    }
+    let problem = "the server answered " + response.status;
+    try { problem = (await response.json()).error || problem; } catch { /* not ours, say a proxy's */ }
+    throw new Error(problem);
+  }
+}
+
+function picture(source, alt, caption) {
+  const figure = make("figure"), image = make("img");
+  image.alt = alt;
+  image.src = source;
+  image.addEventListener("error", () => { figure.hidden = true; });
+  image.addEventListener("load", () => { figure.hidden = false; });
+  figure.append(image, make("figcaption", "", caption));
+  return figure;
+}
+
+function addCard(file) {
+  const card = make("li", "card"), name = file.name || "pasted image";
+  const title = make("h2", "", name), pictures = make("div", "pictures"), body = make("div");
+  title.dir = "auto";
+  const source = URL.createObjectURL(file);
+  card.dataset.source = source;
+  pictures.append(picture(source, visible(name), "as sent"));
+  body.append(make("p", "muted", "waiting …"));
+  card.append(title, pictures, body);
+  cards.append(card);
+  return { file, name, card, pictures, body, heat: null, generation };
+}
+
+function showProblem(job, problem) {
+  job.card.classList.add("bad");
+  job.body.replaceChildren(make("p", "problem", problem));
+  say(job.name + ": " + problem);
+}
+
+function showShares(job, classes) {
+  const list = make("ol", "shares");
+  for (const one of classes) {
+    const row = make(explains ? "button" : "div", "share");
+    const name = make("span", "name", one.class), track = make("span", "track"), fill = make("span", "fill");
+    name.dir = "auto";
+    fill.style.width = 100 * one.probability + "%";
+    track.append(fill);
+    row.append(name, track, make("span", "percent", percent(one.probability)));
+    if (explains) {
+      row.type = "button";
+      row.title = "Show what spoke for it";
+      row.setAttribute("aria-pressed", "false");
+      row.addEventListener("click", () => { showHeat(job, one.class, row); });
+    }
+    const item = make("li");
+    item.append(row);
+    list.append(item);
+  }
+  job.body.replaceChildren(list);
+  say(job.name + ": " + classes[0].class + ", " + percent(classes[0].probability));
+  return list.querySelector("button");
+}
+
+async function showHeat(job, name, row) {
+  for (const other of job.body.querySelectorAll("button.share")) other.setAttribute("aria-pressed", String(other === row));
+  const wish = job.wish = {};
+  try {
+    const response = await ask("explain?class=" + encodeURIComponent(name), job.file);
+    const source = URL.createObjectURL(await response.blob());
+    if (job.wish !== wish || job.generation !== generation) { URL.revokeObjectURL(source); return; }
+    if (job.heat) { URL.revokeObjectURL(job.card.dataset.heat); job.heat.remove(); }
+    job.card.dataset.heat = source;
+    job.heat = picture(source, "Where the image speaks for " + visible(name), "bright: spoke for " + name);
+    job.pictures.append(job.heat);
+  } catch (error) {
+    if (job.wish === wish) say(job.name + ": no overlay, " + error.message);
+  }
+}
+
+async function work(job) {
+  if (job.file.size > maxBytes) throw new Error("larger than " + maxBytes / 1e6 + " MB");
+  job.body.replaceChildren(make("p", "muted", "looking …"));
+  const answer = await (await ask("predict?top_k=5", job.file)).json();
+  if (job.generation !== generation) return;
+  const first = showShares(job, answer.results[0].classes);
+  if (first) await showHeat(job, answer.results[0].classes[0].class, first);
+}
+
+function next() {
+  while (running < AT_ONCE && waiting.length) {
+    const job = waiting.shift();
+    running++;
+    work(job)
+      .catch((error) => { if (job.generation === generation) showProblem(job, error.message); })
+      .finally(() => { running--; if (job.generation === generation) done++; count(); next(); });
+  }
+}
+
+function say(text) { document.getElementById("status").textContent = visible(text); }
+
+function count() {
+  document.getElementById("bar").hidden = !added;
+  const images = added === 1 ? "1 image" : added + " images";
+  const hint = explains ? " · choose a class to see what spoke for it" : "";
+  document.getElementById("count").textContent = done < added ? done + " of " + images : images + hint;
+}
+
+function take(files) {
+  for (const file of files) { added++; waiting.push(addCard(file)); }
+  count();
+  next();
+}
+
+const chooser = document.getElementById("files");
+chooser.addEventListener("change", () => { take(chooser.files); chooser.value = ""; });
+document.addEventListener("paste", (event) => { take(event.clipboardData.files); });
+document.addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("over"); });
+document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) document.body.classList.remove("over"); });
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  document.body.classList.remove("over");
+  take(event.dataTransfer.files);
+});
+document.getElementById("clear").addEventListener("click", () => {
+  generation++;
+  for (const card of cards.children) {
+    URL.revokeObjectURL(card.dataset.source);
+    if (card.dataset.heat) URL.revokeObjectURL(card.dataset.heat);
+  }
+  cards.replaceChildren();
+  waiting.length = added = done = 0;
+  count();
+  say("all images removed");
+  chooser.focus();
+});
+document.getElementById("curl").textContent = "curl -F image=@photo.jpg " + new URL("predict", location.href).href;
+fetch("labels").then((response) => response.json()).then(({ classes }) => {
+  const shown = classes.slice(0, 12).join(", ");
+  document.getElementById("known").textContent = visible("The model knows " + classes.length + " classes: " + shown + (classes.length > 12 ? ", …" : ""));
+}).catch(() => { document.getElementById("known").textContent = "The server does not answer."; });

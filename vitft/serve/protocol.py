@@ -1,0 +1,130 @@
+"""Connections that must not stay for ever; what uvicorn's protocol leaves to a proxy in front.
+
+Its own timers begin after a first answer. Here a request's headers have to come in time, an answer
+has to be read in time, and there is a limit of connections. Bodies have theirs in `upload`.
+"""
+
+import asyncio
+import http
+import json
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from vitft.serve.limits import HEAD_SECONDS, LINE_BYTES, MAX_CONNECTIONS, READ_BYTES, WRITE_SECONDS
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP/1.1 with an end to patience."""
+
+    head_timer: asyncio.TimerHandle | None = None
+    write_timer: asyncio.TimerHandle | None = None
+    has_begun = False
+    """Whether bytes have come since the last answer."""
+    is_chunked = False
+    """Whether the request sends its body in chunks."""
+    num_bytes = num_line_ends = 0
+    """Of the request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # of asyncio's transports
+        if len(self.connections) > MAX_CONNECTIONS:
+            self.refuse(503, "too many connections; try again", [(b"retry-after", b"1")])
+            return
+        self.watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self.head_timer, self.write_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self.has_begun = True
+        self.num_bytes += len(data)
+        self.num_line_ends += data.count(b"\r\n")
+        if self.is_crumbled(data):
+            self.refuse(400, "not a valid HTTP request: its chunks are too small")
+            return
+        super().data_received(data)
+        self.watch()
+
+    def is_crumbled(self, data: bytes) -> bool:
+        """Whether a body comes in chunks of a few bytes, each of which costs 40 microseconds."""
+        if self.num_bytes < 4096 or self.num_line_ends * LINE_BYTES < self.num_bytes:
+            return False
+        self.is_chunked = self.is_chunked or b"chunked" in data.lower()
+        return self.is_chunked
+
+    def on_response_complete(self) -> None:
+        self.has_begun = False
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE:  # the request has been read to its end
+            self.is_chunked, self.num_bytes, self.num_line_ends = False, 0, 0
+        self.watch()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
+
+    def watch(self) -> None:
+        """Count the seconds while there is no request, and only then."""
+        if self.headers is not None and not self.is_chunked:  # type: ignore[redundant-expr]
+            self.is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        if self.is_idle and self.head_timer is None and not self.transport.is_closing():
+            self.head_timer = self.loop.call_later(HEAD_SECONDS, self.head_is_late)
+        elif not self.is_idle and self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+
+    def head_is_late(self) -> None:
+        """No whole request came."""
+        self.head_timer = None
+        if not self.is_idle or self.transport.is_closing():
+            return
+        if self.has_begun:
+            self.refuse(408, "the request came too slowly")
+        else:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self.write_timer is not None:
+            self.write_timer.cancel()
+            self.write_timer = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - our own words
+        """Called by uvicorn for bytes that are no HTTP."""
+        self.refuse(400, "not a valid HTTP request")
+
+    def refuse(self, status: int, problem: str, headers: list[tuple[bytes, bytes]] = []) -> None:  # noqa: B006
+        """Answer from outside of the application, if it has not begun to answer, and hang up."""
+        if not self.is_idle:
+            self.cycle.disconnected = True  # what the application still says goes nowhere
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps({"error": problem}).encode()
+            reason = http.HTTPStatus(status).phrase.encode()
+            head: list[Any] = [
+                *headers,
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            for event in (
+                h11.Response(status_code=status, headers=head, reason=reason),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
