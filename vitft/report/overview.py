@@ -46,7 +46,7 @@ def of_data(run: Run) -> str:
         f"This model tells {len(run.classes)} classes apart ({listing(run.classes)}). "
         f"It learned from {count(parts['train'], 'image')}{where}; "
         f"{count(parts['val'], 'more image')} {'was' if parts['val'] == 1 else 'were'} held back "
-        "to measure it."
+        "to measure it (the validation images)."
     )
 
 

@@ -122,7 +122,7 @@ def penalty_path(run: Run) -> Part:
     return {
         "title": "How the head was fitted",
         "text": "The head was not trained in steps but solved to its optimum; its penalty was "
-        f"chosen by cross-validation on the training images alone: {best:g}.",
+        f"chosen by cross-validation on the training images alone, for the highest accuracy: {best:g}.",
         "charts": [chart],
         "columns": ["penalty", "cross-validated loss", "cross-validated accuracy"],
         "rows": [
@@ -142,7 +142,8 @@ def per_class(run: Run) -> Part:
     train = Counter(run.classes[row.label] for row in run.rows if row.split == "train")
     rows = []
     for name, table in tables.items():
-        most = taken.get(name, Counter()).most_common(1)
+        confused = taken.get(name, Counter())
+        most = [guess for guess, n in confused.items() if n == max(confused.values())]
         known = table.get("recall") is not None
         rows.append(
             {
@@ -158,7 +159,7 @@ def per_class(run: Run) -> Part:
                 "f1": percent(table.get("f1")),
                 "f1_interval": interval(table.get("f1_interval"), 0),
                 "f1_sort": table["f1"] if table.get("f1") is not None else -1,
-                "taken_for": f"{most[0][0]} ({most[0][1]})" if most else "",
+                "taken_for": f"{' or '.join(most[:3])} ({confused[most[0]]})" if most else "",
             }
         )
     rows.sort(key=lambda row: (row["recall_sort"] < 0, row["recall_sort"], row["name"]))
