@@ -45,6 +45,7 @@ def test_a_model_is_built_around_the_tensors_of_the_file(
 
     model = build_model(state, card.architecture)
 
+    assert isinstance(model, VisionTransformer)
     assert (
         model.blocks[0].attn.qkv.weight.data_ptr() == state["blocks.0.attn.qkv.weight"].data_ptr()
     )

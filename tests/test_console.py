@@ -62,3 +62,10 @@ def test_the_chart_has_a_bar_per_class(capsys: pytest.CaptureFixture[str]) -> No
     assert lines[1].startswith("  cat ")
     assert lines[1].endswith("3 + 1")
     assert "a\\nb" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(40, "40 s"), (89.6, "90 s"), (700, "12 min"), (9000, "2.5 h")]
+)
+def test_durations_are_told_in_a_fitting_unit(seconds: float, text: str) -> None:
+    assert console.duration(seconds) == text

@@ -186,6 +186,7 @@ def test_a_pass_killed_anywhere_goes_on_with_identical_rows(
 
     state, card = load_checkpoint(tiny_weights)
     model = build_model(state, card.architecture)
+    assert isinstance(model, VisionTransformer)
     undisturbed = extractor_of(model, tmp_path / "other")
     sha = digests(undisturbed, image_folder)
     for delay_s in (0.0, 0.01, 0.03):

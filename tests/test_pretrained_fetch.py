@@ -86,7 +86,7 @@ def in_child(code: str, argument: str, cache: Path, endpoint: str, **more: str) 
     return answers
 
 
-def repository(fault: str = "", times: int = 1_000_000, **more: str) -> Repo:
+def repository(fault: str = "", times: int = 1_000_000, **more: Any) -> Repo:
     """A repository whose content is like no other's, so that no cache entry serves two cases."""
     return Repo({"model.safetensors": CONTENT + f"{fault}{times}".encode()}, fault, times, **more)
 

@@ -26,18 +26,19 @@ def images() -> Tensor:
 
 def test_our_own_checkpoint_brings_its_card(tmp_path: Path, images: Tensor) -> None:
     transform = EvalTransform(image_size=(32, 32), mean=(0.1,) * 3, std=(0.3,) * 3, crop=0.8)
+    architecture = replace(CONFIG, pool="mean", heads=2, drop_path=0.1)
     card = Card(
-        architecture=replace(CONFIG, pool="mean", heads=2, drop_path=0.1),
+        architecture=architecture,
         transform=transform,
         classes=tuple("abcdefg"),
         weights={"name": "vit_tiny_patch16_224.augreg_in21k"},
     )
-    state = random_weights(card.architecture)
+    state = random_weights(architecture)
     save_checkpoint(tmp_path / "model.safetensors", state, card)
 
     model, report = load_pretrained(tmp_path)
 
-    assert model.config == replace(card.architecture, drop_path=0.0)
+    assert model.config == replace(architecture, drop_path=0.0)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert (report.flavour, report.transform, report.classes) == ("vitft", transform, card.classes)
     assert report.provenance["from"] == "vit_tiny_patch16_224.augreg_in21k"

@@ -15,7 +15,7 @@ from vitft.checkpoint import load_checkpoint
 from vitft.cli import main
 from vitft.config import from_table, read_toml
 from vitft.errors import LockedError, RunError
-from vitft.loop import Step
+from vitft.loop import Step, logits_of
 from vitft.rundir import RunDir, locked
 from vitft.stages import Stage
 from vitft.train import Result, finetune
@@ -134,7 +134,7 @@ def test_a_stop_during_validation_is_taken_up_before_the_validation(
     few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
-    original = stages.logits_of
+    original = logits_of
 
     def interrupted(*args: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
@@ -190,7 +190,7 @@ def test_the_time_limit_stops_with_exit_code_0_and_is_resumable(
 def test_a_stage_that_does_worse_leaves_the_head_that_was_solved(
     few: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "train": {"freeze": "head,none"},
         "optim": {"solver": "sgd", "lr": 3.0, "epochs": 1, "batch_size": 8},
     }

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,18 @@ def finetune_command(args: argparse.Namespace) -> int:
     )
     if os.environ.get("RANK", "0") == "0":  # the first of a team speaks
         show_report(result.run, result.figures)
+    if result.everything_s is not None:
+        say_everything(config, result.everything_s)
     return result.exit_code
+
+
+def say_everything(config: Config, seconds: float) -> None:
+    """What training everything from the solved head would take, and the command for it."""
+    options = shlex.join(["--data", config.data.path, "--weights", config.weights.name])
+    console.note(
+        f"training everything from this head would take about {console.duration(seconds)} on this "
+        f"machine: vitft finetune {console.visible(options)} --freeze head,none"
+    )
 
 
 def started_again(out: str | None) -> bool:

@@ -49,7 +49,7 @@ def stdout() -> "Console":
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 4096  # a pipe has no edge to fold at
-    return Console(highlight=False, soft_wrap=True, width=width)
+    return Console(highlight=False, soft_wrap=True, width=width, emoji=False)
 
 
 @cache
@@ -57,7 +57,12 @@ def stderr() -> "Console":
     """Where everything else goes."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+def be_silent() -> None:
+    """Print nothing but errors from now on: another process of the same job speaks."""
+    stdout().quiet = stderr().quiet = True
 
 
 def note(text: str) -> None:
@@ -73,6 +78,11 @@ def warn(text: str) -> None:
 def result(text: str) -> None:
     """One line of the answer."""
     stdout().print(text, markup=False)
+
+
+def exact(text: str) -> None:
+    """Text for a program on stdout, as it is."""
+    print(text)
 
 
 def fail(error: VitftError) -> None:
@@ -227,61 +237,14 @@ def bug() -> None:
     print(f"vitft: this is a bug in vitft {version('vitft')}; please report it", file=sys.stderr)
 
 
-FORMATS = ("table", "json", "jsonl", "csv")
-
-
-class Rows:
-    """Predictions on stdout in one of `FORMATS`, row by row where the format allows it."""
-
-    def __init__(self, style: str, top_k: int) -> None:
-        self.style, self.top_k = style, top_k
-        self.errors = 0
-        self.kept: list[dict[str, Any]] = []
-        if style == "csv":
-            ranks = [
-                f(i) for i in range(1, top_k + 1) for f in ("class_{}".format, "share_{}".format)
-            ]
-            print(csv_line(["path", *ranks, "error"]))
-
-    def add(self, path: str, classes: Sequence[str], shares: Sequence[float], error: str) -> None:
-        """One input's answer, or why there is none."""
-        self.errors += bool(error)
-        pairs = list(zip(classes, shares, strict=True))
-        if self.style == "csv":
-            cells = [cell for name, share in pairs for cell in (name, f"{share:.6f}")]
-            blanks = [""] * (2 * self.top_k - len(cells))
-            print(csv_line([path, *cells, *blanks, error]))
-            return
-        row: dict[str, Any] = {"path": path}
-        if error:
-            row["error"] = error
-        else:
-            row["classes"] = [{"class": name, "probability": share} for name, share in pairs]
-        if self.style == "jsonl":
-            print(json_line(row))
-        else:
-            self.kept.append(row)
-
-    def close(self) -> None:
-        """Print what could only be printed whole."""
-        if self.style == "json":
-            print(json.dumps(self.kept, indent=2, allow_nan=False))
-        if self.style != "table":
-            return
-        rows = []
-        for row in self.kept:
-            answers = row.get("classes", [])
-            best = ", ".join(f"{a['class']} {a['probability']:.1%}" for a in answers)
-            rows.append((row["path"], best or f"error: {row['error']}"))
-        table(("image", "answer"), rows)
-
-
 def summary(
-    run: Path, figures: Mapping[str, Any], *, interrupted: bool, is_latest: bool = True
+    run: Path, figures: Mapping[str, Any], *, status: str = "finished", is_latest: bool = True
 ) -> None:
-    """What a finished or interrupted run came to, and what to do next."""
+    """What a finished or stopped run came to, and what to do next."""
+    interrupted = status != "finished"
     if interrupted:
-        warn(f"interrupted; what was done is in {visible(str(run))}")
+        folder = shlex.quote(visible(str(run)))
+        warn(f"{status}; what was done is kept: vitft finetune --resume {folder}")
     if not figures:
         return
     low, high = figures["top1_interval"]
@@ -295,6 +258,7 @@ def summary(
             f"epoch {figures['best_epoch']} of {figures['epochs']} did best on the same images "
             "that are counted here, so the figure is slightly optimistic"
         )
+    say_calibration(figures.get("calibration"))
     more = figures.get("cross_validation")
     if more:
         low, high = more["top1_interval"]
@@ -314,6 +278,24 @@ def summary(
     if not interrupted:
         which = "" if is_latest else f" --run {shlex.quote(visible(str(run)))}"
         note(f"next: vitft predict{which} IMAGE ...   or   vitft export --safetensors{which}")
+
+
+def say_calibration(calibration: Mapping[str, Any] | None) -> None:
+    """How far probabilities are from the truth, if a temperature was fitted to bring them there."""
+    if not calibration or calibration["temperature"] == 1:
+        return
+    low, high = calibration["ece_interval"]
+    result(
+        f"calibration error of the probabilities {calibration['ece']:.1%} (95 % interval {low:.1%} "
+        f"to {high:.1%}); {calibration['ece_before']:.1%} before calibration"
+    )
+
+
+def duration(seconds: float) -> str:
+    """`40 s`, `12 min` or `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def counted_of(some: int, total: int) -> str:

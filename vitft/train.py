@@ -23,7 +23,7 @@ from vitft.config import Config, to_toml
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Checked, Folder, scan
 from vitft.data.split import Manifest, split, write_class_indices
-from vitft.defaults import usual_lr
+from vitft.defaults import FINE_TUNING, usual_lr
 from vitft.device import describe_device, pick_device, pick_precision
 from vitft.ending import card_of, confirmed, keep_calibrated, keep_weights
 from vitft.errors import ResourceError, RunError, Stopped
@@ -55,6 +55,8 @@ class Result:
     status: str = "finished"
     """As in environment.json: finished, interrupted, terminated or out of time."""
     exit_code: int = 0
+    everything_s: float | None = None
+    """Seconds that training everything from this head would take here, as far as can be told."""
 
     @property
     def interrupted(self) -> bool:
@@ -108,6 +110,8 @@ def finetune(
         result = train_and_keep(job, feed, card, started)
         if team.leads:
             round_off(job, start, result)
+        if feed.config.solvable:
+            result = replace(result, everything_s=start.everything_s)
         team.wait()
     return result
 
@@ -121,6 +125,21 @@ class Start:
     report: LoadReport
     checked: Checked
     precision: str
+    looking_s: float
+    """Seconds that looking at the images took."""
+
+    @property
+    def everything_s(self) -> float | None:
+        """What the usual fine-tuning would take: a step costs about three forward passes.
+
+        None where the features were in the cache, so that nothing was measured.
+        """
+        extractor, manifest = self.feed.extractor, self.feed.manifest
+        if extractor is None or extractor.computed < len(manifest.rows) / 2:
+            return None
+        epochs = FINE_TUNING["optim"]["epochs"]
+        passes = epochs * (3 * len(manifest.train) + len(manifest.val))
+        return passes * self.looking_s / extractor.computed
 
 
 def round_off(job: Job, start: Start, result: Result) -> None:
@@ -154,7 +173,9 @@ def begin(config: Config, team: Team) -> Start:
     extractor = make_extractor(cut, config, report.transform, precision)
     say_what_trains(model, trained, config, device, precision)
     share_the_work(folder, extractor, report.transform, team)
+    looking = time.monotonic()
     checked = look_at(folder, extractor, report.transform, config)
+    looking = time.monotonic() - looking
     groups = find_copies(checked, config)
     manifest = split(checked, config.data, groups=groups)
     say_split(manifest)
@@ -173,7 +194,14 @@ def begin(config: Config, team: Team) -> Start:
     team.wait()
     if not config.train.cache and extractor is not None:
         prune(default_folder(), idle_s=3600)
-    return Start(feed=feed, model=model, report=report, checked=checked, precision=precision)
+    return Start(
+        feed=feed,
+        model=model,
+        report=report,
+        checked=checked,
+        precision=precision,
+        looking_s=looking,
+    )
 
 
 def train_and_keep(job: Job, feed: Feed, card: Card, started: float) -> Result:

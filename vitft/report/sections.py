@@ -122,7 +122,8 @@ def penalty_path(run: Run) -> Part:
     return {
         "title": "How the head was fitted",
         "text": "The head was not trained in steps but solved to its optimum; its penalty was "
-        f"chosen by cross-validation on the training images alone, for the highest accuracy: {best:g}.",
+        "chosen by cross-validation on the training images alone, for the highest accuracy: "
+        f"{best:g}.",
         "charts": [chart],
         "columns": ["penalty", "cross-validated loss", "cross-validated accuracy"],
         "rows": [
