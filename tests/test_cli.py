@@ -61,10 +61,10 @@ def test_every_format_has_one_row_per_input_and_an_error_row_for_a_bad_one(
     assert code == 3
     if style == "csv":
         header, good, bad = csv.reader(io.StringIO(out))
-        assert header == ["path", "class_1", "share_1", "error"]
-        assert (good[1], good[3]) == ("red", "")
+        assert header == ["path", "class_1", "share_1", "note", "error"]
+        assert (good[1], good[4]) == ("red", "")
         assert bad[0] == "'=bad.jpg"  # not a formula
-        assert "not an image" in bad[3]
+        assert "not an image" in bad[4]
     elif style == "table":
         assert "red/000.png" in out.replace("\n", "")
         assert "error: not an image" in out

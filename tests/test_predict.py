@@ -68,20 +68,6 @@ def test_more_classes_than_there_are_gives_all(predictor: Predictor, image_folde
     assert sum(answer.probabilities) == pytest.approx(1)
 
 
-def test_a_temperature_softens_and_keeps_the_order(
-    predictor: Predictor, tiny_vit: VisionTransformer, image_folder: Path
-) -> None:
-    from dataclasses import replace
-
-    path = [str(image_folder / "red" / "000.png")]
-    soft = Predictor(tiny_vit, replace(predictor.card, temperature=10.0), device="cpu")
-
-    (sharp_answer,), (soft_answer,) = predictor.stream(path, top_k=3), soft.stream(path, top_k=3)
-
-    assert sharp_answer.classes == soft_answer.classes
-    assert soft_answer.probabilities[0] < sharp_answer.probabilities[0]
-
-
 def test_folders_become_their_images_sorted(image_folder: Path) -> None:
     files = list(expand([str(image_folder / "red"), "single.jpg"]))
 

@@ -8,6 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitft.api import finetune as finetune
+    from vitft.api import load as load
     from vitft.architectures import create_model as create_model
     from vitft.errors import VitftError as VitftError
     from vitft.model import VisionTransformer as VisionTransformer
@@ -17,10 +19,19 @@ HOMES = {
     "VisionTransformer": "vitft.model",
     "VitftError": "vitft.errors",
     "create_model": "vitft.architectures",
+    "finetune": "vitft.api",
+    "load": "vitft.api",
     "load_pretrained": "vitft.pretrained",
 }
 
-__all__ = ["VisionTransformer", "VitftError", "create_model", "load_pretrained"]
+__all__ = [
+    "VisionTransformer",
+    "VitftError",
+    "create_model",
+    "finetune",
+    "load",
+    "load_pretrained",
+]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

@@ -7,7 +7,7 @@ the new one. Foreign weight files are read in `pretrained`.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
@@ -73,8 +73,14 @@ def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
     return digest
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Card]:
+def load_checkpoint(
+    path: Path, *, digest: Callable[[], str] | None = None
+) -> tuple[dict[str, Tensor], Card]:
     """Read what `save_checkpoint` wrote; the tensors are views of the mapped file.
+
+    Args:
+        path: The file.
+        digest: Gives what `digest_of` would, computed meanwhile (`numpy_model.Mapped.digest`).
 
     Raises:
         RunError: Missing, damaged (the digest does not fit) or of a newer format.
@@ -98,7 +104,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Card]:
             fix="update vitft to the version that wrote it",
         )
     card = metadata["vitft.card"]
-    if metadata != metadata_of(card, digest_of(card, tensors)):
+    found = digest() if digest is not None else digest_of(card, tensors)
+    if metadata != metadata_of(card, found):
         raise damaged(path, "the sha256 of its contents differs from the recorded one")
     try:
         return tensors, Card.from_json(json.loads(card))

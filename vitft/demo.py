@@ -39,6 +39,7 @@ def run_demo() -> None:
     show_predictions(run, figures["validation"])
     exported = run / "export"
     from vitft.export import export_safetensors
+    from vitft.report import write_report
 
     done = export_safetensors(str(run), exported)
     console.table(
@@ -51,7 +52,8 @@ def run_demo() -> None:
         f"the export answers like the run: largest logit difference {done.difference:.1e} on "
         f"{done.images} images"
     )
-    console.result(f"look at: {FLOWERS}/ (images), {run}/ (the run), {exported}/ (the export)")
+    page = write_report(run)
+    console.result(f"look at: {page} (in a browser), {FLOWERS}/ (images), {exported}/ (the export)")
     console.result(
         "now yours: vitft finetune --data YOUR_FOLDER --weights vit_base_patch16_224_in21k"
     )
@@ -75,8 +77,9 @@ def finetuned(config: Config, out: Path) -> dict[str, Any]:
 def show_predictions(run: Path, images: list[str]) -> None:
     """A few validation images, spread over the classes, with the model's answers."""
     from vitft.predict import Predictor
+    from vitft.rows import Rows
 
-    rows = console.Rows("table", 2)
+    rows = Rows("table", 2)
     some = images[:: max(1, len(images) // 6)]
     for prediction in Predictor.from_run(str(run)).stream(some, top_k=2):
         rows.add(prediction.path, prediction.classes, prediction.probabilities, prediction.error)

@@ -3,27 +3,38 @@
     config.toml         the resolved settings     split.csv        path, label, split, sha256
     model.safetensors   weights and their card    class_indices.json
     metrics.jsonl       one line per epoch or penalty tried
-    eval.json           the final figures
+    eval.json           the final figures (`metrics`)
+    validation.npz      `logits` (n, C): the saved model's scores of the val rows of split.csv
+    thumbs/             small pictures of mistakes and suspects (`gallery`)
+    report.html         all of it as one page (`report`)
+    reference.npz       what the training features look like (`unlike`)
+    audit.json          what looks wrong with the images, in short (`audit`)
     environment.json    versions, device, precision, and whether the run finished
+    resume/             the state of an unfinished training (`resume`)
 
 `runs/latest` points to the newest finished run. Nothing here imports torch.
 """
 
 import contextlib
 import importlib.metadata
+import io
 import json
 import os
 import platform
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitft.errors import RunError
+from vitft.errors import LockedError, RunError
 from vitft.files import write_atomically, writing
+
+if TYPE_CHECKING:
+    import numpy as np
 
 BASE = Path("runs")
 LATEST = "latest"
@@ -35,6 +46,8 @@ class RunDir:
     """Paths of one run and how they are written."""
 
     path: Path
+    writes: bool = True
+    """Whether this process writes it; one of several does."""
 
     @property
     def model(self) -> Path:
@@ -48,15 +61,47 @@ class RunDir:
     def class_indices(self) -> Path:
         return self.path / "class_indices.json"
 
+    @property
+    def eval(self) -> Path:
+        return self.path / "eval.json"
+
     def write_text(self, name: str, text: str) -> None:
-        write_atomically(self.path / name, text)
+        if self.writes:
+            write_atomically(self.path / name, text)
 
     def write_json(self, name: str, fields: Mapping[str, Any]) -> None:
         """Strict JSON, indented for readers."""
         self.write_text(name, json.dumps(fields, indent=2, allow_nan=False) + "\n")
 
+    def write_arrays(self, name: str, **arrays: "np.ndarray[Any, Any]") -> None:
+        """An .npz file of named arrays."""
+        import numpy as np  # not at the top: commands that write none start without it
+
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **arrays)
+        if self.writes:
+            write_atomically(self.path / name, buffer.getvalue())
+
+    @property
+    def resume(self) -> Path:
+        return self.path / "resume"
+
+    def log_size(self) -> int:
+        """Bytes of metrics.jsonl."""
+        path = self.path / "metrics.jsonl"
+        return path.stat().st_size if path.exists() else 0
+
+    def cut_log(self, size: int) -> None:
+        """Take back what was logged after the log had this many bytes."""
+        path = self.path / "metrics.jsonl"
+        if self.writes and path.exists():
+            with writing(path):
+                os.truncate(path, size)
+
     def log(self, fields: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
+        if not self.writes:
+            return
         with writing(self.path), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(fields, allow_nan=False) + "\n")
 
@@ -125,6 +170,41 @@ def create_run(path: Path) -> RunDir:
     return RunDir(path)
 
 
+@contextlib.contextmanager
+def locked(run: RunDir) -> Iterator[None]:
+    """Keep other processes from writing this run; the lock of a dead one holds nobody up.
+
+    Raises:
+        LockedError: A live process holds it.
+        RunError: The folder cannot be written.
+    """
+    try:
+        import fcntl
+    except ImportError:  # a system without it
+        yield
+        return
+    path = run.path / ".lock"
+    with writing(path):
+        file = path.open("a+", encoding="utf-8")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            raise LockedError(
+                f"{run.path} is being written by {file.read().strip() or 'another process'}",
+                fix="wait until it has ended, or end it",
+            ) from error
+        file.truncate(0)
+        since = datetime.now().isoformat(sep=" ", timespec="seconds")
+        file.write(f"process {os.getpid()} on {platform.node()} since {since}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
 def not_empty(path: Path) -> RunError:
     """The error of a folder that holds something already."""
     return RunError(
@@ -149,9 +229,15 @@ def point_latest(run: RunDir) -> None:
 def find_model(run: str | None) -> Path:
     """The checkpoint of a run: a run folder, a .safetensors file, or by default the latest run.
 
+    `hf:owner/name` and `hf:owner/name@revision` name one on the hub, which is downloaded and
+    verified like pretrained weights.
+
     Raises:
         RunError: There is none.
+        WeightsError: The hub has none, or cannot be reached and the cache has none.
     """
+    if run is not None and run.startswith("hf:"):
+        return fetched_model(run)
     path = Path(run).expanduser() if run is not None else BASE / LATEST
     if path.is_dir():
         path = path / MODEL
@@ -165,6 +251,15 @@ def find_model(run: str | None) -> Path:
     raise RunError(
         f"no model in {run}", fix="give a run folder (it holds model.safetensors) or such a file"
     )
+
+
+@cache  # a command may ask twice: before torch is imported and when it is
+def fetched_model(name: str) -> Path:
+    """The model of a repository of the hub, from the cache or downloaded."""
+    from vitft.pretrained.fetch import fetch
+    from vitft.pretrained.locate import on_the_hub
+
+    return fetch(on_the_hub(name)).path
 
 
 def environment(status: str, device: str, precision: str) -> dict[str, Any]:

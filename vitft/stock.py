@@ -23,12 +23,16 @@ from vitft.record import Best
 from vitft.rundir import RunDir
 from vitft.sketchbook import cores, sketched, table_of
 from vitft.suspects import USUAL_L2, out_of_fold, posteriors, suspects_in
+from vitft.unlike import FILE, fit
 
 ALIKE = 0.75
 """Cosine of centred features from which two pictures are looked at again. Features alone do not
 tell copies from pictures of the same kind (docs/experiments.md); the sketches decide."""
 SHARE_AGAIN, MOST_AGAIN = 0.1, 500
 """Pairs looked at again: at most this share of all images, and at most so many."""
+
+REFERENCE_IMAGES = 20_000
+"""From so many the scatter of features is known well enough."""
 
 
 def take_stock(feed: Feed, run: RunDir, best: Best, checked: Checked) -> None:
@@ -54,6 +58,24 @@ def take_stock(feed: Feed, run: RunDir, best: Best, checked: Checked) -> None:
     for line in lines_of(audit):
         data, path = (shlex.quote(str(place)) for place in (manifest.root, run.path))
         console.note(f"{line}: vitft check {console.visible(data)} --run {console.visible(path)}")
+
+
+def keep_reference(feed: Feed, run: RunDir) -> None:
+    """Write what the training features look like, for `predict` to tell what is unlike them.
+
+    Only where one feature per image is cached; of many images some are looked at.
+    """
+    if not feed.cut.pooled:
+        return
+    rows = feed.manifest.train[:: 1 + len(feed.manifest.train) // REFERENCE_IMAGES]
+    held_out = feed.manifest.val[:: 1 + len(feed.manifest.val) // REFERENCE_IMAGES]
+    found = fit(
+        feed.cached(rows).numpy(),
+        feed.labels(rows).cpu().numpy(),
+        feed.cached(held_out).numpy(),
+    )
+    if found is not None:
+        run.write_arrays(FILE, **found.arrays())
 
 
 def judged_by_usual_head(feed: Feed) -> tuple[Tensor, HeldOut]:

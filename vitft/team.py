@@ -1,6 +1,6 @@
 """Several processes that train one model: who they are, and the few things they tell each other.
 
-    torchrun --nproc-per-node 2 -m vitft finetune ...
+    torchrun --nproc-per-node 2 -m -- vitft finetune ...
 
 Every process sees all images and draws the same batches; each computes its share of a batch, of
 the features and of the validation images. Gradients are added up, so that the step is that of the

@@ -1,0 +1,170 @@
+"""The Python API: as small as the commands, and with their answers."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitft
+from tests.conftest import draw_folder
+from vitft.api import Trained
+from vitft.checkpoint import Card, save_checkpoint
+from vitft.data.images import open_image
+from vitft.errors import DataError, ImageError, UsageError
+from vitft.model import VisionTransformer, ViTConfig
+from vitft.transforms import EvalTransform
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    home = tmp_path_factory.mktemp("api")
+    torch.manual_seed(0)
+    config = ViTConfig(
+        image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=0
+    )
+    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
+    save_checkpoint(home / "tiny.safetensors", VisionTransformer(config).state_dict(), card)
+    photos = draw_folder(home / "photos", per_class=10)
+    result = vitft.finetune(
+        data=photos, weights=home / "tiny.safetensors", out=home / "run", seed=1, cache="none"
+    )
+    assert result.figures["top1"] == 1.0
+    return vitft.load(result.run, device="cpu")
+
+
+def test_paths_bytes_pictures_and_arrays_get_the_same_answer(
+    trained: Trained, image_folder: Path
+) -> None:
+    path = image_folder / "red" / "000.png"
+    picture = open_image(path)
+    images: list[Any] = [path, str(path), path.read_bytes(), picture, np.asarray(picture)]
+
+    answers = trained.predict(images, top_k=3)
+
+    assert [a.path for a in answers] == [str(path), str(path), "2", "3", "4"]
+    for answer in answers:
+        assert answer.classes[0] == "red"
+        assert answer.probabilities == pytest.approx(answers[0].probabilities, abs=1e-6)
+    assert trained.predict(path, top_k=3)[0].probabilities == pytest.approx(
+        answers[0].probabilities, abs=1e-6
+    )
+
+
+def test_a_bad_image_is_an_answer_with_a_reason(trained: Trained, image_folder: Path) -> None:
+    good = image_folder / "blue" / "000.png"
+
+    answers = trained.predict([b"<html>", good, "gone.jpg"])
+
+    assert [bool(a.error) for a in answers] == [True, False, True]
+    assert answers[1].classes == ("blue",)
+    with pytest.raises(ImageError, match="not found"):
+        trained.features(["gone.jpg"])
+
+
+def test_features_are_what_the_head_reads(trained: Trained, image_folder: Path) -> None:
+    files = sorted(image_folder.rglob("*.png"))
+
+    features = trained.features(files)
+
+    assert features.shape == (30, 32)
+    assert features.dtype == np.float32
+    assert trained.features([]).shape == (0, 32)
+    assert trained.features(files[3])[0] == pytest.approx(features[3], abs=1e-5)
+
+
+def test_unsure_answers_are_noted(trained: Trained, image_folder: Path) -> None:
+    (answer,) = trained.predict(image_folder / "red" / "000.png", threshold=1.0)
+
+    assert "not sure" in answer.notes
+
+
+def test_a_picture_shows_where_the_model_looked(trained: Trained, image_folder: Path) -> None:
+    path = image_folder / "red" / "000.png"
+
+    seen, other = trained.explain(path), trained.explain(path, about="blue")
+
+    assert seen.size == (16, 16)
+    assert np.asarray(seen).tobytes() != np.asarray(other).tobytes()
+    with pytest.raises(UsageError, match="no class 'yellow'"):
+        trained.explain(path, about="yellow")
+
+
+def test_pictures_are_turned_as_their_exif_data_say(trained: Trained, tmp_path: Path) -> None:
+    pixels = np.zeros((16, 24, 3), np.uint8)
+    pixels[:, :12, 0] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+
+    opened = trained.features(Image.open(tmp_path / "turned.png"))
+
+    assert opened[0] == pytest.approx(trained.features(tmp_path / "turned.png")[0], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(np.zeros((8, 8, 3), np.float32), id="floats"),
+        pytest.param(np.zeros((8, 8, 4), np.uint8), id="four channels"),
+        pytest.param(np.zeros((0, 8, 3), np.uint8), id="nothing"),
+    ],
+)
+def test_an_array_that_could_mean_anything_is_refused(trained: Trained, array: Any) -> None:
+    with pytest.raises(UsageError, match="is no image"):
+        trained.predict([array])
+
+
+def test_settings_are_the_commands_options_or_any_setting_by_its_section(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    result = vitft.finetune(
+        data=image_folder, weights=tiny_weights, out=tmp_path / "r",
+        freeze="blocks:1", epochs=1, lr=1e-3, optim__solver="adamw", optim__batch_size=8,
+    )  # fmt: skip
+
+    text = (result.run / "config.toml").read_text()
+    for line in ('freeze = "blocks:1"', "lr = 0.001", 'solver = "adamw"', "batch_size = 8"):
+        assert line in text
+
+
+def test_an_unknown_setting_and_a_missing_folder_are_said_before_anything_is_written(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="no setting 'epoch'"):
+        vitft.finetune(data=image_folder, weights=tiny_weights, out=tmp_path / "r", epoch=3)
+    with pytest.raises(DataError, match="not found"):
+        vitft.finetune(data=tmp_path / "none", weights=tiny_weights, out=tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_importing_the_package_does_not_wait_for_torch() -> None:
+    code = (
+        "import vitft, sys; dir(vitft); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_the_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["flowers.py", str(tmp_path / "out")])
+    from vitft.data import demo
+
+    drawn = demo.draw_demo
+    monkeypatch.setattr(demo, "draw_demo", lambda root: drawn(root, per_class=12))
+
+    runpy.run_path(str(ROOT / "examples" / "flowers.py"), run_name="__main__")
+
+    out = capsys.readouterr().out
+    assert "accuracy" in out
+    assert "features (" in out
+    assert (tmp_path / "out" / "explained.png").exists()
