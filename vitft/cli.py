@@ -114,4 +114,3 @@ def demo_command(_: argparse.Namespace) -> int:
 
     run_demo()
     return 0
-
