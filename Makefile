@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean bench-frozen bench-heads pretrain-demo
+.PHONY: demo test check clean bench-frozen bench-heads bench-train bench-predict kills pretrain-demo
 
 demo: $(VENV)/.installed  ## the whole job on drawn flowers, offline
 	$(BIN)/vitft demo
@@ -28,6 +28,16 @@ bench-frozen: $(VENV)/.testing  ## ours beside the tutorial's loop, Trainer and 
 
 bench-heads: $(VENV)/.testing  ## accuracy of heads over split seeds, on DATA with WEIGHTS
 	$(BIN)/python -m benchmarks.accuracy --data $(DATA) --weights $(WEIGHTS)
+
+bench-train: $(VENV)/.testing  ## full fine-tuning steps beside timm and transformers
+	$(BIN)/python -m benchmarks.train
+
+bench-predict: $(VENV)/.testing  ## predict beside timm and transformers, on DATA
+	$(BIN)/python -m benchmarks.predict throughput --data $(DATA)
+	$(BIN)/python -m benchmarks.predict cold --data $(DATA)
+
+kills: $(VENV)/.testing  ## 200 kill -9 at random moments, each run resumed and compared
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.kills
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

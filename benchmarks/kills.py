@@ -140,7 +140,7 @@ def campaign(
         out = home / f"run-{careless}-{runs}"
         while True:
             pid = start(home, out, careless)
-            deadline = time.monotonic() + rng.uniform(0.0, whole * 1.1)
+            deadline = time.monotonic() + rng.uniform(0.0, whole * 0.5)
             ended = 0
             while not ended and time.monotonic() < deadline:
                 ended, status = os.waitpid(pid, os.WNOHANG)

@@ -9,9 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
 from vitft.errors import UsageError
@@ -193,8 +192,3 @@ def own(model: Model, what: str) -> VisionTransformer:
             fix="use a run of a ViT of the catalogue (vitft weights list)",
         )
     return model
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where the weights lie."""
-    return cast("Tensor", next(model.parameters())).device

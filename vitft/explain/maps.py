@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitft.backbone import TimmModel
 from vitft.errors import RunError, UsageError
 from vitft.explain.method import Method
 from vitft.model import Attention, Block, VisionTransformer, ViTConfig
@@ -94,7 +95,7 @@ def explainable(model: nn.Module) -> VisionTransformer:
     if isinstance(model, VisionTransformer):
         return model
     raise UsageError(
-        f"a {type(model).__name__} hides its attention: explaining needs vitft's own transformer",
+        f"{what(model)} hides its attention: explaining needs vitft's own transformer",
         fix="fine-tune weights of `vitft weights list`, without timm: in front of the name",
     )
 
@@ -252,3 +253,8 @@ def scaled(values: Array) -> Array:
     spread = high - low
     shown = spread > FLAT * high
     return np.where(shown, (values - low) / np.where(shown, spread, 1), 0).astype(np.float32)
+
+
+def what(model: nn.Module) -> str:
+    """The model in words."""
+    return f"timm's {model.config.timm}" if isinstance(model, TimmModel) else type(model).__name__
