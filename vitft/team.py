@@ -138,4 +138,5 @@ def joined() -> Iterator[Team]:
     try:
         yield team
     finally:
-        distributed.destroy_process_group()
+        if on_gpu:  # NCCL wants it; gloo's threads end with the process (`__main__`)
+            distributed.destroy_process_group()
