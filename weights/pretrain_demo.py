@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from vitft.checkpoint import Card, save_checkpoint
 from vitft.config import OptimSpec
 from vitft.data.formulas import Pixels, formula_image
-from vitft.loop import Batch, Step, fit
+from vitft.loop import Batch, Step, Training, fit
 from vitft.model import Attention, Block, VisionTransformer, ViTConfig
 from vitft.pretrained.adapt import resize_positions
 from vitft.transforms import EvalTransform
@@ -60,7 +60,6 @@ SPEC = OptimSpec(
     batch_size=BATCH,
     clip=1.0,
 )
-STEPS = SPEC.epochs * STEPS_PER_EPOCH
 
 
 class ExplicitAttention(Attention):
@@ -78,54 +77,56 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("weights/demo.safetensors"))
     parser.add_argument("--seed", type=int, default=0, help="of the start, images and their order")
     parser.add_argument("--threads", type=int, default=1, help="another count, another rounding")
+    parser.add_argument("--classes", type=int, default=CLASSES, help="few to try")
+    parser.add_argument("--images", type=int, default=INSTANCES, help="of each class; few to try")
+    parser.add_argument("--steps", type=int, default=STEPS_PER_EPOCH, help="an epoch; few to try")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     began = time.perf_counter()
 
-    drawn = draw_classes(seed=args.seed)
+    drawn = draw_classes(args.classes, args.images, seed=args.seed)
     print(f"drawn after {time.perf_counter() - began:.0f} s")
     model = started_model(ARCHITECTURE)
+    training = Training(model, SPEC, steps_per_epoch=args.steps, precision="bf16")
     fit(
-        model,
-        lambda epoch: batches(drawn, epoch, seed=args.seed),
-        steps_per_epoch=STEPS_PER_EPOCH,
-        spec=SPEC,
-        precision="bf16",
-        on_step=means_printed(began),
+        training,
+        lambda epoch, _: batches(drawn, epoch, steps=args.steps, seed=args.seed),
+        epochs=range(SPEC.epochs),
+        on_step=means_printed(began, of=training.total),
     )
-    digest = save_checkpoint(args.out, shipped(model), card(args.seed, args.threads))
+    about = card(drawn, training, seed=args.seed, threads=args.threads)
+    digest = save_checkpoint(args.out, shipped(model), about)
     print(f"{args.out}: sha256 of card and tensors {digest}")
 
 
-def draw_classes(*, seed: int) -> Tensor:
+def draw_classes(classes: int, images: int, *, seed: int) -> Tensor:
     """Every image of every class, by one process per core: uint8 (C, n, S, S, 3)."""
     # A fork would copy the locks of torch's threads in whatever state they are.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(mp_context=context) as pool:
-        jobs = [(label, seed) for label in range(CLASSES)]
+        jobs = [(label, images, seed) for label in range(classes)]
         return torch.from_numpy(np.stack(list(pool.map(draw_class, jobs, chunksize=8))))
 
 
-def draw_class(job: tuple[int, int]) -> Pixels:
+def draw_class(job: tuple[int, int, int]) -> Pixels:
     """The images of one class, the tamest first: (n, S, S, 3)."""
-    (label, seed), size = job, ARCHITECTURE.image_size[0] + MARGIN
-    wild = np.linspace(0, 1, INSTANCES).tolist()
-    images = [
-        formula_image(label, i, size=size, wild=share, seed=seed) for i, share in enumerate(wild)
-    ]
-    return np.stack(images)
+    (label, images, seed), size = job, ARCHITECTURE.image_size[0] + MARGIN
+    wild = np.linspace(0, 1, images).tolist()
+    return np.stack(
+        [formula_image(label, i, size=size, wild=share, seed=seed) for i, share in enumerate(wild)]
+    )
 
 
-def batches(drawn: Tensor, epoch: int, *, seed: int) -> Iterator[Batch]:
+def batches(drawn: Tensor, epoch: int, *, steps: int, seed: int) -> Iterator[Batch]:
     """One epoch of windows of drawn images; which ones depends on the seed and the epoch alone."""
     rng = torch.Generator().manual_seed(1000 * seed + epoch)
     normalise = EvalTransform().normalise
-    for step in range(STEPS_PER_EPOCH):
-        done = (epoch + step / STEPS_PER_EPOCH) / SPEC.epochs
+    for step in range(steps):
+        done = (epoch + step / steps) / SPEC.epochs
         reach = min(1.0, TAME + done / RAMP)
-        labels = torch.randint(0, CLASSES, (BATCH,), generator=rng)
-        instances = torch.randint(0, round(reach * INSTANCES), (BATCH,), generator=rng)
+        labels = torch.randint(0, len(drawn), (BATCH,), generator=rng)
+        instances = torch.randint(0, round(reach * drawn.shape[1]), (BATCH,), generator=rng)
         pixels = normalise(windows(drawn[labels, instances], rng))
         yield Batch(pixels.contiguous(), labels)  # the order in memory decides the last digits
 
@@ -200,7 +201,7 @@ def shipped(model: VisionTransformer) -> dict[str, Tensor]:
     return {name: tensor.bfloat16() for name, tensor in state.items()}
 
 
-def card(seed: int, threads: int) -> Card:
+def card(drawn: Tensor, training: Training, *, seed: int, threads: int) -> Card:
     """What the file says about itself."""
     return Card(
         architecture=replace(ARCHITECTURE, image_size=SHIPPED, num_classes=0),
@@ -210,14 +211,14 @@ def card(seed: int, threads: int) -> Card:
             "name": "demo",
             "source": "weights/pretrain_demo.py",
             "licence": "Apache-2.0",
-            "data": f"{CLASSES} classes of images drawn from formulas; no photos, no flowers",
-            "training": f"{STEPS} steps of {BATCH} images of {ARCHITECTURE.image_size[0]} pixels, "
-            f"bf16, seed {seed}, threads {threads}",
+            "data": f"{len(drawn)} classes of images drawn from formulas; no photos, no flowers",
+            "training": f"{training.total} steps of {BATCH} images of "
+            f"{ARCHITECTURE.image_size[0]} pixels, bf16, seed {seed}, threads {threads}",
         },
     )
 
 
-def means_printed(began: float) -> Callable[[Step], None]:
+def means_printed(began: float, *, of: int) -> Callable[[Step], None]:
     """A callback that prints loss and accuracy every 500 steps."""
     window: list[tuple[float, float]] = []
 
@@ -227,7 +228,7 @@ def means_printed(began: float) -> Callable[[Step], None]:
             loss, accuracy = np.mean(window, axis=0)
             window.clear()
             print(
-                f"step {step.step + 1} of {STEPS}: loss {loss:.3f}, accuracy {accuracy:.3f}, "
+                f"step {step.step + 1} of {of}: loss {loss:.3f}, accuracy {accuracy:.3f}, "
                 f"{time.perf_counter() - began:.0f} s",
                 flush=True,
             )
