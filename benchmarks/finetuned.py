@@ -57,6 +57,8 @@ def one(data: Path, weights: Path, arm: str, seed: int, into: Path) -> dict[str,
     out = into / f"{data.name}-{arm}-{seed}".replace(" ", "_").replace(":", "")
     before = resource.getrusage(resource.RUSAGE_SELF)
     result = finetune(from_table(table), out=out)
+    if result.interrupted:
+        raise SystemExit(result.exit_code)
     after = resource.getrusage(resource.RUSAGE_SELF)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     top1 = result.figures["top1"]

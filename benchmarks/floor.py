@@ -24,7 +24,7 @@ from benchmarks.frozen import link_images
 from vitft.architectures import create_model
 from vitft.data.folder import scan
 from vitft.data.loading import in_order
-from vitft.extract import BATCH, Extractor, plain
+from vitft.extract import Extractor, batch_size, plain
 from vitft.features import cut_model, run_prefix
 from vitft.model import ViTConfig
 from vitft.transforms import EvalTransform
@@ -73,7 +73,7 @@ def main() -> None:
         link_images(args.data, Path(temporary) / "d", args.images, 0)
         source = Path(temporary) / "d" / "train"
         folder = scan(source)
-        batch = BATCH["cpu"]
+        batch = batch_size("cpu", model.config.width)
         pixels = np.random.default_rng(0).integers(0, 256, (batch, *model.config.image_size, 3))
         decoded = transform.normalise(torch.from_numpy(pixels.astype(np.uint8)))
         lean = prefix.in_precision("bf16")

@@ -2,13 +2,14 @@
 
     python -m benchmarks.kills --kills 200
 
-Each run is a process that is sent SIGKILL (or, with --signals, SIGTERM or SIGINT) after a random
-time and started again with resume, until it ends. Weights, log and figures must then equal those
+Each run is a process that is sent SIGKILL after a random time and started again with resume, until
+it ends (with --signals: see `signals`). Weights, log and figures must then equal those
 of the undisturbed run to the last bit. The control resumes with the weights but without the state
 of the optimiser: the same harness has to catch it.
 """
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,15 @@ from vitft.model import VisionTransformer, ViTConfig
 from vitft.train import finetune
 from vitft.transforms import EvalTransform
 
+LATE = (
+    "torch._dynamo",
+    "timm.data",
+    "rich.console",
+    "rich.progress",
+    "rich.table",
+    "vitft.report.page",
+)
+"""What a run imports only when it is needed; torch's optimisers bring the first."""
 WHOLE_RESTORE = Training.restore
 SETTINGS: dict[str, dict[str, Any]] = {
     "train": {"freeze": "none", "drop_path": 0.1, "cutmix": 1.0},
@@ -40,12 +51,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def prepare(home: Path) -> None:
-    """A folder of images and a small backbone."""
-    draw_folder(home / "data", per_class=20)
+def prepare(home: Path, *, per_class: int = 20, width: int = 96, depth: int = 4) -> None:
+    """A folder of images and a small backbone, and the imports that every child would repeat."""
+    for name in LATE:
+        importlib.import_module(name)
+    draw_folder(home / "data", per_class=per_class)
     torch.manual_seed(0)
     config = ViTConfig(
-        image_size=(16, 16), patch_size=(4, 4), width=96, depth=4, heads=4, num_classes=0
+        image_size=(16, 16), patch_size=(4, 4), width=width, depth=depth, heads=4, num_classes=0
     )
     card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
     save_checkpoint(home / "w.safetensors", VisionTransformer(config).state_dict(), card)
@@ -57,7 +70,12 @@ def forgetful(training: Training, tensors: dict[str, Any], facts: dict[str, Any]
     WHOLE_RESTORE(training, kept, facts)
 
 
-def child(home: Path, out: Path, careless: bool) -> None:
+def has_begun(out: Path) -> bool:
+    """Whether a run was killed so late that there is something to resume."""
+    return (out / "split.csv").exists() and (out / "class_indices.json").exists()
+
+
+def child(home: Path, out: Path, *, begun: bool, careless: bool = False) -> None:
     """Begin or resume a run, in a process of its own; never returns."""
     code = 1
     try:
@@ -67,11 +85,11 @@ def child(home: Path, out: Path, careless: bool) -> None:
         if careless:
             Training.restore = forgetful  # type: ignore[method-assign]
         with (home / "said.txt").open("a") as said, redirect_stdout(said), redirect_stderr(said):
-            begun = (out / "split.csv").exists() and (out / "class_indices.json").exists()
             if begun:
                 config = from_table(read_toml(out / "config.toml"))
             else:  # killed before there was anything to resume
-                shutil.rmtree(out, ignore_errors=True)
+                if os.environ.get("RANK", "0") == "0":
+                    shutil.rmtree(out, ignore_errors=True)
                 table = {
                     "data": {"path": str(home / "data")},
                     "weights": {"name": str(home / "w.safetensors")},
@@ -82,8 +100,11 @@ def child(home: Path, out: Path, careless: bool) -> None:
         code = error.exit_code
         with (home / "said.txt").open("a") as said:
             said.write(f"{error}\n")
-    except KeyboardInterrupt:
-        code = 130
+    except KeyboardInterrupt as stop:
+        code = getattr(stop, "exit_code", 130)
+    except Exception:
+        with (home / "said.txt").open("a") as said:
+            traceback.print_exc(file=said)
     finally:
         os._exit(code)
 
@@ -92,7 +113,7 @@ def start(home: Path, out: Path, careless: bool = False) -> int:
     """A child process; torch is loaded already."""
     pid = os.fork()
     if pid == 0:
-        child(home, out, careless)
+        child(home, out, begun=has_begun(out), careless=careless)
     return pid
 
 
@@ -112,6 +133,11 @@ def main() -> None:
         "--signals", action="store_true", help="SIGTERM and SIGINT instead of SIGKILL"
     )
     args = parser.parse_args()
+    if args.signals:
+        from benchmarks.signals import campaign as send_signals
+
+        send_signals(args.kills)
+        return
     home = Path(tempfile.mkdtemp(prefix="vitft-kills-"))
     os.environ["HOME"] = str(home)
     prepare(home)
@@ -121,14 +147,12 @@ def main() -> None:
     wanted = outcome(home / "whole")
     print(f"undisturbed: {whole:.1f} s")
     for careless, count in ((False, args.kills), (True, args.control_kills)):
-        if careless and args.signals:
-            break
-        print_row(careless, *campaign(home, count, whole, wanted, careless, args.signals))
+        print_row(careless, *campaign(home, count, whole, wanted, careless))
     shutil.rmtree(home)
 
 
 def campaign(
-    home: Path, kills: int, whole: float, wanted: Any, careless: bool, gentle: bool
+    home: Path, kills: int, whole: float, wanted: Any, careless: bool
 ) -> tuple[int, int, int, int, dict[int, int]]:
     """Kill until there were so many; runs, kills, lost runs, different runs, exit codes."""
     rng = random.Random(0)
@@ -145,9 +169,7 @@ def campaign(
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 time.sleep(0.001)
             if not ended:
-                os.kill(
-                    pid, rng.choice([signal.SIGTERM, signal.SIGINT]) if gentle else signal.SIGKILL
-                )
+                os.kill(pid, signal.SIGKILL)
                 _, status = os.waitpid(pid, 0)
                 done += 1
             code = os.waitstatus_to_exitcode(status)
@@ -155,7 +177,7 @@ def campaign(
             if code == 0:
                 different += outcome(out) != wanted
                 break
-            if code not in (-9, 130, 143):
+            if code != -9:
                 lost += 1
                 break
         shutil.rmtree(out, ignore_errors=True)

@@ -6,11 +6,16 @@
 
 All have the same architecture and 5 classes, and are run in turn, each in a fresh process. Weights are
 random unless --run names trained ones (random ones make many close calls, which bf16 settles in fp32).
-Throughput counts from the loaded model to the last answer written, file names in, top-1 out:
+Throughput counts from the loaded model to the last answer written, file names in, top-1 out, in wall
+time and in CPU time of the process and its workers (the fairer measure on a machine that does other
+things too; with two busy cores, images per CPU second times two):
 
     vitft         `Predictor.answers` and `Rows`, as the command runs them
     timm          the loop of its inference.py: create_dataset, create_loader, autocast, softmax, topk
     transformers  pipeline("image-classification") on a list of paths, batched
+    int8          what `vitft export --int8` writes, in onnxruntime, read and viewed by our workers
+
+timm and transformers compute in fp32 unless told otherwise, so bf16 is compared with both.
 
 `cold` is the wall time of a whole process for one image; `load` builds the model from its file in a
 process in which everything is imported. Ratios are of medians; the range over repeats is beside them.
@@ -19,6 +24,7 @@ process in which everything is imported. Ratios are of medians; the range over r
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -30,11 +36,12 @@ from pathlib import Path
 from typing import Any
 
 CLASSES = 5
+TOOLS = ("vitft", "timm", "transformers")
 BATCH = {"timm": 64, "transformers": 16}
 """Images per batch: the fastest of 16, 32 and 64 for each in a first try."""
 
 
-def prepare(home: Path, model: str, run: str | None) -> None:
+def prepare(home: Path, model: str, run: str | None, *, int8: bool) -> None:
     """One file for each tool, with the same weights for timm and for us."""
     import torch
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
@@ -66,6 +73,12 @@ def prepare(home: Path, model: str, run: str | None) -> None:
     ViTImageProcessor(
         size={"height": config.image_size[0], "width": config.image_size[1]}
     ).save_pretrained(home / "transformers")
+    if int8:
+        from vitft.export.int8 import write_int8
+        from vitft.export.trained import load_trained
+
+        (home / "int8").mkdir()
+        write_int8(load_trained(str(home)), home / "int8", takes_bytes=True)
 
 
 def photos(data: Path, count: int) -> list[str]:
@@ -82,23 +95,67 @@ def photos(data: Path, count: int) -> list[str]:
 # ---- throughput, in a child process
 
 
-def ours(home: Path, folder: Path, precision: str) -> tuple[float, int]:
+class Stopwatch:
+    """Wall and CPU seconds, of children that have ended too, since it was made."""
+
+    def __init__(self) -> None:
+        self.begun = self.now()
+
+    def now(self) -> tuple[float, float]:
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return time.perf_counter(), sum(each.ru_utime + each.ru_stime for each in used)
+
+    def passed(self) -> tuple[float, float]:
+        (wall, cpu), (wall_0, cpu_0) = self.now(), self.begun
+        return wall - wall_0, cpu - cpu_0
+
+
+Measured = tuple[tuple[float, float], int]
+"""Wall and CPU seconds, and the number of answers."""
+
+
+def ours(home: Path, folder: Path, precision: str) -> Measured:
     from vitft.answering import Judge
     from vitft.predict import Predictor
     from vitft.rows import Rows
     from vitft.sources import sources
 
-    predictor = Predictor.from_run(str(home), device="cpu", precision=precision)
+    predictor = Predictor.from_run(
+        str(home), device="cpu", precision="bf16" if precision == "bf16" else "fp32"
+    )
+    through = in_onnxruntime(home, predictor) if precision == "int8" else predictor
     with (home / f"rows-{precision}.jsonl").open("w") as file:
         rows = Rows("jsonl", 1, lambda line: file.write(line + "\n"))
-        begin = time.perf_counter()
-        for p in predictor.answers(sources([str(folder)]), Judge(classes=predictor.classes)):
+        watch = Stopwatch()
+        judge = Judge(classes=predictor.classes)
+        for p in predictor.answers(sources([str(folder)]), judge, through=through):
             rows.add(p.path, p.classes, p.probabilities, p.error, p.notes)
         rows.close()
-    return time.perf_counter() - begin, rows.count
+    return watch.passed(), rows.count
 
 
-def timm_s(home: Path, folder: Path, precision: str, model: str) -> tuple[float, int]:
+def in_onnxruntime(home: Path, predictor: Any) -> Any:
+    """The predictor as an engine whose scores come from the graph of 8 bits, one core a worker."""
+    import numpy as np
+    import onnxruntime
+
+    from vitft.answering import Mirrored, Scores
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        home / "int8" / "model.onnx", options, providers=["CPUExecutionProvider"]
+    )
+
+    class Int8(Mirrored):  # passes everything else through
+        def scores(self, views: Any) -> Scores:
+            logits = session.run(["logits"], {"pixels": views})[0]
+            return Scores(logits, np.empty((len(views), 0), np.float32))
+
+    return Int8(predictor)
+
+
+def timm_s(home: Path, folder: Path, precision: str, model: str) -> Measured:
     import timm
     import torch
     from timm.data import create_dataset, create_loader, resolve_data_config
@@ -107,7 +164,7 @@ def timm_s(home: Path, folder: Path, precision: str, model: str) -> tuple[float,
         model, num_classes=CLASSES, checkpoint_path=str(home / "timm.pth")
     ).eval()
     config = resolve_data_config({}, model=net)
-    begin = time.perf_counter()
+    watch = Stopwatch()
     dataset = create_dataset(root=str(folder), name="", split="validation", class_map="")
     loader = create_loader(
         dataset, batch_size=BATCH["timm"], use_prefetcher=False, num_workers=2,
@@ -126,10 +183,10 @@ def timm_s(home: Path, folder: Path, precision: str, model: str) -> tuple[float,
         for name, answer in zip(dataset.filenames(), answers, strict=True)
     ]
     (home / "timm.jsonl").write_text("\n".join(lines))
-    return time.perf_counter() - begin, len(lines)
+    return watch.passed(), len(lines)
 
 
-def transformers_s(home: Path, folder: Path, precision: str) -> tuple[float, int]:
+def transformers_s(home: Path, folder: Path, precision: str) -> Measured:
     import torch
     from transformers import pipeline
 
@@ -137,23 +194,23 @@ def transformers_s(home: Path, folder: Path, precision: str) -> tuple[float, int
     classify = pipeline(
         "image-classification", str(home / "transformers"), dtype=dtype, device="cpu"
     )
-    begin = time.perf_counter()
+    watch = Stopwatch()
     paths = sorted(str(path) for path in folder.rglob("*.jpg"))
     found = classify(paths, batch_size=BATCH["transformers"], num_workers=2, top_k=1)
     lines = [json.dumps([path, answer]) for path, answer in zip(paths, found, strict=True)]
     (home / "transformers.jsonl").write_text("\n".join(lines))
-    return time.perf_counter() - begin, len(lines)
+    return watch.passed(), len(lines)
 
 
 def child(args: argparse.Namespace) -> None:
     home, folder = Path(args.home), Path(args.folder)
     if args.tool == "vitft":
-        seconds, count = ours(home, folder, args.precision)
+        measured = ours(home, folder, args.precision)
     elif args.tool == "timm":
-        seconds, count = timm_s(home, folder, args.precision, args.model)
+        measured = timm_s(home, folder, args.precision, args.model)
     else:
-        seconds, count = transformers_s(home, folder, args.precision)
-    print(json.dumps([seconds, count]))
+        measured = transformers_s(home, folder, args.precision)
+    print(json.dumps(measured))
 
 
 def throughput(args: argparse.Namespace, home: Path) -> None:
@@ -161,10 +218,13 @@ def throughput(args: argparse.Namespace, home: Path) -> None:
     folder.mkdir(parents=True)
     for i, path in enumerate(photos(args.data, args.images)):
         (folder / f"{i:06}.jpg").symlink_to(Path(path).resolve())
-    speeds: dict[tuple[str, str], list[float]] = {}
     kinds = [
-        (tool, dtype) for dtype in args.precisions for tool in ("vitft", "timm", "transformers")
+        (tool, dtype)
+        for dtype in args.precisions
+        for tool in (TOOLS if dtype != "int8" else TOOLS[:1])
     ]
+    walls: dict[tuple[str, str], list[float]] = {kind: [] for kind in kinds}
+    cpus: dict[tuple[str, str], list[float]] = {kind: [] for kind in kinds}
     for _ in range(args.repeats):
         for tool, dtype in kinds:
             command = [sys.executable, "-W", "ignore", "-m", "benchmarks.predict", "child", "--tool", tool,
@@ -173,27 +233,33 @@ def throughput(args: argparse.Namespace, home: Path) -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 sys.exit(done.stderr[-3000:])
-            seconds, count = json.loads(done.stdout.splitlines()[-1])
+            (wall, cpu), count = json.loads(done.stdout.splitlines()[-1])
             assert count == args.images, (tool, count)
-            speeds.setdefault((tool, dtype), []).append(count / seconds)
-            print(f"  {tool:12} {dtype}  {count / seconds:7.1f} images/s", flush=True)
-    show("images/s", speeds)
-    for dtype in args.precisions:
-        best = max(statistics.median(speeds[tool, dtype]) for tool in ("timm", "transformers"))
-        print(
-            f"vitft {dtype} / the better peer in {dtype}: {statistics.median(speeds['vitft', dtype]) / best:.2f}"
-        )
-    if {"fp32", "bf16"} <= {*args.precisions}:
-        best32 = max(statistics.median(speeds[tool, "fp32"]) for tool in ("timm", "transformers"))
-        print(
-            f"vitft bf16 / the better peer in fp32: {statistics.median(speeds['vitft', 'bf16']) / best32:.2f}"
-        )
-        answers = [
-            [json.loads(line)["classes"][0] for line in (home / f"rows-{d}.jsonl").open()]
-            for d in ("fp32", "bf16")
-        ]
-        same = sum(a["class"] == b["class"] for a, b in zip(*answers, strict=True))
-        print(f"bf16 names the class of fp32 in {same} of {len(answers[0])} images")
+            walls[tool, dtype].append(count / wall)
+            cpus[tool, dtype].append(count / cpu)
+            print(f"  {tool:12} {dtype}  {count / wall:7.1f} images/s  {1000 * cpu / count:6.1f} ms of CPU per image",
+                  flush=True)  # fmt: skip
+    show("images/s", walls)
+    show("images per CPU second", cpus)
+    for mine, theirs in (("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp32"), ("int8", "bf16")):
+        if {mine, theirs} <= {*args.precisions}:
+            for unit, found in (("wall", walls), ("CPU", cpus)):
+                best = max(statistics.median(found[tool, theirs]) for tool in TOOLS[1:])
+                ratio = statistics.median(found["vitft", mine]) / best
+                print(f"vitft {mine} / the better peer in {theirs}, by {unit} time: {ratio:.2f}")
+    if "fp32" in args.precisions:
+        for dtype in ("bf16", "int8"):
+            if dtype in args.precisions:
+                tell_agreement(home, dtype)
+
+
+def tell_agreement(home: Path, dtype: str) -> None:
+    answers = [
+        [json.loads(line)["classes"][0] for line in (home / f"rows-{d}.jsonl").open()]
+        for d in ("fp32", dtype)
+    ]
+    same = sum(a["class"] == b["class"] for a, b in zip(*answers, strict=True))
+    print(f"{dtype} names the class of fp32 in {same} of {len(answers[0])} images")
 
 
 def show(unit: str, values: dict[Any, list[float]]) -> None:
@@ -326,14 +392,14 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--run", help="a trained run of 5 classes and of --model, for its weights")
     parser.add_argument("--repeats", type=int)
-    parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
+    parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"], help="fp32 bf16 int8")
     for name in ("--tool", "--precision", "--home", "--folder"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.what == "child":
         return child(args)
     if args.what == "prepare":
-        return prepare(Path(args.home), args.model, args.run)
+        return prepare(Path(args.home), args.model, args.run, int8="int8" in args.precisions)
     if args.data is None and args.what != "load":
         parser.error("--data DIR: a folder of photos")
     args.model = args.model or (
@@ -345,7 +411,15 @@ def main() -> None:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.predict", "prepare"]
         command += ["--run", args.run] if args.run else []
         subprocess.run(
-            [*command, "--home", temporary, "--model", args.model],
+            [
+                *command,
+                "--home",
+                temporary,
+                "--model",
+                args.model,
+                "--precisions",
+                *args.precisions,
+            ],
             check=True,
             stderr=subprocess.DEVNULL,
         )

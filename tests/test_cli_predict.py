@@ -264,7 +264,9 @@ def test_the_mirror_image_is_asked_too(
         assert first == pytest.approx(second, abs=2e-6)
 
 
-def test_pictures_show_where_the_model_looked(photos: list[str]) -> None:
+def test_pictures_show_where_the_model_looked(
+    photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert predict(*photos[:2], "gone.jpg", photos[2], "--explain", "seen") == 3
 
     names = sorted(p.name for p in Path("seen").iterdir())
@@ -272,6 +274,7 @@ def test_pictures_show_where_the_model_looked(photos: list[str]) -> None:
     with Image.open("seen/000001-00.png") as picture:
         assert picture.size == (16, 16)
     assert predict(photos[0], "--explain", "seen") == 5  # nothing is overwritten
+    assert "fix: choose another --explain" in capsys.readouterr().err
 
 
 WRONG = [

@@ -66,7 +66,7 @@ def test_settings_written_as_toml_read_back_equal() -> None:
         pytest.param("weights.allow_pickle=maybe", "weights.allow_pickle is 'maybe'", id="maybe"),
         pytest.param("optim.lrate=1", "optim.lrate is no setting", id="unknown key"),
         pytest.param("lr=1", "lr is no setting", id="key without a section"),
-        pytest.param("model.depth=1", "model is no setting", id="unknown section"),
+        pytest.param("shape.depth=1", "shape is no setting", id="unknown section"),
     ],
 )
 def test_an_impossible_setting_is_named_with_what_is_possible(setting: str, message: str) -> None:
@@ -119,7 +119,7 @@ def test_a_broken_recipe_names_the_place(tmp_path: Path, content: bytes, message
 
 
 def test_an_unknown_recipe_lists_those_there_are() -> None:
-    with pytest.raises(UsageError, match="recipes: demo, "):
+    with pytest.raises(UsageError, match=r"recipes: .*demo, "):
         read_recipe("nonsense")
 
 

@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 
 from tests.export_run import make_run, tiny
 from vitft.backbone import TimmConfig
@@ -19,13 +20,16 @@ from vitft.data.images import open_image
 from vitft.errors import RunError, UsageError
 from vitft.export import Exported, export_run, export_safetensors, job, plan
 from vitft.export.compare import Compared, check
+from vitft.export.graph import OPSET
 from vitft.export.job import Format
 from vitft.export.native import open_native, write_native
 from vitft.export.plan import FORMATS, plan_export
-from vitft.export.trained import load_trained, samples
+from vitft.export.resize import view_difference
+from vitft.export.trained import Sample, load_trained, samples
 from vitft.files import whole_folder
 from vitft.predict import Predictor
 from vitft.pretrained import load_pretrained
+from vitft.transforms import EvalTransform
 
 HOSTILE = ("=1+1;\u202e\x1b[31m\"'", "a|b`*_<b>x</b>\n# c", "ünïcødé 🌷 {{x}} --- ")
 """Class names that mean something in Markdown, YAML, HTML, a terminal."""
@@ -164,6 +168,82 @@ def test_a_graph_with_preprocessing_takes_bytes(run: Path, tmp_path: Path) -> No
     theirs = stranger(code, str(tmp_path / "x" / "onnx" / "model.onnx"))
     ours = Predictor.from_run(str(run), device="cpu").logits(np.zeros((3, 16, 16, 3), np.uint8))
     np.testing.assert_allclose(theirs, ours.numpy(), atol=1e-5)
+
+
+def test_a_graph_with_resize_takes_images_of_any_size_in_a_process_without_vitft(
+    run: Path, tmp_path: Path
+) -> None:
+    import onnx
+
+    order = plan_export(["onnx"], str(tmp_path / "x"), with_resize=True)
+
+    done = export_run(str(run), order)
+
+    assert "grey levels of 255" in done.notes[-1]
+    graph = onnx.load(done.folder / "model.onnx")
+    assert [(o.domain, o.version) for o in graph.opset_import] == [("", 18)]
+    assert [entry.key for entry in graph.metadata_props] == ["vitft"]
+    code = (
+        "import json, sys, numpy, onnxruntime\n"
+        "from PIL import Image\n"
+        "session = onnxruntime.InferenceSession(sys.argv[1])\n"
+        "images = [numpy.asarray(Image.open(p).convert('RGB'))[None] for p in sys.argv[2:]]\n"
+        "print(json.dumps([session.run(None, {'image': i})[0][0].tolist() for i in images]))"
+    )
+    paths = photos(run)
+    theirs = stranger(code, str(tmp_path / "x" / "model.onnx"), *map(str, paths))
+    predictor = Predictor.from_run(str(run), device="cpu")
+    views = np.stack([predictor.transform.pixels(open_image(path)) for path in paths])
+    ours = predictor.logits(views).numpy()
+    np.testing.assert_allclose(theirs, ours, atol=0.01 * np.abs(ours).max())
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_the_resize_of_a_graph_is_pillows_to_two_grey_levels(
+    interpolation: Literal["bilinear", "bicubic"],
+) -> None:
+    transform = EvalTransform(image_size=(24, 24), interpolation=interpolation)
+    random = np.random.default_rng(0)
+    shapes = [(24, 24), (30, 47), (47, 30), (200, 120), (9, 12), (26, 26), (25, 48)]
+    noise = [random.integers(0, 256, (*shape, 3), np.uint8) for shape in shapes]
+
+    found = view_difference(transform, [Sample(Image.fromarray(n), -1) for n in noise], OPSET)
+
+    assert found.levels <= 2
+    assert found.share < 0.02
+
+
+def test_a_graph_that_resizes_otherwise_is_refused() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (60, 60, 3), np.uint8)
+
+    class Sharper(EvalTransform):
+        def pixels(self, image: Image.Image) -> Any:
+            return EvalTransform(image_size=(24, 24), interpolation="bicubic").pixels(image)
+
+    other = Sharper(image_size=(24, 24), interpolation="bilinear")
+
+    with pytest.raises(RunError, match="resizes otherwise than Pillow"):
+        view_difference(other, [Sample(Image.fromarray(noise), -1)], OPSET)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        pytest.param({"interpolation": "lanczos"}, "no antialiased lanczos", id="lanczos"),
+        pytest.param({"fit": "squash"}, "another order", id="squashed"),
+        pytest.param({"image_size": (8, 12)}, "8x12", id="not square"),
+    ],
+)
+def test_a_resize_that_no_graph_can_say_is_refused(
+    tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    size = fields.pop("image_size", (16, 16))
+    kept = make_run(tmp_path, config=tiny(3, image_size=size), **fields)
+
+    with pytest.raises(RunError, match=f"--onnx cannot hold this model exactly.*{reason}"):
+        export_run(str(kept), plan_export(["onnx"], str(tmp_path / "x"), with_resize=True))
+
+    assert not (tmp_path / "x").exists()
 
 
 # one format ---------------------------------------------------------------------------------------
@@ -411,6 +491,8 @@ WRONG = [
     (["export"], 2, "no format given"),
     (["export", "--timm", "--with-preprocessing"], 2, "concerns graphs only"),
     (["export", "--onnx", "--images", "0"], 2, "--images is 0"),
+    (["export", "--onnx", "--int8", "--with-resize"], 2, "concerns one ONNX graph"),
+    (["export", "--timm", "--with-resize"], 2, "concerns one ONNX graph"),
     (["export", "--onnx", "--private"], 2, "concern a push"),
     (["export", "--timm", "--push-to-hub", "flowers"], 2, "names no repository"),
     (["export", "--timm", "--push-to-hub", "me/../x"], 2, "names no repository"),

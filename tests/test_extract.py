@@ -216,3 +216,26 @@ def test_a_pass_killed_anywhere_goes_on_with_identical_rows(
     assert resumed.computed <= 30
     ours, theirs = (e.rows(sha, plain(TRANSFORM)) for e in (resumed, undisturbed))
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+def test_exact_pixels_are_those_of_the_documented_view_in_bf16_too(
+    tiny_vit: VisionTransformer, tmp_path: Path
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 50, 3)).astype(np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.jpg", quality=95)
+    prefix, view = cut_model(tiny_vit, "head").prefix, plain(TRANSFORM)
+    assert prefix is not None
+    fast, exact = (
+        Extractor(prefix, folder=tmp_path / "c", precision="bf16", max_pixels=10**6, exact=exact)
+        for exact in (False, True)
+    )
+
+    looked = exact.look(str(tmp_path), File("noise.jpg", 0), view, exact.store(view))
+
+    data = (tmp_path / "noise.jpg").read_bytes()
+    assert fast.quick_view(data, view) is not None
+    assert exact.quick_view(data, view) is None
+    assert looked.pixels is not None
+    with Image.open(tmp_path / "noise.jpg") as image:
+        assert np.array_equal(looked.pixels, TRANSFORM.pixels(image.convert("RGB")))
+    assert fast.store(view).folder != exact.store(view).folder  # not mistaken for one another

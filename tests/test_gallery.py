@@ -25,7 +25,7 @@ def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, M
     """A run on a folder of which the first `wrong` validation images were missed."""
     manifest = split(check_images(scan(folder)), DataSpec(path=str(folder)))
     run = RunDir(tmp_path / "run")
-    run.path.mkdir()
+    run.path.mkdir(parents=True)
     manifest.write(run.split)
     write_class_indices(run.class_indices, manifest.classes)
     logits = np.zeros((len(manifest.val), 3), np.float32)
@@ -146,3 +146,24 @@ def test_every_shape_becomes_a_small_picture(size: tuple[int, int]) -> None:
     with Image.open(io.BytesIO(jpeg(Image.new("RGB", size))), formats=["JPEG"]) as image:
         assert max(image.size) == min(SIDE, max(size))
         assert min(image.size) >= 1
+
+
+def test_the_attention_in_bf16_is_nearly_that_of_float32(
+    tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
+) -> None:
+    """Both are of the class that was answered, even where another would be a hair more likely."""
+    torch.manual_seed(0)
+    assert isinstance(tiny_vit.head, torch.nn.Linear)
+    torch.nn.init.normal_(tiny_vit.head.weight)
+    pictures = {}
+    for precision in ("fp32", "bf16"):
+        run, manifest = finished(tmp_path / precision, image_folder)
+
+        write_gallery(run, manifest, tiny_vit, TRANSFORM, max_pixels=10**6, precision=precision)
+
+        files = sorted((run.path / "thumbs").glob("*-attention.jpg"))
+        pictures[precision] = [np.asarray(Image.open(file), np.float32) for file in files]
+    exact, fast = (np.stack(some) for some in pictures.values())
+    assert len(exact) == 3
+    assert np.abs(exact - fast).mean() < 2  # grey levels
+    assert next(tiny_vit.parameters()).dtype == torch.float32

@@ -224,6 +224,17 @@ def test_the_average_follows_and_is_only_lent_to_the_model() -> None:
     assert not torch.equal(training.average["head.weight"], own)
 
 
+def test_what_is_saved_while_the_average_is_lent_are_the_weights_that_train() -> None:
+    training = run(Noisy(), spec=FULL)
+    before, _ = training.state()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+
+    with training.averaged():
+        lent, _ = training.state()
+
+    assert all(torch.equal(lent[name], before[name]) for name in before)
+
+
 def test_a_constant_schedule_stays_at_its_peak() -> None:
     steps: list[Step] = []
     spec = OptimSpec(solver="sgd", lr=1.0, epochs=2, warmup=0.25, schedule="constant")

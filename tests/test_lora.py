@@ -1,6 +1,7 @@
 """Low-rank adaptation."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,16 @@ import torch
 
 from tests.test_stages import few, outcome, resumed, start, stop_after  # noqa: F401 - a fixture
 from tests.test_train import run_it
-from vitft.checkpoint import load_checkpoint
+from vitft.backbone import TimmConfig, TimmModel
+from vitft.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
 from vitft.config import TrainSpec
 from vitft.errors import UsageError
 from vitft.features import Whole
 from vitft.lora import adapters, add_adapters, fold_adapters
-from vitft.model import VisionTransformer
+from vitft.model import VisionTransformer, ViTConfig
 from vitft.optim import freeze_model
+from vitft.pretrained import load_pretrained
+from vitft.transforms import EvalTransform
 
 SPEC = TrainSpec(freeze="lora", lora_rank=4)
 PIXELS = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -94,3 +98,71 @@ def test_it_is_resumed_bit_for_bit(
         stopped = start(few, tiny_weights, tmp_path / "stopped", settings)
 
     assert outcome(resumed(stopped.run).run) == outcome(whole.run)
+
+
+@pytest.mark.parametrize("freeze", ["lora", "head,lora"])
+def test_the_adapter_by_itself_gives_peft_the_answers_of_the_run(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str
+) -> None:
+    from peft import PeftModel
+
+    done = run_it(
+        image_folder,
+        tiny_weights,
+        tmp_path / "run",
+        train={"freeze": freeze, "keep_adapter": True, "lora_rank": 4},
+        optim={"lr": 1e-2},
+    )
+
+    base, _ = load_pretrained(str(tiny_weights), num_classes=3)
+    with torch.no_grad():
+        base.head.weight.normal_()  # whatever was there
+        adapted = PeftModel.from_pretrained(base, str(done.run / "adapter")).eval()
+        state, card = load_checkpoint(done.run / "model.safetensors")
+        wanted = build_model(state, card.architecture)(PIXELS)
+        assert wanted.abs().max() > 0.1
+        torch.testing.assert_close(adapted(PIXELS), wanted, atol=1e-5, rtol=0)
+    assert sorted(p.name for p in (done.run / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+
+
+def test_timms_model_takes_the_adapter_too(
+    image_folder: Path, tmp_path: Path, tiny_config: ViTConfig
+) -> None:
+    import timm
+    from peft import PeftModel
+
+    shape: dict[str, Any] = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "num_heads": 2}
+    torch.manual_seed(0)
+    net = timm.models.VisionTransformer(**shape, depth=2, num_classes=0)
+    weights = tmp_path / "timm.safetensors"
+    card = Card(
+        architecture=replace(tiny_config, num_classes=0),
+        transform=EvalTransform(image_size=(16, 16)),
+    )
+    save_checkpoint(weights, net.state_dict(), card)
+    done = run_it(
+        image_folder, weights, tmp_path / "run", train={"freeze": "lora", "keep_adapter": True}
+    )
+
+    base = timm.models.VisionTransformer(**shape, depth=2, num_classes=3)
+    base.load_state_dict(net.state_dict(), strict=False)
+    adapted = PeftModel.from_pretrained(base, str(done.run / "adapter")).eval()
+    state, card = load_checkpoint(done.run / "model.safetensors")
+    with torch.no_grad():
+        wanted = build_model(state, card.architecture)(PIXELS)
+        torch.testing.assert_close(adapted(PIXELS), wanted, atol=1e-4, rtol=0)
+
+
+def test_an_adapter_is_kept_of_lora_alone() -> None:
+    with pytest.raises(UsageError, match=r"train\.keep_adapter is for train\.freeze lora only"):
+        TrainSpec(freeze="none", keep_adapter=True)
+
+
+def test_a_model_of_timm_has_no_adapter_of_its_own() -> None:
+    model = TimmModel(TimmConfig(timm="resnet10t", image_size=(32, 32), num_classes=3))
+
+    with pytest.raises(UsageError, match="--keep-adapter is for vitft's own ViTs"):
+        add_adapters(model, TrainSpec(freeze="lora", keep_adapter=True))

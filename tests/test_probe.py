@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from vitft import probe
 from vitft.probe import (
     PENALTIES,
     Scaling,
@@ -193,3 +194,32 @@ def test_copies_of_a_picture_are_held_out_together() -> None:
 
     assert torch.equal(held[: len(y)], held[len(y) :])
     assert max(tried.top1 for tried in solved.path) < 0.5  # a third is chance
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_features_too_many_to_copy_get_the_same_head(
+    balanced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = blobs()
+    usual = solve_head(x, y, classes=3, l2=0.03, balanced=balanced, seed=0)
+
+    monkeypatch.setattr(probe, "MANY", x.numel() - 1)
+    monkeypatch.setattr(probe, "CHUNK", 50)  # so that there are several parts, the last one smaller
+    before = x.clone()
+    streamed = solve_head(x, y, classes=3, l2=0.03, balanced=balanced, seed=0)
+
+    shares, wanted = ((x @ s.weight.T + s.bias).softmax(dim=-1) for s in (streamed, usual))
+    torch.testing.assert_close(shares, wanted, atol=1e-3, rtol=0)  # float32 against float64
+    assert torch.equal(x, before)  # it may be a file
+
+
+def test_neighbours_are_the_same_however_many_are_compared_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, y = blobs()
+    at_once = nearest_neighbours(x, y, x[:31] + 0.1, classes=3)
+
+    monkeypatch.setattr(probe, "ALIKE_NUMBERS", 2 * len(x))
+
+    one_by_one = nearest_neighbours(x, y, x[:31] + 0.1, classes=3)
+    torch.testing.assert_close(one_by_one, at_once, atol=1e-4, rtol=1e-4)

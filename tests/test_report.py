@@ -18,13 +18,12 @@ from vitft.cli import build_parser, main
 from vitft.cli_finetune import named_settings
 from vitft.config import from_table, merged, to_toml
 from vitft.errors import DataError, RunError, VitftError
-from vitft.report import palette, write_report
+from vitft.report import charts, palette, vector, write_report
 from vitft.report.advice import advise
 from vitft.report.overview import command_of
 from vitft.report.page import source
 from vitft.report.reading import Run, find_run, read_run
 from vitft.report.sections import epochs
-from vitft.report.vector import themed
 from vitft.report.words import listing
 
 ELEMENTS = {
@@ -479,23 +478,54 @@ def test_the_style_sheet_names_no_colour_outside_the_palette() -> None:
     assert not re.search(r"#[0-9a-fA-F]{3,8}\b(?=[;, )])|rgb|hsl|url\(|@import", text)
 
 
-def test_charts_carry_no_style_and_no_foreign_ids() -> None:
-    svg = (
-        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        'viewBox="0 0 9 9"><metadata>x</metadata><defs><style>*{}</style>'
-        '<path id="m1" d="M0 0"/></defs><g id="figure_1"><use xlink:href="#m1" '
-        'style="fill: #040404; stroke: #010101; stroke-width: 2"/>'
-        '<text style="font: 11px sans; text-anchor: middle">a &lt; b</text></g></svg>'
-    )
+def points_of(svg: str) -> list[tuple[float, float]]:
+    """The ends and corners of all lines of a chart."""
+    paths = re.findall(r'<path d="M ([^"A]+)"', svg)
+    pairs = [pair.split() for path in paths for pair in path.split(" L ")]
+    return [(float(x), float(y)) for x, y in pairs]
 
-    html = themed(svg, key="k", label='a "label"')
 
-    assert html == (
-        '<svg viewBox="0 0 9 9" class="chart" role="img" aria-label="a &quot;label&quot;"><defs>'
-        '<path d="M0 0" id="k-0"></path></defs><g><use href="#k-0" stroke-width="2" '
-        'class="f-accent s-ink"></use><text font-size="11" text-anchor="middle" class="f-ink">'
-        "a &lt; b</text></g></svg>"
-    )
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6], ids=str)
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_every_chart_stays_within_its_picture(scale: float, count: int) -> None:
+    xs, ys = list(range(1, count + 1)), [scale * (1 + i % 7) for i in range(count)]
+
+    drawn = [
+        charts.curves('a "label" <b>', [("one", "accent", xs, ys)], x="x", y="y"),
+        charts.penalties("p", xs, [0.5 + i / 100 for i in range(count)], best=1),
+        charts.learning("l", [(x, 0.9) for x in xs], beyond=(2 * count, 0.95)),
+    ]
+
+    for svg in drawn:
+        points = points_of(svg)
+        assert all(0 <= x <= vector.WIDTH and 0 <= y <= vector.HEIGHT for x, y in points)
+        assert svg.count("</text>") >= 4  # two titles, and a value along each axis
+        assert "style" not in svg
+    assert 'aria-label="a &quot;label&quot; &lt;b&gt;"' in drawn[0]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "integer", "ticks"),
+    [
+        pytest.param(0.884, 0.951, False, [0.9, 0.92, 0.94], id="shares"),
+        pytest.param(0.9, 12.1, True, [2, 4, 6, 8, 10, 12], id="epochs"),
+        pytest.param(0.95, 2.05, True, [1, 2], id="two epochs"),
+        pytest.param(-0.1, 0.1, False, [-0.1, -0.05, 0, 0.05, 0.1], id="around zero"),
+        pytest.param(2.4e-6, 2.6e-6, False, [2.4e-6, 2.45e-6, 2.5e-6, 2.55e-6, 2.6e-6], id="small"),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, integer: bool, ticks: list[float]) -> None:
+    assert vector.round_ticks(low, high, integer=integer) == pytest.approx(ticks)
+
+
+def test_a_label_that_would_touch_the_one_before_is_left_out() -> None:
+    penalties = [10.0**-k for k in range(5)] + [3 * 10.0**-k for k in range(1, 5)]
+
+    svg = charts.penalties("p", penalties, [0.9] * 9, best=1.0)
+
+    shown = [float(t) for t in re.findall(r'text-anchor="middle" class="f-ink">([\d.e-]+)<', svg)]
+    assert 0.0001 in shown
+    assert 0.0003 not in shown
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from vitft.errors import UsageError
 from vitft.model import VisionTransformer
 from vitft.serve.access import access_for
 from vitft.serve.forms import FormError, Upload, read_form
-from vitft.serve.limits import Limits
+from vitft.serve.limits import TURN_SECONDS, Limits
 from vitft.serve.page import build_page
 from vitft.serve.server import listen
 from vitft.serve.upload import Memory
@@ -163,6 +163,18 @@ def test_connections_beyond_the_limit_are_sent_away(
 
     assert told(answer) == (503, "too many connections; try again")
     assert b"retry-after: 1" in answer
+
+
+def test_threads_take_short_turns_as_long_as_the_server_runs() -> None:
+    usual = sys.getswitchinterval()
+
+    with serving(make_predictor()) as client:
+        client.ask("GET", "/healthz")
+        meanwhile = sys.getswitchinterval()
+
+    assert meanwhile == pytest.approx(TURN_SECONDS)
+    assert usual == pytest.approx(sys.getswitchinterval())
+    assert usual > TURN_SECONDS
 
 
 def test_uploads_share_a_limit_of_memory_and_give_it_back() -> None:

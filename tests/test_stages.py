@@ -15,7 +15,7 @@ from vitft.checkpoint import load_checkpoint
 from vitft.cli import main
 from vitft.config import from_table, read_toml
 from vitft.errors import LockedError, RunError
-from vitft.loop import Step, logits_of
+from vitft.loop import Step, Training, logits_of
 from vitft.rundir import RunDir, locked
 from vitft.stages import Stage
 from vitft.train import Result, finetune
@@ -146,6 +146,48 @@ def test_a_stop_during_validation_is_taken_up_before_the_validation(
     again = resumed(stopped.run)
 
     assert (stopped.status, stopped.exit_code, stopped.figures) == ("interrupted", 130, {})
+    assert outcome(again.run) == outcome(whole.run)
+
+
+def test_a_second_signal_in_the_middle_of_a_step_saves_nothing_half_done(
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
+    monkeypatch.setattr(stages, "SAVE_S", 0.0)
+    monkeypatch.setattr(stages, "SAVE_SHARE", 1e9)
+    original = Training.remember
+
+    def impatient(training: Training) -> None:
+        original(training)  # weights and average have moved, the step is not counted yet
+        if training.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "remember", impatient)
+        stopped = start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
+    again = resumed(stopped.run)
+
+    assert stopped.exit_code == 130
+    assert outcome(again.run) == outcome(whole.run)
+
+
+def test_a_run_is_called_finished_when_its_last_file_is_there(
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = KINDS["a head on crops"]
+    whole = start(few, tiny_weights, tmp_path / "whole", settings)
+
+    def late(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vitft.train.write_gallery", late)
+        stopped = start(few, tiny_weights, tmp_path / "stopped", settings)
+    again = resumed(stopped.run)
+
+    assert (stopped.status, stopped.exit_code) == ("terminated", 143)
+    assert again.status == "finished"
     assert outcome(again.run) == outcome(whole.run)
 
 

@@ -2,12 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
+from vitft.cli import main
 from vitft.errors import Stopped
-from vitft.stopping import Stopper
+from vitft.stopping import Stopper, at_once
 
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143, "SIGHUP": 143}
 
@@ -96,3 +99,91 @@ def test_in_another_thread_nothing_is_touched() -> None:
     thread.join()
 
     assert results == [before]
+
+
+def test_what_a_library_makes_of_a_signal_is_still_a_signal() -> None:
+    def load() -> None:
+        try:
+            send("SIGTERM")
+        except BaseException as error:  # as safetensors does
+            raise ValueError("damaged file") from error
+
+    with pytest.raises(Stopped) as caught, Stopper():
+        load()
+
+    assert caught.value.exit_code == 143
+
+
+def test_something_short_is_done_before_a_signal_counts() -> None:
+    done = []
+    with Stopper() as stopper, pytest.raises(Stopped) as caught:  # noqa: PT012
+        with stopper.held():
+            send("SIGTERM")
+            done.append("the rest of it")
+        done.append("never")
+
+    assert done == ["the rest of it"]
+    assert caught.value.exit_code == 143
+
+
+def test_several_processes_stop_at_an_end_that_they_agree_on() -> None:
+    asked: list[int] = []
+
+    def agree(wish: int) -> int:
+        asked.append(wish)
+        return wish
+
+    with Stopper() as stopper, pytest.raises(Stopped):  # noqa: PT012
+        stopper.agree = agree
+        with stopper.patient(when=True):
+            send("SIGTERM")  # between two steps
+            assert asked == []
+
+    assert asked == [144]
+
+
+def test_a_call_that_never_looks_at_signals_is_left_to_the_system() -> None:
+    with Stopper():
+        own = signal.getsignal(signal.SIGTERM)
+        with at_once():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) == own
+
+
+WHILE_IMPORTING = """
+import os, signal, sys
+from vitft.__main__ import run
+
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "vitft.cli":
+            os.kill(os.getpid(), signal.{name})
+
+sys.meta_path.insert(0, Finder())
+run()
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_while_the_command_is_imported_ends_it_without_a_traceback(
+    name: str, code: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WHILE_IMPORTING.format(name=name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (code, "vitft: interrupted\n")
+
+
+def test_every_verb_ends_a_signal_with_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vitft.cli_cache.list_command", lambda _: send("SIGTERM"))
+
+    code = main(["cache", "list"])
+
+    assert code == 143
+    assert capsys.readouterr().err == "vitft: interrupted\n"

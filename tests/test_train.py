@@ -291,3 +291,13 @@ def test_ctrl_c_leaves_a_whole_run_directory(
     assert not (done.run.parent / "latest").exists()
     if has_model:
         load_checkpoint(done.run / "model.safetensors")
+
+
+def test_the_memory_that_a_run_needed_is_told_and_kept(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_it(image_folder, tiny_weights, tmp_path / "run")
+
+    peak = json.loads((done.run / "environment.json").read_text())["peak_memory_mib"]["resident"]
+    assert 50 < peak < 100_000  # Python with torch alone holds more than 50
+    assert f"peak memory: {peak:,} MiB resident" in capsys.readouterr().err

@@ -105,12 +105,13 @@ def judge(
     from vitft.extract import plain
     from vitft.features import cut_model
     from vitft.optim import freeze_model
+    from vitft.scratch import load_weights
     from vitft.suspects import out_of_fold, posteriors, suspects_in
-    from vitft.train import load_weights, make_extractor
+    from vitft.train import make_extractor
 
     pictures = {file.sha256: file for file in reversed(good)}  # each once: the first of its files
     once = [file for file in good if pictures[file.sha256] is file]
-    model, report = load_weights(config, num_classes=len(folder.classes))
+    model, report = load_weights(config, folder)
     freeze_model(model, "head")
     device = pick_device(config.train.device)
     cut = cut_model(model.to(device), "head")

@@ -15,15 +15,19 @@ from typing import Any, NoReturn
 from vitft import console
 from vitft.cli_cache import add_cache
 from vitft.cli_check import add_check
+from vitft.cli_data import add_data
 from vitft.cli_evaluate import add_evaluate
 from vitft.cli_explain import add_explain
 from vitft.cli_export import add_export
 from vitft.cli_finetune import add_finetune
 from vitft.cli_predict import add_predict
+from vitft.cli_recipes import add_recipes
 from vitft.cli_report import add_compare, add_report
 from vitft.cli_serve import add_serve
+from vitft.cli_study import add_study
 from vitft.cli_weights import add_weights
 from vitft.errors import UsageError, VitftError
+from vitft.stopping import Stopper
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     try:
         args = build_parser().parse_args([a for a in arguments if a != "--debug"])
-        with console.quiet_pipe():
+        with Stopper(), console.quiet_pipe():  # every verb may be stopped, and cleans up
             return args.command(args)
     except VitftError as error:
         if debug:
@@ -86,15 +90,18 @@ def build_parser() -> Parser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     add_finetune(verbs)
     add_check(verbs)
+    add_data(verbs)
     add_predict(verbs)
     add_explain(verbs)
     add_evaluate(verbs)
     add_export(verbs)
     add_serve(verbs)
     add_weights(verbs)
+    add_recipes(verbs)
     add_cache(verbs)
     add_report(verbs)
     add_compare(verbs)
+    add_study(verbs)
     add_demo(verbs)
     return parser
 

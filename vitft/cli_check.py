@@ -41,11 +41,13 @@ def check_command(args: argparse.Namespace) -> int:
     """Look, say what was found, and put the proposals beside it."""
     from vitft.check import check_folder, config_of
     from vitft.config import Config
+    from vitft.data.arrays import find_arrays, whereabouts
     from vitft.data.fixes import write_fixes
     from vitft.data.folder import check_is_folder
 
-    root = Path(args.data).expanduser()
-    check_is_folder(root)
+    root = whereabouts(args.data)
+    if find_arrays(root) is None:
+        check_is_folder(root)
     place = place_for_fixes(Path(args.out).expanduser(), root)
     config, split = config_of(args.run) if args.run else (Config(), None)
     if args.weights:

@@ -53,10 +53,11 @@ def add_evaluate(verbs: "argparse._SubParsersAction[Parser]") -> None:
 
 def evaluate_command(args: argparse.Namespace) -> int:
     """Figures to stdout, remarks to stderr; exit code 3 if any image could not be read."""
+    from vitft.data.arrays import whereabouts
     from vitft.data.labelled import find_labelled
     from vitft.rundir import create_run, find_model
 
-    data = find_labelled(Path(args.data).expanduser(), subset=args.subset)
+    data = find_labelled(whereabouts(args.data), subset=args.subset)
     find_model(args.run)
     out = planned(args.out, Path(data.root))
     for text in data.notes:

@@ -111,7 +111,7 @@ def check_request(args: argparse.Namespace) -> Method:
     )
 
 
-def plan_out(out: str | None) -> Path:
+def plan_out(out: str | None, option: str = "--out") -> Path:
     """Where the pictures go: the folder named, or the first free one of explained, explained-2 ...
 
     Raises:
@@ -119,7 +119,8 @@ def plan_out(out: str | None) -> Path:
     """
     from vitft.rundir import free_name, plan_run
 
-    return plan_run(out if out is not None else str(free_name(Path("explained"))), "")
+    place = out if out is not None else str(free_name(Path("explained")))
+    return plan_run(place, "", option=option)
 
 
 def draw_images(

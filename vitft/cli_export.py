@@ -28,6 +28,9 @@ def add_export(verbs: "Verbs[Any]") -> None:
         "--with-preprocessing", action="store_true", help="graphs take bytes and normalise inside"
     )
     parser.add_argument(
+        "--with-resize", action="store_true", help="the ONNX graph takes images of any size"
+    )
+    parser.add_argument(
         "--images",
         type=int,
         default=COMPARED,
@@ -49,6 +52,7 @@ def export_command(args: argparse.Namespace) -> int:
         args.formats or (["timm"] if args.push_to_hub else []),
         args.out,
         with_preprocessing=args.with_preprocessing,
+        with_resize=args.with_resize,
         images=args.images,
         repo=args.push_to_hub,
         private=args.private,

@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,35 @@ from vitft.errors import UsageError
 
 Verbs = argparse._SubParsersAction  # the type argparse gives no public name
 
+
+class Joined(argparse.Action):
+    """An option that may be given several times: its values with commas."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, f"{before},{values}" if before else values)
+
+
 # option, the setting it stands for, how it is read, and its help
 FINETUNE_OPTIONS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
-    ("--data", "data.path", {"metavar": "DIR"}, "image folder, one sub-folder per class; or demo"),
-    ("--weights", "weights.name", {"metavar": "NAME"}, "catalogue name or weight file; or demo"),
+    (
+        "--data",
+        "data.path",
+        {"metavar": "DIR"},
+        "image folder, one sub-folder per class; .npz, torchvision:CIFAR10; or demo",
+    ),
+    (
+        "--weights",
+        "weights.name",
+        {"metavar": "NAME"},
+        "catalogue name or weight file; demo; none to start from scratch",
+    ),
     (
         "--freeze",
         "train.freeze",
@@ -47,6 +73,13 @@ FINETUNE_OPTIONS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("--views", "train.views", {"type": int, "metavar": "K"}, "cached augmented views"),
     ("--cache", "train.cache", {"metavar": "DIR"}, "folder of cached features, or none"),
     ("--device", "train.device", {}, "auto, cpu, cuda, cuda:1, mps"),
+    ("--solver", "optim.solver", {"metavar": "lbfgs|sgd|adamw"}, "how the weights are found"),
+    (
+        "--tracker",
+        "train.tracker",
+        {"metavar": "NAME", "action": Joined},
+        "tell tensorboard, mlflow or wandb, too, how it goes; may be given several times",
+    ),
 )
 
 
@@ -57,6 +90,11 @@ def add_finetune(verbs: "Verbs[Any]") -> None:
         parser.add_argument(option, dest=setting, help=text, **how)
     parser.add_argument("--seed", type=int, help="of the split, the batch order and augmentation")
     parser.add_argument("--recipe", metavar="NAME", help="settings from a recipe or a TOML file")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check everything, print the settings as TOML and what would train, and stop",
+    )
     parser.add_argument("--out", metavar="DIR", help="run directory (default: runs/<when>-<data>)")
     parser.add_argument(
         "--resume", metavar="DIR", help="go on with a run that was stopped or killed"
@@ -65,6 +103,11 @@ def add_finetune(verbs: "Verbs[Any]") -> None:
         "--max-time", metavar="TIME", help="stop after e.g. 90s, 10m or 2h; --resume goes on"
     )
     parser.add_argument("--allow-pickle", action="store_true", help="read .pth files")
+    parser.add_argument(
+        "--keep-adapter",
+        action="store_true",
+        help="with --freeze lora: also write what it trained, for peft",
+    )
     parser.add_argument(
         "--group-duplicates",
         action="store_true",
@@ -85,6 +128,8 @@ def finetune_command(args: argparse.Namespace) -> int:
     from vitft.rundir import BASE
 
     limit = seconds(args.max_time) if args.max_time else 0.0
+    if args.dry_run:
+        return dry_run(args)
     again = started_again(args.out)
     resume = bool(args.resume) or again
     if again:
@@ -129,11 +174,36 @@ def to_begin(args: argparse.Namespace) -> tuple[Config | None, Path]:
     from vitft.demo import demo_data
     from vitft.preflight import check_request
 
+    config = demo_data(requested(args))
+    return config, check_request(config, args.out)
+
+
+def requested(args: argparse.Namespace) -> Config:
+    """The settings of a new run."""
     table, named = named_settings(args)
     config = from_table(merged(table, named))
     check_effect(config.optim.solver, len(config.train.stages), [key for key, _ in named])
-    config = demo_data(config)
-    return config, check_request(config, args.out)
+    return config
+
+
+def dry_run(args: argparse.Namespace) -> int:
+    """Say what a run would do, and print its settings."""
+    from vitft.demo import demo_elsewhere
+    from vitft.preflight import check_request
+
+    if args.resume:
+        raise UsageError(
+            "--dry-run is for a new run; what --resume goes on with is settled",
+            fix="leave one of them out",
+        )
+    config = requested(args)
+    with demo_elsewhere(config) as ready:
+        out = check_request(ready, args.out)
+        from vitft.rehearsal import rehearse
+
+        text = rehearse(ready, out, named=config.data.path)
+    console.exact(text.rstrip("\n"))
+    return 0
 
 
 def to_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
@@ -165,6 +235,8 @@ def named_settings(args: argparse.Namespace) -> tuple[dict[str, Any], list[tuple
         options += [("data.seed", args.seed), ("train.seed", args.seed)]
     if args.allow_pickle:
         options.append(("weights.allow_pickle", True))
+    if args.keep_adapter:
+        options.append(("train.keep_adapter", True))
     if args.group_duplicates:
         options.append(("data.group_duplicates", True))
     settings = [parse_setting(text) for text in args.set]

@@ -102,7 +102,7 @@ def predict_command(args: argparse.Namespace) -> int:
     if args.explain is not None:
         from vitft.cli_explain import plan_out
 
-        args.explain = plan_out(args.explain)
+        args.explain = plan_out(args.explain, "--explain")
     waiting = named_sources(args)
     engine, waiting = engine_for(args, waiting, share)
     share = replace(share, chunk=engine.batch)

@@ -5,8 +5,6 @@ where it is used; here stand its name, unit, default and range.
 """
 
 import dataclasses
-import math
-import re
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -20,6 +18,9 @@ import tomli_w
 from vitft.defaults import with_mode_defaults
 from vitft.errors import UsageError
 from vitft.resources import resource
+from vitft.shape import ModelSpec
+from vitft.specs import OptimSpec as OptimSpec
+from vitft.specs import TrainSpec as TrainSpec
 from vitft.typed import build, check
 
 
@@ -28,7 +29,10 @@ class DataSpec:
     """Which images, and which of them are held back."""
 
     path: str = ""
-    """Image folder: one folder per class, or train/ and val/ with one folder per class each."""
+    """Image folder: one folder per class, or train/ and val/ with one folder per class each; or
+    arrays: .npz, a folder of IDX or CIFAR files, `torchvision:CIFAR10`."""
+    root: str = ""
+    """Folder of the data sets that torchvision reads; default: data."""
     split: Literal["random", "reference"] = "random"
     """`random` draws from every readable image; `reference` is the reference script's split."""
     val_rate: float = 0.2
@@ -66,7 +70,8 @@ class WeightsSpec:
     """Which pretrained weights, and what is made of them."""
 
     name: str = ""
-    """A name of the catalogue (`vitft weights list`) or the path of a weight file."""
+    """A name of the catalogue (`vitft weights list`), the path of a weight file, or `none` for a
+    new model in the shape of `[model]`."""
     image_size: tuple[int, int] | None = None
     """Height and width in pixels; default: what the weights were trained at."""
     pre_logits: Literal["keep", "drop"] = "drop"
@@ -107,180 +112,17 @@ class WeightsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimSpec:
-    """How the weights move."""
-
-    solver: Literal["lbfgs", "sgd", "adamw"] = "lbfgs"
-    """`lbfgs` solves for the head on cached features at once; the others take steps."""
-    l2: float = 0.0
-    """Penalty of `lbfgs` on standardised features; 0: chosen by cross-validation."""
-    class_weights: bool = False
-    """Let every class count the same, however many images it has."""
-    lr: float | None = None
-    """Peak learning rate, reached at the end of warm-up; default: what suits what trains."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """What the learning rate does after warm-up."""
-    final_lr: float = 0.0
-    """Learning rate at the end of the cosine, as a share of the peak, from 0 to 1."""
-    warmup: float = 0.05
-    """Share of all steps spent warming up, from 0 up to but not including 1."""
-    layer_decay: float = 1.0
-    """Factor on the learning rate of each block over that of the next one, over 0 up to 1."""
-    momentum: float = 0.9
-    """Of SGD, from 0 up to 1."""
-    weight_decay: float = 0.0
-    """Of matrices; norms, biases, positions and tokens have none."""
-    epochs: int = 20
-    """Passes over the training images."""
-    batch_size: int = 32
-    """Images per step, however many processes and micro-batches they are spread over."""
-    micro_batch: int = 0
-    """Images computed at once; 0: the whole batch, or less when memory runs out."""
-    clip: float = 0.0
-    """Largest norm of all gradients together; 0 for no limit."""
-    label_smoothing: float = 0.0
-    """Share of each label spread over all classes, from 0 up to 1."""
-    ema: float = 0.0
-    """Decay per step of an average of the weights that is evaluated and kept; 0 for none."""
-    patience: int = 0
-    """Epochs without a better validation after which training ends; 0 for all epochs."""
-
-    def __post_init__(self) -> None:
-        solvers, whole = ("lbfgs", "sgd", "adamw"), "a whole number from"
-        check(self.solver in solvers, "optim.solver", self.solver, "lbfgs, sgd or adamw")
-        check(0 <= self.l2 < math.inf, "optim.l2", self.l2, "0 or more")
-        check(
-            self.lr is None or 0 < self.lr < math.inf, "optim.lr", self.lr, "a finite number over 0"
-        )
-        schedules = ("cosine", "constant")
-        check(self.schedule in schedules, "optim.schedule", self.schedule, "cosine or constant")
-        check(0 <= self.final_lr <= 1, "optim.final_lr", self.final_lr, "a share from 0 to 1")
-        check(
-            0 <= self.warmup < 1, "optim.warmup", self.warmup, "a share of training, 0.05 for 5 %"
-        )
-        check(0 < self.layer_decay <= 1, "optim.layer_decay", self.layer_decay, "over 0 up to 1")
-        check(0 <= self.momentum < 1, "optim.momentum", self.momentum, "from 0 up to 1")
-        check(
-            0 <= self.weight_decay < math.inf, "optim.weight_decay", self.weight_decay, "0 or more"
-        )
-        check(self.epochs >= 1, "optim.epochs", self.epochs, f"{whole} 1")
-        check(self.batch_size >= 1, "optim.batch_size", self.batch_size, f"{whole} 1")
-        check(self.micro_batch >= 0, "optim.micro_batch", self.micro_batch, f"{whole} 0")
-        check(0 <= self.clip < math.inf, "optim.clip", self.clip, "0 or more")
-        smoothing = self.label_smoothing
-        check(0 <= smoothing < 1, "optim.label_smoothing", smoothing, "a share from 0 up to 1")
-        check(0 <= self.ema < 1, "optim.ema", self.ema, "from 0 up to 1, e.g. 0.999")
-        check(self.patience >= 0, "optim.patience", self.patience, f"{whole} 0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSpec:
-    """What trains, and on what."""
-
-    freeze: str = "head"
-    """What trains: `head`, `pre_logits` (with the head), `blocks:N` (the last N), `lora` (small
-    matrices added to all blocks, and the head), `none` frozen; or several of them one after the
-    other, e.g. `head,none`, each starting where the last ended."""
-    augment: Literal["none", "crop", "rand"] = "none"
-    """`crop`: a fresh random crop and flip of each image in each epoch; `rand`: RandAugment too."""
-    crop_scale: float = 0.08
-    """Smallest share of the image's area that a random crop takes."""
-    mixup: float = 0.0
-    """Alpha of mixup, 0 for none."""
-    cutmix: float = 0.0
-    """Alpha of CutMix, 0 for none; with mixup, either is drawn for each batch."""
-    erasing: float = 0.0
-    """Share of the images of which a random box is erased."""
-    drop_path: float = 0.0
-    """Stochastic depth of the last block, from 0 up to 1; earlier blocks less."""
-    views: int = 0
-    """How many augmented views of each training image are cached beside the plain one."""
-    cache: str = ""
-    """Folder of cached features; empty for the usual one, `none` to keep nothing."""
-    seed: int = 0
-    """Seed of the batch order and the augmentation."""
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `cuda:1`, `mps`."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """`auto`: bf16 where the processor computes in it, else fp16 on a GPU and fp32 on a CPU."""
-    compile: bool = False
-    """Let torch.compile fuse what trains; pays on a GPU after some minutes."""
-    lora_rank: int = 8
-    """Rank of the matrices that `lora` adds."""
-    lora_alpha: float = 16.0
-    """Their weight, over the rank."""
-    lora_targets: str = "qkv,proj,fc1,fc2"
-    """Names of the linear layers of the blocks that get them."""
-    checkpointing: bool = False
-    """Compute activations twice instead of keeping them: less memory, a third more time."""
-
-    def __post_init__(self) -> None:
-        parts = self.stages
-        known = all(is_stage(part) for part in parts) and len({*parts}) == len(parts)
-        in_order = [*parts] == sorted(parts, key=reach)
-        check(
-            known and in_order,
-            "train.freeze",
-            self.freeze,
-            "head, pre_logits, blocks:N (the last N blocks train), lora or none, or several, "
-            "from few that trains to much (head,none)",
-        )
-        kinds = ("none", "crop", "rand")
-        check(self.augment in kinds, "train.augment", self.augment, "none, crop or rand")
-        share = "a share from 0 to 1"
-        check(0 < self.crop_scale <= 1, "train.crop_scale", self.crop_scale, "over 0 up to 1")
-        check(0 <= self.mixup < math.inf, "train.mixup", self.mixup, "0 or more, e.g. 0.2")
-        check(0 <= self.cutmix < math.inf, "train.cutmix", self.cutmix, "0 or more, e.g. 1.0")
-        check(0 <= self.erasing <= 1, "train.erasing", self.erasing, share)
-        check(0 <= self.drop_path < 1, "train.drop_path", self.drop_path, "from 0 up to 1")
-        check(self.seed >= 0, "train.seed", self.seed, "a whole number from 0")
-        check(0 <= self.views <= 1000, "train.views", self.views, "a whole number from 0 to 1000")
-        check(self.lora_rank >= 1, "train.lora_rank", self.lora_rank, "a whole number from 1")
-        check(self.lora_alpha > 0, "train.lora_alpha", self.lora_alpha, "over 0")
-        check(
-            bool(re.fullmatch(r"\w+(,\w+)*", self.lora_targets)),
-            "train.lora_targets",
-            self.lora_targets,
-            "names of layers with commas, e.g. qkv,proj",
-        )
-        precisions = ("auto", "fp32", "bf16", "fp16")
-        check(
-            self.precision in precisions,
-            "train.precision",
-            self.precision,
-            "auto, fp32, bf16 or fp16",
-        )
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """What trains, one after the other."""
-        return tuple(part.strip() for part in self.freeze.split(","))
-
-
-def is_stage(text: str) -> bool:
-    """Whether this says what trains."""
-    blocks = text.removeprefix("blocks:")
-    counted = text != blocks and blocks.isdecimal() and int(blocks) > 0
-    return counted or text in ("head", "pre_logits", "lora", "none")
-
-
-def reach(stage: str) -> float:
-    """How much trains, for putting stages in order."""
-    if stage.startswith("blocks:") and is_stage(stage):
-        return 2 + int(stage.removeprefix("blocks:"))
-    return {"head": 0, "pre_logits": 1, "lora": 1.5}.get(stage, math.inf)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """One fine-tuning run, enough to repeat it."""
 
     data: DataSpec = field(default_factory=DataSpec)
     weights: WeightsSpec = field(default_factory=WeightsSpec)
+    model: ModelSpec = field(default_factory=ModelSpec)
     optim: OptimSpec = field(default_factory=OptimSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
 
     def __post_init__(self) -> None:
+        self.check_beginning()
         check(
             "pre_logits" not in self.train.stages or self.weights.pre_logits == "keep",
             "train.freeze",
@@ -300,6 +142,20 @@ class Config:
             self.train.freeze,
             "with lora last: its matrices are folded in at the end",
         )
+        sampled = self.train.sampling == "balanced"
+        check(
+            not sampled or self.optim.solver != "lbfgs",
+            "train.sampling",
+            self.train.sampling,
+            "for solvers that take steps; lbfgs looks at every image at once and has "
+            "optim.class_weights for it",
+        )
+        check(
+            not (sampled and self.optim.class_weights),
+            "optim.class_weights",
+            self.optim.class_weights,
+            "false with train.sampling balanced: either of them makes the classes count the same",
+        )
         one = len(self.train.stages) == 1 and self.train.freeze not in ("none", "lora")
         check(
             self.train.views == 0 or (one and self.train.augment == "none"),
@@ -317,6 +173,33 @@ class Config:
                 "0 unless the whole depth trains (train.freeze none or lora): what is frozen is "
                 "computed once",
             )
+
+    def check_beginning(self) -> None:
+        """Refuse to freeze what is random, and a shape beside weights that have one."""
+        is_new = self.weights.name == "none"
+        check(
+            not is_new or self.train.freeze == "none",
+            "train.freeze",
+            self.train.freeze,
+            "none with --weights none: what begins at random has to train",
+        )
+        check(
+            is_new or not self.weights.name or self.model == ModelSpec(),
+            "weights.name",
+            self.weights.name,
+            "none where [model] describes a new model; other weights bring their own shape",
+        )
+        check(
+            self.train.augment != "shift" or self.train.stages[-1] in ("none", "lora"),
+            "train.augment",
+            self.train.augment,
+            "none or crop where a part is frozen; shift is for train.freeze none",
+        )
+
+    @property
+    def balances(self) -> bool:
+        """Whether every class counts the same, by weights or by sampling."""
+        return self.optim.class_weights or self.train.sampling == "balanced"
 
     @property
     def solvable(self) -> bool:
@@ -402,6 +285,12 @@ def merged(base: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> dict
             raise UsageError(f"{key} is no setting", fix=nearest(key))
         result[section][name] = value
     return result
+
+
+def dotted(config: Config) -> dict[str, Any]:
+    """All settings by the dotted keys that users type."""
+    tables = dataclasses.asdict(config)
+    return {f"{s}.{key}": value for s, table in tables.items() for key, value in table.items()}
 
 
 def to_toml(config: Config) -> str:

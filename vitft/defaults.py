@@ -22,6 +22,20 @@ FINE_TUNING: Mapping[str, Mapping[str, Any]] = {
     },
     "train": {"augment": "crop", "crop_scale": 0.4},
 }
+FROM_SCRATCH: Mapping[str, Mapping[str, Any]] = {
+    "optim": {
+        "solver": "adamw",
+        "lr": 1e-3,
+        "epochs": 100,
+        "batch_size": 256,
+        "weight_decay": 0.05,
+        "warmup": 0.05,
+        "label_smoothing": 0.1,
+        "clip": 1.0,
+    },
+    "train": {"freeze": "none", "augment": "shift"},
+}
+"""For `--weights none`: every layer alike, and many epochs (Touvron et al. 2021, 2012.12877)."""
 STEPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "head": {"optim": {"solver": "adamw"}},
     "pre_logits": {"optim": {"solver": "adamw"}},
@@ -81,6 +95,9 @@ def with_mode_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
     train, optim = table.get("train", {}), table.get("optim", {})
     if not isinstance(train, Mapping) or not isinstance(optim, Mapping):
         return table  # `build` says what is wrong with it
+    weights = table.get("weights", {})
+    if isinstance(weights, Mapping) and weights.get("name") == "none":
+        return below(table, FROM_SCRATCH)
     freeze = str(train.get("freeze", "head"))
     plain_head = (
         freeze == "head" and train.get("augment", "none") == "none" and not STEP_KEYS & {*optim}
@@ -88,8 +105,10 @@ def with_mode_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
     if optim.get("solver", "lbfgs" if plain_head else "") == "lbfgs":
         return table
     usual = STEPS.get(freeze.rpartition(",")[2].strip().partition(":")[0], {})
-    return {
-        **table,
-        "optim": {**usual.get("optim", {}), **optim},
-        "train": {**usual.get("train", {}), **train},
-    }
+    return below(table, usual)
+
+
+def below(table: Mapping[str, Any], usual: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Settings with the usual ones where they name none."""
+    parts = {key: {**usual.get(key, {}), **table.get(key, {})} for key in ("optim", "train")}
+    return {**table, **parts}

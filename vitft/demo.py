@@ -4,6 +4,9 @@ The demo fine-tunes twice with the same budget, from the bundled weights and fro
 that what pretraining is worth is measured in front of the user, not told.
 """
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 from vitft import console
 from vitft.config import Config, from_table, read_recipe
 from vitft.data.demo import draw_demo
+from vitft.errors import Stopped
 
 FLOWERS = Path("demo_flowers")
 """Where the drawn images are put, in the folder the command is run in."""
@@ -24,6 +28,18 @@ def demo_data(config: Config) -> Config:
         console.note(f"drawing flowers into {FLOWERS}/")
         draw_demo(FLOWERS)
     return replace(config, data=replace(config.data, path=str(FLOWERS)))
+
+
+@contextlib.contextmanager
+def demo_elsewhere(config: Config) -> Iterator[Config]:
+    """As `demo_data`, but flowers that are drawn now are gone afterwards."""
+    if config.data.path != "demo" or FLOWERS.exists():
+        yield demo_data(config)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / FLOWERS
+        draw_demo(place)
+        yield replace(config, data=replace(config.data, path=str(place)))
 
 
 def run_demo() -> None:
@@ -68,7 +84,7 @@ def finetuned(config: Config, out: Path) -> dict[str, Any]:
     console.note(f"\n--weights {config.weights.name}")
     result = finetune(config, out=out)
     if result.interrupted:
-        raise KeyboardInterrupt
+        raise Stopped(result.exit_code)
     manifest = Manifest.read(RunDir(out).split, Path(config.data.path))
     images = [str(manifest.locate(row)) for row in manifest.val]
     return result.figures | {"run": out, "validation": images}

@@ -3,6 +3,7 @@
 import contextlib
 import platform
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -59,3 +60,28 @@ def one_thread(*, when: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """The most memory that this process has held so far, in MiB: `resident`, and on a GPU `gpu`.
+
+    A system that does not tell leaves `resident` out.
+    """
+    peaks = {} if (resident := peak_resident()) is None else {"resident": resident // 2**20}
+    if device.type == "cuda":
+        peaks["gpu"] = torch.cuda.max_memory_reserved(device) // 2**20
+    return peaks
+
+
+def peak_resident() -> int | None:
+    """In bytes. Linux tells it of this program alone; getrusage may remember the one before it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if platform.system() == "Darwin" else peak * 1024

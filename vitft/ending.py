@@ -1,5 +1,6 @@
 """What a training ends with: figures that predict will confirm, calibrated weights, their card."""
 
+import shutil
 from typing import Any
 
 import torch
@@ -9,8 +10,10 @@ from vitft import console
 from vitft.backbone import Model
 from vitft.calibration import temperature_for
 from vitft.checkpoint import Card, save_checkpoint
+from vitft.config import Config
 from vitft.data.split import Manifest
 from vitft.feed import Feed
+from vitft.lora import fold_adapters, write_adapter
 from vitft.metrics import evaluation, probabilities
 from vitft.pretrained import LoadReport
 from vitft.record import Best
@@ -83,6 +86,27 @@ def keep_calibrated(
     run.write_arrays("validation.npz", logits=(logits / temperature.value).numpy())
     best.figures |= figures
     run.write_json(run.eval.name, best.figures)
+
+
+def keep_best(run: RunDir, best: Best, card: Card) -> None:
+    """Write the best weights so far and their figures, if there are any."""
+    if best.epochs:
+        best.restore()
+        best.adapter = fold_adapters(best.model)
+        best.figures |= best.extra
+        keep_weights(run, best.model, card)
+        run.write_json(run.eval.name, best.figures)
+
+
+def keep_adapter(run: RunDir, best: Best, config: Config, card: Card) -> None:
+    """Write what LoRA trained by itself, if that is asked for."""
+    if not config.train.keep_adapter or not run.writes:
+        return
+    folder = run.path / "adapter"
+    shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed right behind it
+    base = str(card.weights.get("name", ""))
+    write_adapter(folder, best.adapter, best.model, config.train, base=base)
+    console.note(f"adapter, for peft.PeftModel.from_pretrained: {console.visible(str(folder))}")
 
 
 def keep_weights(run: RunDir, model: Model, card: Card) -> None:

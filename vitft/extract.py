@@ -35,6 +35,8 @@ VERSION = "1"
 """Part of every key: raised when the same settings begin to give other numbers."""
 BATCH = {"cpu": 16, "cuda": 256, "mps": 32}
 """Images per forward pass; on a CPU one thread gains nothing from more (docs/experiments.md)."""
+WIDE, WIDE_BATCH = 768, 8
+"""From this width on half as many fill a CPU's caches."""
 FACTS_BYTES = 160
 IN_MEMORY_BYTES = 2**31
 
@@ -92,6 +94,7 @@ class Extractor:
         prefix: What is computed; a copy in `precision` is made of it.
         folder: Of the cache; None keeps it in a temporary folder for this process.
         precision: `fp32` also decodes and resizes exactly as documented; `bf16` takes `fastview`.
+        exact: Decode and resize as documented in every precision.
         max_pixels: Larger images are errors.
         workers: Threads, each with one core; default: as many as torch would use.
     """
@@ -103,6 +106,7 @@ class Extractor:
         folder: Path | None,
         precision: str,
         max_pixels: int,
+        exact: bool = False,
         workers: int | None = None,
     ) -> None:
         self.device = next(prefix.parameters()).device
@@ -110,12 +114,13 @@ class Extractor:
         self.workers = workers or torch.get_num_threads()
         self.max_pixels = max_pixels
         self.precision = precision
+        self.is_exact = exact or precision == "fp32"
         self.space = {
             "vitft": VERSION,
             "prefix": prefix.digest(),
             "cut": "pooled" if prefix.pooled else f"after block {prefix.stop}",
             "precision": precision,
-            "decoding": "exact" if precision == "fp32" else "fast",
+            "decoding": "exact" if self.is_exact else "fast",
             "with": versions("torch", "pillow", "simplejpeg"),
             "device": self.device.type,
         }
@@ -171,8 +176,8 @@ class Extractor:
         self, root: str, files: Sequence[File], view: View, progress: Callable[[int], None]
     ) -> Iterator[Looked]:
         """Every file in order, its row kept; workers decode and, on a CPU, compute as well."""
-        store, size = self.store(view), BATCH[self.device.type]
-        on_cpu = self.device.type == "cpu"
+        store, on_cpu = self.store(view), self.device.type == "cpu"
+        size = batch_size(self.device.type, self.prefix.shape[-1])
         chunks = (files[i : i + size] for i in range(0, len(files), size))
 
         def work(chunk: Sequence[File]) -> list[Looked]:
@@ -221,7 +226,7 @@ class Extractor:
 
     def quick_view(self, data: bytes, view: View) -> tuple[Pixels, Size] | None:
         """The plain view of a JPEG the fast way; None takes the documented one."""
-        if self.precision == "fp32" or view.crop is not None:
+        if self.is_exact or view.crop is not None:
             return None
         return fast_view(data, view.transform, max_pixels=self.max_pixels)
 
@@ -281,6 +286,11 @@ class Extractor:
                 )
             table[i] = as_float(row)
         return torch.from_numpy(table)
+
+
+def batch_size(device: str, width: int) -> int:
+    """Images per forward pass of a model whose tokens have `width` numbers."""
+    return WIDE_BATCH if device == "cpu" and width >= WIDE else BATCH[device]
 
 
 def named_like_jpeg(path: str) -> bool:

@@ -28,7 +28,8 @@ def fast_view(
     data: bytes, transform: EvalTransform, *, max_pixels: int
 ) -> tuple[Pixels, tuple[int, int]] | None:
     """The view (S, S, 3) and the size (width, height) of an upright RGB JPEG, or None."""
-    if transform.interpolation not in KERNELS or not data.startswith(b"\xff\xd8\xff"):
+    taken = transform.interpolation in KERNELS and transform.channels == 3
+    if not taken or not data.startswith(b"\xff\xd8\xff"):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)

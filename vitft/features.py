@@ -52,9 +52,10 @@ class Prefix(nn.Module):
         """This prefix, or one that computes in bf16.
 
         Of our own model a copy with bf16 weights: leaner than autocast, equally exact. The models
-        of timm have layers (BatchNorm) that need float32, and autocast knows them.
+        of timm have layers (BatchNorm) that need float32, and autocast knows them. What is kept
+        for good is not trusted to fp16, whose numbers end at 65504: there it stays in float32.
         """
-        if precision == "fp32":
+        if precision != "bf16":
             return self
         if isinstance(self.model, TimmModel):
             return Prefix(self.model, self.stop, autocast=True)

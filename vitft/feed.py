@@ -6,7 +6,8 @@ the loop sees inputs and labels. Everything random depends on (seed, epoch, imag
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from vitft.errors import DataError, ImageError
 from vitft.extract import Extractor, View, crops, plain
 from vitft.features import Cut, run_prefix
 from vitft.loop import Batch
+from vitft.sampling import images_per_epoch, order_of, turns
+from vitft.small import Moves, drawn_moves, fits, moved, padding_of
 from vitft.team import Team
 from vitft.transforms import CropTransform, EvalTransform
 
@@ -45,6 +48,10 @@ class Feed:
     """The processes that share each batch."""
     groups: Mapping[str, str] = field(default_factory=dict)
     """A common name for the digests of near copies; what it lacks has none."""
+    small: Mapping[str, int] | None = None
+    """The rows of `held` by path; None where images are read from their files."""
+    held: Tensor | None = None
+    """Plain views (n, S, S, 3) of all images as bytes, on the device."""
 
     @property
     def caches(self) -> bool:
@@ -117,18 +124,26 @@ class Feed:
         )
 
     def pixels(
-        self, rows: Sequence[Row], size: int, *, key: str | None = None
+        self, rows: Sequence[Row], size: int, *, keys: Sequence[str] | None = None
     ) -> Generator[tuple[Sequence[Row], Tensor], None, None]:
         """Normalised pixels (B, 3, S, S) of `rows` in order, `size` at a time, with their rows.
 
-        `key` draws the random training view of each image; None gives the plain view.
+        `keys`, one a row, draw the random training views; None gives the plain ones.
         """
+        with contextlib.closing(self.views(rows, size, keys=keys)) as views:
+            for chunk, pixels in views:
+                yield chunk, self.transform.normalise(pixels)
+
+    def views(
+        self, rows: Sequence[Row], size: int, *, keys: Sequence[str] | None = None
+    ) -> Generator[tuple[Sequence[Row], Tensor], None, None]:
+        """The same as bytes (B, S, S, 3), from the files."""
         crop = self.crop
 
         def view(index: int, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
-            if key is None:
+            if keys is None:
                 return self.transform.pixels(image)
-            return crop.pixels(image, key=f"{key}/{rows[index].path}")
+            return crop.pixels(image, key=keys[index])
 
         paths = (self.manifest.locate(row) for row in rows)
         images = decoded(
@@ -142,14 +157,44 @@ class Feed:
                 if stack.failed:
                     raise gone(stack.failed[0][1])
                 chunk = [rows[number] for number in stack.numbers]
-                pixels = torch.from_numpy(stack.pixels).to(self.device)
-                yield chunk, self.transform.normalise(pixels)
+                yield chunk, torch.from_numpy(stack.pixels).to(self.device)
+
+    def in_memory(self) -> "Feed":
+        """This feed with all images decoded, if they are small and every epoch needs them."""
+        rows, size = self.manifest.rows, self.transform.image_size
+        channels = self.transform.channels
+        plain_only = self.config.train.augment in ("none", "shift")
+        wanted = self.small is None and self.extractor is None and plain_only
+        if not wanted or not fits(len(rows), size, channels):
+            return self
+        table = torch.empty((len(rows), *size, channels), dtype=torch.uint8, device=self.device)
+        done = 0
+        with console.Progress("images to memory", len(rows)) as progress:
+            for chunk, pixels in self.views(rows, EVAL_BATCH * 8):
+                table[done : done + len(chunk)] = pixels[..., :channels]
+                done += len(chunk)
+                progress.advance(len(chunk))
+        return replace(self, small={row.path: i for i, row in enumerate(rows)}, held=table)
+
+    def plain_views(self, rows: Sequence[Row]) -> Tensor:
+        """The plain views (B, S, S, 3) of images that are held in memory."""
+        assert self.small is not None
+        assert self.held is not None
+        numbers = torch.tensor([self.small[row.path] for row in rows], device=self.held.device)
+        return self.held[numbers]
 
     def validation(self) -> Callable[[], Iterator[Batch]]:
         """The plain view of this process's share of the validation images."""
         rows = self.team.share(self.manifest.val)
         if self.extractor is not None:
             return lambda: self.remembered(rows, torch.arange(len(rows)), EVAL_BATCH * 8)
+        if self.small is not None:
+            size = EVAL_BATCH * 8
+            chunks = [rows[i : i + size] for i in range(0, len(rows), size)]
+            return lambda: (
+                Batch(self.transform.normalise(self.plain_views(chunk)), self.labels(chunk))
+                for chunk in chunks
+            )
         return lambda: (
             Batch(pixels, self.labels(chunk)) for chunk, pixels in self.pixels(rows, EVAL_BATCH)
         )
@@ -167,18 +212,26 @@ class Feed:
                 team=self.team,
             )
         spec = self.config.train
-        key = None if spec.augment == "none" else str(spec.seed)
+        key = str(spec.seed) if spec.augment in ("crop", "rand") else None
 
         def fresh(epoch: int, done: int) -> Iterator[Batch]:
-            whole = pieces(self.order(epoch)[done * size :], size)
+            order = self.order(epoch)
+            again = turns(order.numpy())
+            whole = pieces(torch.arange(len(order))[done * size :], size)
             own = [piece[self.team.piece(len(piece))] for piece in whole]
-            shuffled = [rows[i] for piece in own for i in piece.tolist()]
-            drawn = None if key is None else f"{key}/{epoch}"
-            stacks = self.pixels(shuffled, max(map(len, own), default=1), key=drawn)
+            chosen = [(rows[order[i]], again[i]) for piece in own for i in piece.tolist()]
+            shuffled = [row for row, _ in chosen]
+            drawn = None if key is None else [view_key(f"{key}/{epoch}", *each) for each in chosen]
+            if self.small is None:
+                stacks = self.views(shuffled, max(map(len, own), default=1), keys=drawn)
+            else:
+                stacks = self.held_views(shuffled, [len(piece) for piece in own if len(piece)])
+            move = self.mover(epoch, order, again)
             with contextlib.closing(stacks):
                 for piece, mine in zip(whole, own, strict=True):
                     # The last piece may be smaller, and in a team even empty.
-                    chunk, pixels = next(stacks) if len(mine) else ([], self.no_pixels())
+                    chunk, views = next(stacks) if len(mine) else ([], self.no_views())
+                    pixels = self.transform.normalise(move(views, mine))
                     yield Batch(self.fresh_inputs(pixels), self.labels(chunk), len(piece))
 
         return fresh
@@ -198,10 +251,37 @@ class Feed:
             chunk = [rows[i] for i in own.tolist()]
             yield Batch(self.cached(chunk, view).to(self.device), self.labels(chunk), len(whole))
 
-    def no_pixels(self) -> Tensor:
+    def held_views(
+        self, rows: Sequence[Row], sizes: Sequence[int]
+    ) -> Generator[tuple[Sequence[Row], Tensor], None, None]:
+        """What `views` gives, from memory, so many rows at a time."""
+        for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
+            chunk = rows[start : start + size]
+            yield chunk, self.plain_views(chunk)
+
+    def mover(
+        self, epoch: int, order: Tensor, again: Sequence[int]
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """Moves views (B, S, S, 3) at places (B,) of an epoch's order, where that is asked."""
+        spec = self.config.train
+        if spec.augment != "shift":
+            return lambda views, _: views
+        padding = padding_of(spec.padding, self.transform.image_size)
+        moves = drawn_moves(
+            order,
+            torch.tensor(again),
+            count=len(self.manifest.train),
+            seed=spec.seed,
+            epoch=epoch,
+            padding=padding,
+            flip=spec.flip,
+        )
+        return lambda views, at: moved(views, Moves(*(move[at] for move in moves)), padding)
+
+    def no_views(self) -> Tensor:
         """A batch without images."""
-        channels = len(self.transform.mean)
-        return torch.empty((0, channels, *self.transform.image_size), device=self.device)
+        shape = (0, *self.transform.image_size, self.transform.channels)
+        return torch.empty(shape, dtype=torch.uint8, device=self.device)
 
     def fresh_inputs(self, pixels: Tensor) -> Tensor:
         """What the suffix reads, computed now: the prefix's output, or the pixels themselves."""
@@ -210,14 +290,31 @@ class Feed:
         # A clone leaves inference mode, so that autograd may keep it.
         return run_prefix(self.extractor.prefix, pixels).float().clone()
 
+    @property
+    def epoch_images(self) -> int:
+        """Images of an epoch."""
+        labels = [row.label for row in self.manifest.train]
+        return images_per_epoch(labels, balanced=self.is_balanced)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether each class is drawn equally often."""
+        return self.config.train.sampling == "balanced"
+
     def order(self, epoch: int) -> Tensor:
-        """A permutation of the training images for this epoch."""
-        random = np.random.default_rng([self.config.train.seed, epoch])
-        return torch.from_numpy(random.permutation(len(self.manifest.train)))
+        """The training images of this epoch: all of them shuffled, or each class equally often."""
+        labels = [row.label for row in self.manifest.train]
+        seed = self.config.train.seed
+        return torch.from_numpy(order_of(labels, seed, epoch, balanced=self.is_balanced))
+
+
+def view_key(key: str, row: Row, turn: int) -> str:
+    """What the random view of an image is drawn from; another one each time it is used."""
+    return f"{key}/{row.path}/{turn}" if turn else f"{key}/{row.path}"
 
 
 def pieces(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Cut a permutation into batches; nothing into none."""
+    """Cut an order into batches; nothing into none."""
     return order.split(size) if len(order) else ()
 
 

@@ -38,7 +38,8 @@ def temporary_beside(path: Path) -> Iterator[tuple[int, Path]]:
     try:
         yield descriptor, temporary
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # gone, or the disk's next refusal: what counts is said
+            temporary.unlink()
 
 
 @contextlib.contextmanager
@@ -50,6 +51,11 @@ def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise ResourceError(
                 f"disk full while writing {path}", fix="free some space, then run it again"
+            ) from error
+        if error.errno == errno.EIO:
+            raise ResourceError(
+                f"the disk failed while writing {path}",
+                fix="see what the system says of it (dmesg), then run it again",
             ) from error
         raise RunError(
             f"cannot write {path}: {error.strerror}",

@@ -5,6 +5,7 @@ hand: mistakes, the least sure right answers and suspects, each decoded once; fo
 mistakes also where the model looked. The pictures hold no metadata of the originals.
 """
 
+import copy
 import io
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,8 @@ MISTAKES, SUSPECTS, UNSURE, UNSURE_PER_CLASS = 200, 80, 60, 3
 """Images of each kind that are kept."""
 LOOKED_AT = 24
 """The worst mistakes, of which the attention is kept as well."""
-BATCH = 8
+BATCH = 4
+"""Images whose attention is drawn together, on one core of a CPU."""
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -50,17 +52,27 @@ class Kept:
 
 
 def write_gallery(
-    run: RunDir, manifest: Manifest, model: nn.Module, transform: EvalTransform, *, max_pixels: int
+    run: RunDir,
+    manifest: Manifest,
+    model: nn.Module,
+    transform: EvalTransform,
+    *,
+    max_pixels: int,
+    precision: str = "fp32",
 ) -> int:
     """Fill `thumbs/` of a finished run; returns how many images it shows.
 
     Without `validation.npz` there is nothing to show. An image that has gone since is left out,
-    and where the folder cannot be written the user is told: the run itself is complete.
+    and where the folder cannot be written the user is told: the run itself is complete. In bf16
+    the attention is computed twice as fast; on real photos the pictures are those of float32 but
+    for one or two grey levels on average (docs/experiments.md).
     """
     try:
-        looked_at, rows = chosen(run.path, manifest)
+        answers, rows = chosen(run.path, manifest)
         own = model if isinstance(model, VisionTransformer) else None
-        painter = Painter(manifest, own, transform, max_pixels, looked_at)
+        if own is not None and answers and precision == "bf16":
+            own = copy.deepcopy(own).to(torch.bfloat16)
+        painter = Painter(manifest, own, transform, max_pixels, answers)
         return fill(run.path, painter, rows)
     except VitftError as error:
         console.warn(f"no pictures for the report: {console.visible(error.problem)}")
@@ -76,8 +88,8 @@ class Painter:
     """None where there is no attention to show."""
     transform: EvalTransform
     max_pixels: int
-    looked_at: frozenset[str]
-    """Digests of the images whose attention is kept."""
+    answers: Mapping[str, int]
+    """What was answered, as class indices, to the images whose attention is kept, by digest."""
 
     def decode(self, row: Row) -> Kept | None:
         """The thumbnail of an image and perhaps what the model saw; None if it has gone."""
@@ -85,29 +97,47 @@ class Painter:
             image = open_image(self.manifest.locate(row), max_pixels=self.max_pixels)
         except ImageError:
             return None
-        wanted = self.model is not None and row.sha256 in self.looked_at
+        wanted = self.model is not None and row.sha256 in self.answers
         return Kept(row.sha256, jpeg(image), self.transform.pixels(image) if wanted else None)
 
     def attention(self, views: Mapping[str, Pixels]) -> Iterator[tuple[str, bytes]]:
         """The views under what spoke for the model's answer, as JPEG, by the image's digest."""
         if self.model is None or not views:
             return
+        model, names = self.model.eval(), list(views)
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        parts = [names[start : start + BATCH] for start in range(0, len(names), BATCH)]
+
+        def draw(part: Sequence[str]) -> list[tuple[str, bytes]]:
+            torch.set_num_threads(1)  # of this thread: as in `extract`, a core works by itself
+            return self.drawn(model, {name: views[name] for name in part})
+
+        before = torch.get_num_threads()
+        try:
+            for drawn in in_order(draw, parts, workers=before if on_cpu else 1):
+                yield from drawn
+        except VitftError as error:  # a picture beside the point must not cost the others
+            console.note(f"no attention pictures: {console.visible(error.problem)}")
+        finally:
+            torch.set_num_threads(before)
+
+    def drawn(
+        self, model: VisionTransformer, views: Mapping[str, Pixels]
+    ) -> list[tuple[str, bytes]]:
+        """The same of one batch."""
         from vitft.explain.maps import relevance_map
         from vitft.explain.pictures import overlay
 
-        model, names = self.model.eval(), list(views)
-        device = next(model.parameters()).device
-        try:
-            for start in range(0, len(names), BATCH):
-                some = names[start : start + BATCH]
-                stack = torch.from_numpy(np.stack([views[name] for name in some])).to(device)
-                heats = relevance_map(model, self.transform.normalise(stack))
-                for name, heat in zip(some, heats, strict=True):
-                    view = Image.fromarray(views[name])
-                    view = view.resize(fitted(view.size), Image.Resampling.BICUBIC)
-                    yield name, jpeg(overlay(view, heat))
-        except VitftError as error:  # a picture beside the point must not cost the others
-            console.note(f"no attention pictures: {console.visible(error.problem)}")
+        some = next(model.parameters())
+        stack = torch.from_numpy(np.stack([*views.values()])).to(some.device)
+        answers = torch.tensor([self.answers[name] for name in views])
+        heats = relevance_map(model, self.transform.normalise(stack).to(some.dtype), answers)
+        pictures = []
+        for (name, pixels), heat in zip(views.items(), heats, strict=True):
+            view = Image.fromarray(pixels)
+            view = view.resize(fitted(view.size), Image.Resampling.BICUBIC)
+            pictures.append((name, jpeg(overlay(view, heat))))
+        return pictures
 
 
 def fill(run: Path, painter: Painter, rows: Sequence[Row]) -> int:
@@ -117,7 +147,7 @@ def fill(run: Path, painter: Painter, rows: Sequence[Row]) -> int:
     folder, temporary = run / THUMBS, run / f".{THUMBS}"
     views: dict[str, Pixels] = {}
     count = 0
-    looks = len(painter.looked_at) if painter.model is not None else 0
+    looks = len(painter.answers) if painter.model is not None else 0
     with writing(folder), console.Progress("pictures", len(rows) + looks) as progress:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
@@ -137,8 +167,11 @@ def fill(run: Path, painter: Painter, rows: Sequence[Row]) -> int:
     return count
 
 
-def chosen(run: Path, manifest: Manifest) -> tuple[frozenset[str], list[Row]]:
-    """Digests of the images whose attention is kept, and every image to keep, each once."""
+def chosen(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[Row]]:
+    """What was answered to the images whose attention is kept, by digest; and every image to keep.
+
+    Each picture comes once.
+    """
     verdicts = read_verdicts(run)
     wrong = mistakes(verdicts)[:MISTAKES]
     doubtful = suspects(read_json(run / "audit.json") or {})[:SUSPECTS]
@@ -146,7 +179,8 @@ def chosen(run: Path, manifest: Manifest) -> tuple[frozenset[str], list[Row]]:
     by_path = {row.path: row for row in manifest.rows}
     paths = [v.path for v in wrong] + doubtful + [v.path for v in sure]
     rows = {by_path[path].sha256: by_path[path] for path in paths if path in by_path}
-    return frozenset(v.sha256 for v in wrong[:LOOKED_AT]), list(rows.values())
+    place = {name: number for number, name in enumerate(manifest.classes)}
+    return {v.sha256: place[v.guess] for v in wrong[:LOOKED_AT]}, list(rows.values())
 
 
 def suspects(audit: Mapping[str, Any]) -> list[str]:

@@ -99,6 +99,8 @@ class Training:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.forward: Callable[[Tensor], Tensor] = torch.compile(model) if compiled else model
         self.average = {n: p.detach().clone() for n, p in self.trained.items() if spec.ema}
+        self.aside: dict[str, Tensor] = {}
+        """The weights that train, while the average is in the model."""
         self.micro_batch = spec.micro_batch or spec.batch_size
         self.step = 0
         """How many steps are done."""
@@ -220,12 +222,13 @@ class Training:
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """The model with its average weights inside, if there is an average."""
-        own = {name: p.detach().clone() for name, p in self.trained.items() if self.average}
-        self.put(self.average)
+        self.aside = {name: p.detach().clone() for name, p in self.trained.items() if self.average}
         try:
+            self.put(self.average)
             yield
         finally:
-            self.put(own)
+            self.put(self.aside)  # until this is done, `state` tells those
+            self.aside = {}
 
     @torch.no_grad()
     def put(self, weights: dict[str, Tensor]) -> None:
@@ -235,7 +238,8 @@ class Training:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the next step depends on: tensors, and plain facts."""
-        tensors = {f"weights/{name}": p.detach() for name, p in self.trained.items()}
+        weights = self.trained | self.aside
+        tensors = {f"weights/{name}": w.detach() for name, w in weights.items()}
         tensors |= {f"buffers/{name}": b for name, b in self.model.named_buffers()}
         tensors |= {f"average/{name}": mean for name, mean in self.average.items()}
         for i, slots in self.optimizer.state_dict()["state"].items():

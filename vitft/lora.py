@@ -1,19 +1,24 @@
 """Low-rank adaptation: small matrices beside the frozen ones, folded into them at the end.
 
-peft does it; here stand which layers get them and that nothing of it is left in what is saved.
+peft does it; here stand which layers get them, that nothing of it is left in what is saved, and the
+folder in which they are kept by themselves for who asks for it.
 
 Source: Hu et al. 2022 (LoRA), https://arxiv.org/abs/2106.09685.
 """
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from vitft.backbone import Model
+from vitft.backbone import Model, TimmModel
 from vitft.config import TrainSpec
 from vitft.errors import UsageError
+from vitft.files import whole_folder
 
 
 def add_adapters(model: Model, spec: TrainSpec) -> None:
@@ -22,7 +27,8 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
     They start as nothing: the model still answers what it did.
 
     Raises:
-        UsageError: peft is not installed, or the model has no such layers.
+        UsageError: peft is not installed, the model has no such layers, or they could not be kept
+            by themselves as `spec` asks.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -30,6 +36,11 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
         raise UsageError(
             "train.freeze lora needs the library peft", fix="pip install 'vitft[lora]'"
         ) from error
+    if spec.keep_adapter and isinstance(model, TimmModel):
+        raise UsageError(
+            "--keep-adapter is for vitft's own ViTs, whose layers are called as in timm",
+            fix="leave it out: the trained model itself is saved in any case",
+        )
     if adapters(model):
         return
     targets = [name for name, _ in linear_layers(model, spec.lora_targets.split(","))]
@@ -61,9 +72,52 @@ def adapters(model: nn.Module) -> list[tuple[str, Any]]:
     return [(path, m) for path, m in model.named_modules() if hasattr(m, "get_base_layer")]
 
 
-def fold_adapters(model: nn.Module) -> None:
-    """Add each pair of matrices to the layer that it belongs to, which is put back, in place."""
+def fold_adapters(model: nn.Module) -> dict[str, Tensor]:
+    """Add each pair of matrices to the layer that it belongs to, which is put back, in place.
+
+    Returns:
+        Copies of the matrices, A (r, in) and B (out, r) of each layer, by peft's names for them.
+    """
+    pairs: dict[str, Tensor] = {}
     for path, layer in adapters(model):
+        for side in ("lora_A", "lora_B"):
+            (matrix,) = getattr(layer, side).values()
+            pairs[f"{path}.{side}.weight"] = matrix.weight.detach().cpu().clone()
         layer.merge()
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, layer.get_base_layer())
+    return pairs
+
+
+def write_adapter(
+    folder: Path, pairs: Mapping[str, Tensor], model: nn.Module, spec: TrainSpec, *, base: str
+) -> None:
+    """Write what LoRA trained, with the head, as a folder that `peft.PeftModel` opens.
+
+    Args:
+        folder: A new one.
+        pairs: What `fold_adapters` returned.
+        model: Where the trained head is taken from; as saved, so its answers are calibrated.
+        spec: Rank and weight of the matrices.
+        base: What the pretrained weights are called.
+
+    Raises:
+        RunError: The folder cannot be written.
+        ResourceError: The disk is full.
+    """
+    from peft import LoraConfig
+
+    heads = {n: t for n, t in model.state_dict().items() if n.startswith("head")}
+    tensors = {**pairs, **{name: tensor.detach().cpu() for name, tensor in heads.items()}}
+    config = LoraConfig(
+        r=spec.lora_rank,
+        lora_alpha=spec.lora_alpha,
+        target_modules=sorted({name.rpartition(".lora_")[0] for name in pairs}),
+        modules_to_save=sorted({name.partition(".")[0] for name in heads}),
+        base_model_name_or_path=base,
+        inference_mode=True,
+    )
+    with whole_folder(folder) as fresh:
+        config.save_pretrained(str(fresh))
+        named = {f"base_model.model.{n}": t.contiguous() for n, t in sorted(tensors.items())}
+        save_file(named, fresh / "adapter_model.safetensors", metadata={"format": "pt"})

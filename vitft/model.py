@@ -211,7 +211,12 @@ class Attention(nn.Module):
     def maps(self, x: Tensor) -> Tensor:
         """The weights `forward` applies without ever storing them: (B, H, N, N), rows sum to 1."""
         q, k, _ = self.split_heads(x)
-        return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)
+        return shares(q, k)
+
+
+def shares(q: Tensor, k: Tensor) -> Tensor:
+    """How much of each key (B, H, N, K) each query takes: (B, H, N, N), rows sum to 1."""
+    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)
 
 
 def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

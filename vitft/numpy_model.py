@@ -254,9 +254,9 @@ def gelu(x: Array) -> Array:
 
 
 def normalise(views: Views, transform: EvalTransform) -> Array:
-    """`EvalTransform.normalise` with channels last: uint8 (B, S, S, 3) to float32, same shape."""
+    """`EvalTransform.normalise` with channels last: uint8 (B, S, S, 3) to float32, as many."""
     mean, std = np.array(transform.mean, np.float32), np.array(transform.std, np.float32)
-    return (as_floats(views) / np.float32(255) - mean) / std
+    return (as_floats(views[..., : len(mean)]) / np.float32(255) - mean) / std
 
 
 def as_floats(x: Any) -> Array:  # noqa: ANN401 - any array of numbers
@@ -269,7 +269,8 @@ def readable(card: Mapping[str, Any]) -> bool:
     settings = card.get("architecture")
     if not isinstance(settings, dict) or settings.keys() != KNOWN or settings["stem"] is not None:
         return False
-    return bool(settings["num_classes"] and card.get("classes")) and settings["in_channels"] == 3
+    has_head = settings["num_classes"] and card.get("classes")
+    return bool(has_head) and settings["in_channels"] in (1, 3)
 
 
 def open_model(

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from vitft.config import Config, from_table, merged, read_toml
+from vitft.data.arrays import whereabouts
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import scan
 from vitft.errors import RunError, UsageError
 from vitft.pretrained.locate import check_weights_name
 from vitft.rundir import RunDir, plan_run
+from vitft.trackers import check_trackers
 
 
 def check_request(config: Config, out: str | None) -> Path:
@@ -29,25 +31,28 @@ def check_request(config: Config, out: str | None) -> Path:
             "no weights given",
             fix="name pretrained weights: --weights NAME (see `vitft weights list`; or demo)",
         )
-    folder = scan(Path(config.data.path).expanduser(), reference=config.data.split == "reference")
+    place = whereabouts(config.data.path, config.data.root)
+    folder = scan(place, reference=config.data.split == "reference")
     apply_fixes(folder, config.data)
     if config.data.group_duplicates and folder.layout == "split":
         raise UsageError(
             f"--group-duplicates has no effect: {config.data.path} brings its own split",
             fix="leave it out, and see with `vitft check` what lies on both sides",
         )
-    check_weights_name(
-        config.weights.name.removeprefix("random:"), allow_pickle=config.weights.allow_pickle
-    )
+    if config.weights.name != "none":
+        check_weights_name(
+            config.weights.name.removeprefix("random:"), allow_pickle=config.weights.allow_pickle
+        )
+    check_trackers(config.train.trackers)
     planned = plan_run(out, config.data.path)
-    if Path(config.data.path).expanduser().resolve() in planned.resolve().parents:
+    if place.resolve() in planned.resolve().parents:
         raise UsageError(
             f"the run folder {planned} lies inside the data", fix="choose another --out"
         )
     return planned
 
 
-MAY_CHANGE = frozenset({"data.path", "train.device", "train.cache"})
+MAY_CHANGE = frozenset({"data.path", "train.device", "train.cache", "train.tracker"})
 """What may be named when a run is resumed; data that moved must still be the same images."""
 
 
@@ -89,7 +94,9 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
     except (OSError, ValueError, AttributeError):
         status = None
     config = from_table(after)
-    scan(Path(config.data.path).expanduser(), reference=config.data.split == "reference")
+    check_trackers(config.train.trackers)
+    place = whereabouts(config.data.path, config.data.root)
+    scan(place, reference=config.data.split == "reference")
     return (None if status == "finished" and not changed else config), path
 
 

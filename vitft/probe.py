@@ -7,18 +7,19 @@ the data) are solved side by side, so that the features are read once for all of
 Letters: n images, D numbers per feature, C classes, K problems; `x` is (n, D), `y` is (n,).
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.device import one_thread
 from vitft.intervals import wilson
+from vitft.minimise import minimise
 
 FOLDS = 5
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
@@ -27,6 +28,13 @@ SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """Parts of the training images on the learning curve."""
 CV_IMAGES = 20_000
 """Cross-validation looks at no more images than this, drawn evenly over the classes."""
+ROUGH = 1e-4
+"""Gradient at which heads that only judge a penalty or a share of the images are good enough: of
+real photos the accuracies are those of the optimum within three images of 1,000."""
+FEW, MANY = 10**7, 10**8
+"""Numbers up to which a head is solved in float64, and beyond which no copy is made of them."""
+ALIKE_NUMBERS = 2**27
+"""Similarities held at a time: 512 MiB."""
 CHUNK = 16_384
 SMALL = 10**8
 """Multiplications of one step below which one thread is faster than two."""
@@ -43,12 +51,24 @@ class Scaling:
 
     @classmethod
     def of(cls, x: Tensor) -> "Scaling":
-        """From the training features; a number that never changes is left as it is."""
-        std, mean = torch.std_mean(x, dim=0, correction=0)
+        """From the training features; a number that never changes is left as it is.
+
+        Of many rows the moments are summed in float64, some rows at a time.
+        """
+        if x.numel() <= MANY:
+            std, mean = torch.std_mean(x, dim=0, correction=0)
+        else:
+            total = x.new_zeros(x.shape[1], dtype=torch.float64)
+            squares = torch.zeros_like(total)
+            for part in x.split(CHUNK):
+                total += part.double().sum(dim=0)
+            for part in x.split(CHUNK):
+                squares += (part.double() - total / len(x)).square().sum(dim=0)
+            std, mean = (squares / len(x)).sqrt().to(x), (total / len(x)).to(x)
         return cls(mean, torch.where(std > 1e-6 * (1 + mean.abs()), std, torch.ones_like(std)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return (x - self.mean) / self.std
+        return x.sub(self.mean).div_(self.std)
 
     def fold_back(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """The head on raw features that gives the same scores: a plain Linear."""
@@ -63,9 +83,10 @@ def solve(
     *,
     classes: int,
     l2: float,
+    scaling: Scaling | None = None,
     start: Tensor | None = None,
     steps: int = 200,
-    tolerance: float = 1e-5,
+    tolerance: float = 1e-6,
 ) -> Tensor:
     """Minimise mean cross-entropy + l2/2 |W|^2 for K choices of rows at once.
 
@@ -75,6 +96,7 @@ def solve(
         counted: How much each row counts in each problem, (K, n), not negative.
         classes: C.
         l2: Penalty on the weights; the biases are free.
+        scaling: Standardises raw features as they are read, so that no copy of them is needed.
         start: Where to begin, (K, C, D + 1); default: the zero head.
         steps: Most L-BFGS iterations.
         tolerance: Largest entry of the gradient at which to stop.
@@ -84,35 +106,37 @@ def solve(
     """
     problems, width = len(counted), x.shape[1]
     shape = (problems, classes, width + 1)
-    shares = (counted / counted.sum(dim=1, keepdim=True)).T.to(x.dtype)  # (n, K)
+    shares = (counted / counted.sum(dim=1, keepdim=True)).to(x.dtype)  # (K, n)
 
-    def objective(flat: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, Any]:
-        head = torch.from_numpy(flat).view(shape).to(x)
+    def objective(flat: Tensor) -> tuple[Tensor, Tensor]:
+        head = flat.view(shape).to(x)
         weight, bias = head[..., :-1], head[..., -1]  # (K, C, D), (K, C)
         matrix = weight.reshape(problems * classes, width)
         slope = torch.zeros_like(matrix)
         slope_bias = torch.zeros_like(bias)
-        loss = 0.0
+        loss = torch.zeros(problems, dtype=torch.float64)
         for begin in range(0, len(x), CHUNK):
             part = slice(begin, begin + CHUNK)
-            logits = (x[part] @ matrix.T).unflatten(1, (problems, classes)) + bias  # (n, K, C)
-            logs = logits.log_softmax(dim=-1)
-            truth = y[part, None, None].expand(-1, problems, 1)
-            loss -= float((logs.gather(2, truth)[..., 0] * shares[part]).sum())
+            some = x[part] if scaling is None else scaling(x[part])
+            # Images last: few classes at a time would leave the processor's lanes empty.
+            logits = (matrix @ some.T).unflatten(0, (problems, classes))  # (K, C, n)
+            logs = logits.add_(bias[..., None]).log_softmax(dim=1)
+            truth = y[None, None, part].expand(problems, 1, -1)
+            told = logs.gather(1, truth)[:, 0]  # (K, n)
+            loss -= (told * shares[:, part]).sum(dim=1).double().cpu()
             error = logs.exp_()
-            error.scatter_add_(2, truth, error.new_full((1,), -1.0).expand(truth.shape))
-            error *= shares[part, :, None]
-            slope += error.flatten(1).T @ x[part]
-            slope_bias += error.sum(dim=0)
-        loss += 0.5 * l2 * float(weight.square().sum())
+            error.scatter_add_(1, truth, error.new_full((1,), -1.0).expand(truth.shape))
+            error *= shares[:, None, part]
+            slope += error.flatten(0, 1) @ some
+            slope_bias += error.sum(dim=2)
+        loss += 0.5 * l2 * weight.square().sum(dim=(1, 2)).double().cpu()
         gradient = torch.cat([slope.view_as(weight) + l2 * weight, slope_bias[..., None]], dim=-1)
-        return loss, gradient.double().cpu().numpy().ravel()
+        return loss, gradient.double().cpu().flatten(1)
 
-    first = np.zeros(shape).ravel() if start is None else start.double().numpy().ravel()
-    options = {"maxiter": steps, "gtol": tolerance, "ftol": 1e-12, "maxcor": 10}
+    first = torch.zeros(shape, dtype=torch.float64) if start is None else start.double()
     with one_thread(when=x.numel() * problems * classes < SMALL):
-        found = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
-    return torch.from_numpy(found.x).view(shape)
+        found = minimise(objective, first.flatten(1), steps=steps, tolerance=tolerance)
+    return found.view(shape)
 
 
 def scores(x: Tensor, head: Tensor) -> Tensor:
@@ -179,7 +203,7 @@ def choose_penalty(
     path: list[Tried] = []
     start = None
     for l2 in PENALTIES:
-        start = solve(x, y, kept, classes=classes, l2=l2, start=start, steps=60, tolerance=3e-4)
+        start = solve(x, y, kept, classes=classes, l2=l2, start=start, steps=60, tolerance=ROUGH)
         logits = held_out_scores(x[:images], start, held)
         path.append(
             Tried(
@@ -237,14 +261,13 @@ def solve_head(
         groups: Copies of one picture have the same number, (n / views,).
     """
     scaling = Scaling.of(x)
-    scaled = scaling(x)
     counted = (balance(y, classes) if balanced else torch.ones(len(y)))[None]
     path: list[Tried] = []
     if l2 == 0:
         few = evenly(y[: len(y) // views], CV_IMAGES, seed)
         rows = torch.cat([few + v * (len(y) // views) for v in range(views)])
         l2, path = choose_penalty(
-            scaled[rows],
+            scaling(x[rows]),
             y[rows],
             counted[:, rows],
             classes=classes,
@@ -252,8 +275,14 @@ def solve_head(
             views=views,
             groups=None if groups is None else groups[few],
         )
-    exact = scaled.double() if scaled.numel() <= 10_000_000 else scaled
-    head = solve(exact, y, counted, classes=classes, l2=l2)[0]
+    settle = functools.partial(solve, y=y, counted=counted, classes=classes, l2=l2)
+    if x.numel() > MANY:  # read where they lie: mapped files stay on the disk
+        head = settle(x, scaling=scaling)[0]
+    else:
+        scaled = scaling(x)
+        rough = settle(scaled, steps=60, tolerance=ROUGH)
+        exact = scaled.double() if x.numel() <= FEW else scaled
+        head = settle(exact, start=rough)[0]
     weight, bias = scaling.fold_back(head[:, :-1].float(), head[:, -1].float())
     return Solved(weight=weight, bias=bias, l2=l2, path=path)
 
@@ -265,9 +294,11 @@ def balance(y: Tensor, classes: int) -> Tensor:
 
 def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -> Tensor:
     """Votes (m, C) of the nearest training images by cosine, weighted by similarity."""
-    known, votes = F.normalize(x, dim=-1), []
-    for part in F.normalize(queries, dim=-1).split(1024):
-        nearest = (part @ known.T).topk(min(NEIGHBOURS, len(x)), dim=-1)  # (m, k)
+    lengths, votes = torch.linalg.vector_norm(x, dim=-1).clamp(min=1e-12), []
+    at_once = max(1, min(1024, ALIKE_NUMBERS // max(1, len(x))))
+    for part in F.normalize(queries, dim=-1).split(at_once):
+        alike = (part @ x.T).div_(lengths)  # (m, n)
+        nearest = alike.topk(min(NEIGHBOURS, len(x)), dim=-1)  # (m, k)
         weight = (nearest.values / KNN_TEMPERATURE).exp()
         votes.append(torch.zeros(len(part), classes).scatter_add_(1, y[nearest.indices], weight))
     return torch.cat(votes)
@@ -307,7 +338,7 @@ def answers(
     place = torch.empty_like(nested)
     place[nested] = torch.arange(len(y))  # smaller shares are parts of larger ones
     curve: list[dict[str, Any]] = []
-    right, logits = 0, torch.zeros(len(y), classes)
+    right, logits, heads = 0, torch.zeros(len(y), classes), None
     for share in SHARES:
         some = place < round(share * len(y))
         kept = torch.stack([(held != k) & some for k in range(FOLDS)]).float()
@@ -315,7 +346,9 @@ def answers(
             continue  # too few images to learn from
         if balanced:
             kept = kept * balance(y, classes)
-        heads = solve(scaled, y, kept, classes=classes, l2=l2, steps=60, tolerance=3e-4)
+        heads = solve(
+            scaled, y, kept, classes=classes, l2=l2, start=heads, steps=60, tolerance=ROUGH
+        )
         logits = held_out_scores(scaled, heads, held)
         right = int((logits.argmax(dim=-1) == y).sum())
         images = round(float((kept > 0).sum(dim=1).float().mean()))

@@ -26,6 +26,8 @@ class Best:
         """Figures of the whole run, whichever weights are the best."""
         self.file = ""
         """Name of the file in which these weights lie already, if they do."""
+        self.adapter: dict[str, Tensor] = {}
+        """The matrices of LoRA, once they are folded into the model."""
         self.judged: tuple[Tensor, HeldOut] | None = None
         """Features of every picture, each once, and scores by heads that did not see them."""
 
@@ -34,8 +36,9 @@ class Best:
         self.epochs += 1
         self.since += 1
         if not self.figures or rank(figures) > rank(self.figures):
-            self.figures = figures | {"best_epoch": self.epochs}
-            self.state = {name: t.detach().clone() for name, t in self.moving()}
+            found = figures | {"best_epoch": self.epochs}
+            state = {name: t.detach().clone() for name, t in self.moving()}
+            self.figures, self.state = found, state  # no call between: no signal between
             self.since, self.file = 0, ""
         # The same images chose the epoch and measured it: slightly optimistic, so it is stated.
         self.figures |= {"epochs": self.epochs, "selected_on_validation": self.epochs > 1}

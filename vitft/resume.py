@@ -10,7 +10,7 @@ an older one is deleted only when a newer one is on the disk. Steps give the ord
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,16 @@ def save_state(
     write(folder / f"state-{stage}-{step:08}.safetensors", state.tensors, facts)
     kept = states(folder)[:KEPT]
     needed = {path.name for path in kept} | {facts_of(path).get("best_file") for path in kept}
-    for path in folder.glob("*.safetensors"):
-        if path.name not in needed:
+    remove(path for path in folder.glob("*.safetensors") if path.name not in needed)
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Delete files that nobody needs; one that stays is no reason to end a training."""
+    for path in paths:
+        try:
             path.unlink(missing_ok=True)
+        except OSError as error:
+            console.warn(f"{path} could not be removed: {error.strerror}")
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -142,15 +149,12 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
 
 def sweep(folder: Path) -> None:
     """Remove the half-written files of a process that was killed; nobody else writes here."""
-    for path in folder.glob(".*"):
-        if UNFINISHED.fullmatch(path.name) and path.is_file():
-            path.unlink(missing_ok=True)
+    remove(p for p in folder.glob(".*") if UNFINISHED.fullmatch(p.name) and p.is_file())
 
 
 def remove_states(folder: Path) -> None:
     """A finished run needs none; what was damaged stays for whoever wants to know."""
     sweep(folder)
-    for path in folder.glob("*.safetensors"):
-        path.unlink(missing_ok=True)
+    remove(folder.glob("*.safetensors"))
     if folder.is_dir() and not any(folder.iterdir()):
         shutil.rmtree(folder, ignore_errors=True)

@@ -9,7 +9,7 @@ import contextlib
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from itertools import islice
@@ -228,7 +228,8 @@ def merge(out: Path, style: str, share: Share) -> None:
             os.fsync(whole.fileno())
         temporary.replace(out)
     for part in parts:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the whole file is there; a part more does no harm
+            part.unlink()
 
 
 @contextlib.contextmanager
@@ -257,19 +258,10 @@ class ParquetRows(Rows):
         self.write_table = write_table
         self.waiting: list[list[Any]] = []
 
-    def add(
-        self,
-        path: str,
-        classes: Sequence[str],
-        shares: Sequence[float],
-        error: str = "",
-        notes: Sequence[str] = (),
-    ) -> None:
-        self.count += 1
-        self.errors += bool(error)
-        cells: list[Any] = cells_of(Row(path, classes, shares, error, notes), self.top_k)
+    def put(self, row: Row) -> None:
+        cells: list[Any] = cells_of(row, self.top_k)
         for i in range(self.top_k):
-            cells[2 + 2 * i] = round(shares[i], DIGITS) if i < len(shares) else None
+            cells[2 + 2 * i] = round(row.shares[i], DIGITS) if i < len(row.shares) else None
             cells[1 + 2 * i] = cells[1 + 2 * i] or None
         self.waiting.append(
             [

@@ -69,10 +69,13 @@ class Rows:
         notes: Sequence[str] = (),
     ) -> None:
         """One input's answer, or why there is none."""
-        row = Row(path, classes, shares, error, notes)
         self.begin()
         self.count += 1
         self.errors += bool(error)
+        self.put(Row(path, classes, shares, error, notes))
+
+    def put(self, row: Row) -> None:
+        """One row in the style of the file."""
         if self.style == "csv":
             self.write(csv_line(cells_of(row, self.top_k)))
         elif self.style == "jsonl":
@@ -80,7 +83,7 @@ class Rows:
         elif self.style == "json":
             self.hold(f"  {json_line(fields_of(row))}")
         else:
-            self.add_line(visible(path), in_words(row))
+            self.add_line(visible(row.path), in_words(row))
 
     def hold(self, line: str) -> None:
         """A line of JSON, which ends in a comma if another one follows."""

@@ -11,6 +11,7 @@
     audit.json          what looks wrong with the images, in short (`audit`)
     environment.json    versions, device, precision, and whether the run finished
     resume/             the state of an unfinished training (`resume`)
+    trackers.json       under which ids trackers know the run (`trackers`), if it has any
 
 `runs/latest` points to the newest finished run. Nothing here imports torch.
 """
@@ -106,13 +107,16 @@ class RunDir:
             file.write(json.dumps(fields, allow_nan=False) + "\n")
 
 
-def plan_run(out: str | None, data: str, *, now: datetime | None = None) -> Path:
+def plan_run(
+    out: str | None, data: str, *, now: datetime | None = None, option: str = "--out"
+) -> Path:
     """Where a new run will be written; creates nothing.
 
     Args:
         out: The folder the user asked for, or None for `runs/<when>-<data>`.
         data: Path of the data, for the name.
         now: The time for the name; default: now.
+        option: What the user gave the folder by.
 
     Raises:
         RunError: The folder holds files already, or cannot be written.
@@ -124,14 +128,14 @@ def plan_run(out: str | None, data: str, *, now: datetime | None = None) -> Path
     else:
         path = Path(out).expanduser()
     if path.is_dir() and any(path.iterdir()):
-        raise not_empty(path)
+        raise not_empty(path, option)
     home = path
     while not home.exists():
         home = home.parent
     if not home.is_dir() or not writable(home):
         raise RunError(
             f"cannot write {path}: {home} is not a folder that you may write",
-            fix="choose another --out",
+            fix=f"choose another {option}",
         )
     return path
 
@@ -185,30 +189,32 @@ def locked(run: RunDir) -> Iterator[None]:
         return
     path = run.path / ".lock"
     with writing(path):
-        file = path.open("a+", encoding="utf-8")
+        file = path.open("ab+", buffering=0)  # nothing is left to write when it is closed
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.seek(0)
+            holder = file.read().decode().strip() or "another process"
             raise LockedError(
-                f"{run.path} is being written by {file.read().strip() or 'another process'}",
+                f"{run.path} is being written by {holder}",
                 fix="wait until it has ended, or end it",
             ) from error
-        file.truncate(0)
         since = datetime.now().isoformat(sep=" ", timespec="seconds")
-        file.write(f"process {os.getpid()} on {platform.node()} since {since}\n")
-        file.flush()
+        with writing(path):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()} since {since}\n".encode())
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a lock that nobody holds keeps nobody out
+                path.unlink()
 
 
-def not_empty(path: Path) -> RunError:
+def not_empty(path: Path, option: str = "--out") -> RunError:
     """The error of a folder that holds something already."""
     return RunError(
-        f"folder {path} is not empty", fix="choose another --out; nothing is overwritten"
+        f"folder {path} is not empty", fix=f"choose another {option}; nothing is overwritten"
     )
 
 

@@ -6,7 +6,7 @@ go on later as if nothing had been.
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from vitft.resume import State, save_state
 from vitft.rundir import RunDir
 from vitft.stopping import Stopper
 from vitft.team import Team
+from vitft.trackers import Trackers
 
 SAVE_S = 30.0
 """Seconds after which the state is saved at the earliest; a killed run loses no more than that."""
@@ -46,6 +47,7 @@ class Job:
     team: Team
     saved: State | None = None
     """Where an earlier process stopped; None once it is taken up."""
+    trackers: Trackers = field(default_factory=Trackers)
 
 
 def train(job: Job, feed: Feed, number: int) -> None:
@@ -71,7 +73,8 @@ def solve(job: Job, feed: Feed) -> None:
     head, behind = best.model.head, best.model.pre_logits.cpu()  # the identity, or kept and frozen
     assert isinstance(head, nn.Linear)
     with torch.no_grad():
-        x = torch.cat([behind(feed.cached(manifest.train, view)) for view in views])
+        seen = [behind(feed.cached(manifest.train, view)) for view in views]
+        x = torch.cat(seen) if len(seen) > 1 else seen[0]  # one may be a file that is mapped
         once = feed.once
         held_back, everything = (behind(feed.cached(rows)) for rows in (manifest.val, once))
     behind.to(feed.device)
@@ -81,7 +84,7 @@ def solve(job: Job, feed: Feed) -> None:
         labels.repeat(len(views)),
         classes=len(manifest.classes),
         l2=spec.l2,
-        balanced=spec.class_weights,
+        balanced=feed.config.balances,
         seed=seed,
         views=len(views),
         groups=feed.alike(manifest.train),
@@ -105,7 +108,7 @@ def solve(job: Job, feed: Feed) -> None:
         feed.labels(once).cpu(),
         manifest.classes,
         l2=solved.l2,
-        balanced=spec.class_weights,
+        balanced=feed.config.balances,
         seed=seed,
         groups=feed.alike(once),
     )
@@ -122,7 +125,7 @@ class Stage:
     """A training under way, with everything that has to survive its process."""
 
     def __init__(self, job: Job, feed: Feed, number: int) -> None:
-        config, count = feed.config, len(feed.manifest.train)
+        config, count = feed.config, feed.epoch_images
         self.job, self.feed, self.number = job, feed, number
         self.precision = "fp32" if feed.cut.pooled else job.precision
         prepare(job.best.model, checkpointing=config.train.checkpointing)
@@ -139,6 +142,9 @@ class Stage:
             team=job.team,
         )
         self.tally = Tally()
+        stepping = [s for s in config.train.stages[:number] if not config.solves(s)]
+        self.steps_before = len(stepping) * self.training.total
+        """Of earlier stages; fewer if one of them ended early."""
         self.epochs = 0
         """Finished and evaluated."""
         self.saved_at, self.cost = time.monotonic(), 0.0
@@ -149,21 +155,23 @@ class Stage:
         if job.saved is not None:
             self.take_up(job.saved)
         batches = self.feed.training()
-        total = len(self.feed.manifest.train) * config.optim.epochs
+        total = self.feed.epoch_images * config.optim.epochs
         done = min(total, self.training.step * config.optim.batch_size)
         with console.Progress("training", total) as self.progress:
             self.progress.advance(done)
             try:
-                fit(
-                    self.training,
-                    batches,
-                    epochs=range(self.epochs, config.optim.epochs),
-                    on_step=self.on_step,
-                    on_epoch=self.on_epoch,
-                    undisturbed=job.stopper.deferred,
-                )
+                with job.stopper.patient(when=job.team.size > 1):
+                    fit(
+                        self.training,
+                        batches,
+                        epochs=range(self.epochs, config.optim.epochs),
+                        on_step=self.on_step,
+                        on_epoch=self.on_epoch,
+                        undisturbed=job.stopper.deferred,
+                    )
             except (KeyboardInterrupt, ResourceError):  # or another process of the team is gone
-                self.keep()
+                if not job.stopper.is_urgent:  # else a step may be half done; older states are not
+                    self.keep()
                 raise
 
     def on_step(self, step: Step) -> None:
@@ -172,6 +180,8 @@ class Stage:
         self.progress.advance(
             step.images, loss=f"{self.tally.loss:.3f}", accuracy=f"{self.tally.top1:.1%}"
         )
+        told = {"loss": step.loss, "lr": step.lr}
+        self.job.trackers.step(self.steps_before + step.step + 1, told)
         waited = time.monotonic() - self.saved_at
         if waited > max(SAVE_S, self.cost / SAVE_SHARE):
             self.keep()
@@ -187,9 +197,13 @@ class Stage:
             with job.stopper.deferred():
                 job.best.consider(figures)
                 self.progress.advance(0, validation=f"{figures['top1']:.1%}")
-                job.run.log({"epoch": epoch + 1, **tally.figures(), **validation_figures(figures)})
+                line = {"epoch": epoch + 1, **tally.figures(), **validation_figures(figures)}
+                job.run.log(line)
                 tally.reset()
                 self.epochs = epoch + 1
+                for known in ("lr", "first_loss"):  # told step by step
+                    del line[known]
+                job.trackers.epoch(self.steps_before + self.training.step, line)
         patience = feed.config.optim.patience
         return bool(patience) and job.best.since >= patience
 
@@ -199,6 +213,7 @@ class Stage:
         job, best = self.job, self.job.best
         if not job.team.leads:
             return
+        job.trackers.tell()
         tensors, facts = self.training.state()
         facts |= {
             "stage": self.number,

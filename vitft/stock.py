@@ -134,10 +134,11 @@ def most_alike(x: Tensor, most: int) -> list[Pair]:
         alike.masked_fill_(
             torch.arange(len(known)) <= torch.arange(begin, begin + len(alike))[:, None], -1.0
         )
-        best = alike.flatten().topk(min(most, alike.numel()))
-        for cosine, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            if cosine >= ALIKE:
-                found.append((-cosine, begin + place // len(known), place % len(known)))
+        near = torch.nonzero(alike.flatten() >= ALIKE)[:, 0]  # few: sorting them all takes longer
+        best = alike.flatten()[near].topk(min(most, len(near)))
+        places = near[best.indices].tolist()
+        for cosine, place in zip(best.values.tolist(), places, strict=True):
+            found.append((-cosine, begin + place // len(known), place % len(known)))
     return [(i, j) for _, i, j in sorted(found)[:most]]
 
 

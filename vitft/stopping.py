@@ -36,6 +36,9 @@ class Stopper:
         """What several processes make of their wishes: the largest of them."""
         self.is_patient = False
         """Whether a first signal waits for the end of a step wherever it arrives."""
+        self.is_urgent = False
+        """Whether a second signal came: stop at once, and save nothing that may be half done."""
+        self.has_raised = False
         self.before: dict[int, object] = {}
 
     def __enter__(self) -> "Stopper":
@@ -46,21 +49,57 @@ class Stopper:
                     self.before[number] = signal.signal(number, self.handle)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave us
+        ended = (KeyboardInterrupt, SystemExit)
+        if self.has_raised and error is not None and not isinstance(error, ended):
+            # A library took the Stopped for a fault of its own: safetensors for a damaged file.
+            raise Stopped(self.exit_code or 130) from error
 
     def handle(self, number: int, _: FrameType | None) -> None:
         """Note the signal, and stop at once unless a step is under way."""
-        again = self.exit_code is not None
+        self.is_urgent = self.exit_code is not None
         self.exit_code = SIGNALS[signal.Signals(number).name]
-        if again or not (self.holding or self.is_patient):
+        if self.is_urgent or not (self.holding or self.is_patient):
+            self.has_raised = True
             raise Stopped(self.exit_code)
 
     @property
     def is_late(self) -> bool:
         """Whether the time is up."""
         return time.monotonic() > self.deadline
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let a first signal wait for the end of something short, in this process alone.
+
+        Raises:
+            Stopped: There was one, and what was under way raised nothing itself.
+        """
+        before = self.exit_code
+        self.holding += 1
+        try:
+            yield
+        finally:
+            self.holding -= 1
+        if self.exit_code is not None and before is None and not (self.holding or self.is_patient):
+            raise Stopped(self.exit_code)
+
+    @contextlib.contextmanager
+    def patient(self, *, when: bool) -> Iterator[None]:
+        """Let a first signal wait for the next end of something `deferred`, wherever it arrives.
+
+        Several processes that take steps together stop after the same one.
+        """
+        self.is_patient = when
+        try:
+            yield
+            if when:
+                with self.deferred():
+                    pass
+        finally:
+            self.is_patient = False
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
@@ -79,3 +118,22 @@ class Stopper:
             agreed = self.agree(wish)
             if agreed:
                 raise Stopped(agreed - 1)
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """Around a call that may wait for minutes and never looks at Python's handlers meanwhile.
+
+    A signal then ends the process as the system does it; nothing may be open that needs an end.
+    """
+    before: dict[int, object] = {}
+    if threading.current_thread() is threading.main_thread():
+        numbers = (getattr(signal, name, None) for name in SIGNALS)
+        for number in (n for n in numbers if n is not None):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave us

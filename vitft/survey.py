@@ -1,5 +1,7 @@
 """Every image looked at once, and what the user is told about them before anything trains."""
 
+import math
+import shutil
 from dataclasses import replace
 
 from vitft import console
@@ -7,6 +9,7 @@ from vitft.config import Config
 from vitft.data.duplicates import group_names, near_pairs
 from vitft.data.folder import Checked, File, Folder, check_images
 from vitft.data.split import Manifest, leaks
+from vitft.errors import ResourceError
 from vitft.extract import Extractor, plain
 from vitft.sketchbook import cores, sketched, table_of
 from vitft.transforms import EvalTransform
@@ -36,6 +39,40 @@ def look_at(
             console.note(f"{found} of {len(checked.good)} images were in the cache")
     say_oddities(checked)
     return checked
+
+
+def check_room(extractor: Extractor, transform: EvalTransform, images: int) -> None:
+    """Say how much disk the tokens of the images take, and refuse what does not fit.
+
+    One feature per image is small; the tokens in front of a block are as much as a photo each.
+    What lies in the cache of these weights already is not counted again.
+
+    Raises:
+        ResourceError: The disk has less room.
+    """
+    shape = extractor.prefix.shape
+    if len(shape) == 1:
+        return
+    store = extractor.store(plain(transform))
+    each, here = math.prod(shape) * store.dtype.itemsize, min(images, len(store.places))
+    sizes = " x ".join([f"{images:,} images", f"{shape[0]:,} tokens", f"{shape[1]:,} numbers"])
+    words = f"{sizes} x {store.dtype.itemsize} bytes = {in_words(images * each)}"
+    found = f", {here:,} of them there already" if here else ""
+    place = console.visible(str(extractor.folder))
+    console.note(f"the frozen blocks' tokens are kept: {words}, in {place}{found}")
+    free = shutil.disk_usage(extractor.folder).free
+    if (images - here) * each > free:
+        raise ResourceError(
+            f"the frozen blocks' tokens take {words}, and {extractor.folder} has "
+            f"{in_words(free)} free",
+            fix="name a place with more room by --cache DIR, or keep less: --freeze head keeps "
+            "one feature per image, --freeze none nothing",
+        )
+
+
+def in_words(size: int) -> str:
+    """Bytes as people say them, such as `1.5 GB`."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def find_copies(checked: Checked, config: Config) -> dict[str, str]:

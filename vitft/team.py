@@ -9,6 +9,7 @@ whole batch. The first process alone prints and writes.
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from torch import Tensor, distributed
 
 from vitft import console
 from vitft.errors import ResourceError
+from vitft.stopping import at_once
 
 T = TypeVar("T")
 
@@ -112,12 +114,23 @@ def talking() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # what gloo and NCCL raise when a connection breaks
-        raise ResourceError(
-            f"another process of the training ended or does not answer "
-            f"({str(error).splitlines()[0][:120]})",
-            fix="see what it said; start again with --resume, or let torchrun do it: "
-            "--max-restarts 3",
-        ) from error
+        raise lost(str(error)) from error
+
+
+def lost(told: str) -> ResourceError:
+    """The error of a process that is gone or silent, from what gloo or NCCL tell of it."""
+    pair = distributed.is_initialized() and distributed.get_world_size() == 2
+    who = f"process {1 - distributed.get_rank()}" if pair else "another process"
+    reason = re.sub(r"^(\[[^\]]*\] )+", "", told.splitlines()[0])[:120]  # less the places in C++
+    again = "start again with --resume, or let torchrun do it: --max-restarts 3"
+    if "timed out" in told.lower():
+        return ResourceError(
+            f"{who} of the training does not answer ({reason})",
+            fix=f"see what it waits for, end it (kill -9), then {again}",
+        )
+    return ResourceError(
+        f"{who} of the training ended ({reason})", fix=f"see what it said, then {again}"
+    )
 
 
 @contextlib.contextmanager
@@ -133,7 +146,7 @@ def joined() -> Iterator[Team]:
         torch.cuda.set_device(team.local_rank)
     if not team.leads:
         console.be_silent()
-    with talking():
+    with talking(), at_once():
         distributed.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
     try:
         yield team

@@ -8,7 +8,6 @@ boundary, fit what trains, measure what predict will answer, write. The decision
 import contextlib
 import functools
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,32 +15,34 @@ from typing import Any
 import torch
 
 from vitft import console
-from vitft.backbone import Model, untrained
+from vitft.backbone import Model
 from vitft.cache import default_folder, prune
 from vitft.checkpoint import Card
-from vitft.config import Config, to_toml
-from vitft.data.fixes import apply_fixes
-from vitft.data.folder import Checked, Folder, scan
+from vitft.config import Config, dotted, to_toml
+from vitft.data.folder import Checked, Folder
 from vitft.data.split import Manifest, split, write_class_indices
-from vitft.defaults import FINE_TUNING, usual_lr
-from vitft.device import describe_device, pick_device, pick_precision
-from vitft.ending import card_of, confirmed, keep_calibrated, keep_weights
+from vitft.defaults import FINE_TUNING
+from vitft.device import describe_device, peak_memory
+from vitft.ending import card_of, confirmed, keep_adapter, keep_best, keep_calibrated
 from vitft.errors import ResourceError, RunError, Stopped
 from vitft.extract import Extractor, plain
 from vitft.features import Cut, cut_model
 from vitft.feed import Feed
 from vitft.gallery import write_gallery
-from vitft.lora import add_adapters, fold_adapters
+from vitft.lora import add_adapters
 from vitft.optim import freeze_model
-from vitft.pretrained import LoadReport, load_backbone
+from vitft.preparation import prepare
+from vitft.pretrained import LoadReport
 from vitft.record import Best
 from vitft.resume import newest_state, remove_states, sweep
 from vitft.rundir import RunDir, create_run, environment, locked, point_latest
+from vitft.sampling import say_epoch
 from vitft.stages import Job, train
 from vitft.stock import keep_reference, take_stock
 from vitft.stopping import Stopper
-from vitft.survey import find_copies, look_at, say_split
+from vitft.survey import check_room, find_copies, look_at, say_split
 from vitft.team import Team, joined
+from vitft.trackers import reach_trackers
 from vitft.transforms import EvalTransform
 
 
@@ -89,9 +90,12 @@ def finetune(
     with contextlib.ExitStack() as stack:
         stopper = stack.enter_context(Stopper(max_seconds))
         team = stack.enter_context(joined())
-        stopper.agree, stopper.is_patient = team.agree, team.size > 1
+        stopper.agree = team.agree
         if resume and team.leads:
             stack.enter_context(locked(RunDir(out)))
+        named = config.train.trackers if team.leads else ()
+        trackers = reach_trackers(named, resume=resume)
+        stack.callback(trackers.end, "failed", {})
         start = begin(config, team)
         feed, model = start.feed, start.model
         if resume:
@@ -107,9 +111,10 @@ def finetune(
                 write_class_indices(run.class_indices, feed.manifest.classes)
         job = Job(run=run, best=Best(model), precision=start.precision, stopper=stopper, team=team)
         card = card_of(model, start.report, feed.manifest)
-        result = train_and_keep(job, feed, card, started)
-        if team.leads:
-            round_off(job, start, result)
+        trackers.begin(run, dotted(feed.config), resume=resume)
+        job.trackers = trackers
+        result = train_and_keep(job, start, card, started)
+        trackers.end(result.status, result.figures)
         if feed.config.solvable:
             result = replace(result, everything_s=start.everything_s)
         team.wait()
@@ -142,36 +147,38 @@ class Start:
         return passes * self.looking_s / extractor.computed
 
 
-def round_off(job: Job, start: Start, result: Result) -> None:
+def round_off(job: Job, start: Start) -> None:
     """What is made of the figures when the training is over."""
+    if job.best.epochs and job.team.leads:
+        take_stock(start.feed, job.run, job.best, start.checked)
+        keep_reference(start.feed, job.run)
+
+
+def finish(job: Job, start: Start, ended: dict[str, Any]) -> None:
+    """The last files of a run; it is called finished when none is missing any more."""
     run, feed = job.run, start.feed
-    if job.best.epochs:
-        take_stock(feed, run, job.best, start.checked)
-        keep_reference(feed, run)
-    if result.status == "finished":
+    if job.team.leads:
+        write_gallery(
+            run,
+            feed.manifest,
+            start.model,
+            feed.transform,
+            max_pixels=feed.config.data.max_pixels,
+            precision=job.precision,
+        )
         point_latest(run)
-        remove_states(run.resume)
-        pixels = feed.config.data.max_pixels
-        write_gallery(run, feed.manifest, start.model, feed.transform, max_pixels=pixels)
+        with job.stopper.held():
+            run.write_json("environment.json", ended)
+            remove_states(run.resume)
 
 
 def begin(config: Config, team: Team) -> Start:
     """Everything that comes before the run directory; nothing is written but the cache."""
-    data = str(Path(config.data.path).expanduser().resolve())  # found again from anywhere
-    config = replace(config, data=replace(config.data, path=data))
-    folder = scan(Path(data), reference=config.data.split == "reference")
-    device = pick_device(config.train.device, number=team.local_rank)
-    precision = pick_precision(config.train.precision, device)
-    folder, data_spec = apply_fixes(folder, config.data)
-    config = replace(config, data=data_spec)
-    model, report = load_weights(config, num_classes=len(folder.classes))
-    config = with_usual_lr(config, model)
-    if config.train.stages[0] == "lora":
-        add_adapters(model, config.train)
-    trained = freeze_model(model, config.train.stages[0])
-    cut = cut_model(model.to(device), config.train.stages[0])
-    extractor = make_extractor(cut, config, report.transform, precision)
-    say_what_trains(model, trained, config, device, precision)
+    known = prepare(config, team)
+    config, folder, report = known.config, known.folder, known.report
+    extractor = make_extractor(known.cut, config, report.transform, known.precision)
+    if extractor is not None:
+        check_room(extractor, report.transform, len(folder.files))
     share_the_work(folder, extractor, report.transform, team)
     looking = time.monotonic()
     checked = look_at(folder, extractor, report.transform, config)
@@ -179,16 +186,20 @@ def begin(config: Config, team: Team) -> Start:
     groups = find_copies(checked, config)
     manifest = split(checked, config.data, groups=groups)
     say_split(manifest)
+    if config.train.sampling == "balanced":
+        labels = [row.label for row in manifest.train]
+        console.note(console.visible(say_epoch(labels, manifest.classes)))
     feed = Feed(
         config=config,
         manifest=manifest,
         transform=report.transform,
-        cut=cut,
+        cut=known.cut,
         extractor=extractor,
-        device=device,
+        device=known.device,
         team=team,
         groups=groups,
     )
+    feed = feed.in_memory()
     if config.solvable or not config.solves(config.train.stages[0]):
         feed.compute_views()
     team.wait()
@@ -196,18 +207,19 @@ def begin(config: Config, team: Team) -> Start:
         prune(default_folder(), idle_s=3600)
     return Start(
         feed=feed,
-        model=model,
+        model=known.model,
         report=report,
         checked=checked,
-        precision=precision,
+        precision=known.precision,
         looking_s=looking,
     )
 
 
-def train_and_keep(job: Job, feed: Feed, card: Card, started: float) -> Result:
+def train_and_keep(job: Job, start: Start, card: Card, started: float) -> Result:
     """Train, and write what there is however it ends."""
-    run, best = job.run, job.best
+    run, best, feed = job.run, job.best, start.feed
     status, exit_code, where = "failed", 1, (describe_device(feed.device), job.precision)
+    is_measured = False
     if job.team.leads:
         sweep(run.path)
         take_up(job)
@@ -219,22 +231,34 @@ def train_and_keep(job: Job, feed: Feed, card: Card, started: float) -> Result:
         try:
             last = all_stages(job, feed)
         finally:  # whatever happened, the best weights so far are kept before anything else
-            if best.epochs:
-                best.restore()
-                fold_adapters(best.model)
-                best.figures |= best.extra
-                keep_weights(run, best.model, card)
-                run.write_json(run.eval.name, best.figures)
+            with job.stopper.held():
+                keep_best(run, best, card)
         logits, labels, figures = confirmed(last, best.model, job.precision)
         figures |= {"seconds": round(time.monotonic() - started, 1)}
         keep_calibrated(run, best, card, logits, labels, figures)
+        keep_adapter(run, best, feed.config, card)
+        is_measured = True
+        round_off(job, start)
+        finish(job, start, environment("finished", *where) | memory(feed.device))
         status, exit_code = "finished", 0
     except KeyboardInterrupt as stop:
         exit_code = stop.exit_code if isinstance(stop, Stopped) else 130
         status = {0: "out of time", 130: "interrupted"}.get(exit_code, "terminated")
     finally:
-        run.write_json("environment.json", environment(status, *where))
+        if status != "finished":
+            run.write_json("environment.json", environment(status, *where) | memory(feed.device))
+    if not is_measured:
+        round_off(job, start)
     return Result(run=run.path, figures=best.figures, status=status, exit_code=exit_code)
+
+
+def memory(device: torch.device) -> dict[str, dict[str, int]]:
+    """What environment.json says of the memory that the run needed, which is said aloud, too."""
+    peaks = peak_memory(device)
+    words = [f"{mib:,} MiB {kind}" for kind, mib in peaks.items()]
+    if words:
+        console.note(f"peak memory: {', '.join(words)}")
+    return {"peak_memory_mib": peaks}
 
 
 def share_the_work(
@@ -289,8 +313,10 @@ def next_feed(job: Job, feed: Feed, stage: str) -> Feed:
     extractor = make_extractor(cut, feed.config, feed.transform, job.precision)
     feed = replace(feed, cut=cut, extractor=extractor)
     if extractor is not None:
+        check_room(extractor, feed.transform, len(feed.manifest.rows))
         feed.compute_plain()
         feed.compute_views()
+    feed = feed.in_memory()
     console.note(f"training {stage}, from where the stage before it ended")
     return feed
 
@@ -314,15 +340,6 @@ def check_manifest(run: RunDir, manifest: Manifest) -> None:
     )
 
 
-def with_usual_lr(config: Config, model: Model) -> Config:
-    """The settings with the learning rate that suits what trains, where none is named."""
-    if config.optim.lr is not None or config.optim.solver == "lbfgs":
-        return config
-    width = model.feature_size
-    lr = usual_lr(config.train.freeze, width)
-    return replace(config, optim=replace(config.optim, lr=lr))
-
-
 def make_extractor(
     cut: Cut, config: Config, transform: EvalTransform, precision: str
 ) -> Extractor | None:
@@ -331,7 +348,11 @@ def make_extractor(
         return None
     named = config.train.cache
     make = functools.partial(
-        Extractor, cut.prefix, precision=precision, max_pixels=config.data.max_pixels
+        Extractor,
+        cut.prefix,
+        precision=precision,
+        max_pixels=config.data.max_pixels,
+        exact=config.train.exact_pixels,
     )
     if named == "none":
         return make(folder=None)
@@ -344,48 +365,3 @@ def make_extractor(
             raise
         console.warn(f"features are not kept: {console.visible(error.problem)}")
         return make(folder=None)
-
-
-def load_weights(config: Config, *, num_classes: int) -> tuple[Model, LoadReport]:
-    """The pretrained model with a zero head; says what was loaded, dropped and resized.
-
-    `random:NAME` is the architecture and transform of NAME with fresh random weights: the
-    baseline that shows what pretraining is worth.
-    """
-    spec = config.weights
-    name = spec.name.removeprefix("random:")
-    model, report = load_backbone(
-        name,
-        num_classes=num_classes,
-        image_size=spec.image_size,
-        pre_logits=spec.pre_logits,
-        pos_embed=spec.pos_embed,
-        mean=spec.mean,
-        std=spec.std,
-        allow_pickle=spec.allow_pickle,
-        drop_path=config.train.drop_path,
-    )
-    if name == spec.name:
-        for line in report.lines():
-            console.note(console.visible(line))
-        return model, report
-    console.note(f"random weights in the architecture of {console.visible(name)}")
-    torch.manual_seed(config.train.seed)
-    model = untrained(model.config).eval()
-    return model, replace(report, provenance={"name": spec.name}, positions="random")
-
-
-def say_what_trains(
-    model: Model,
-    trained: Sequence[str],
-    config: Config,
-    device: torch.device,
-    precision: str,
-) -> None:
-    """Count the parameters on both sides of the freeze boundary."""
-    sizes = {name: p.numel() for name, p in model.named_parameters()}
-    count = sum(sizes[name] for name in trained)
-    console.note(
-        f"training {config.train.freeze}: {count:,} of {sum(sizes.values()):,} parameters, "
-        f"on {describe_device(device)} in {precision}"
-    )

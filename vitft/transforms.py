@@ -77,8 +77,15 @@ class EvalTransform:
                 fix="give as many means as standard deviations (over 0), e.g. 0.5 0.5 0.5",
             )
 
+    @property
+    def channels(self) -> int:
+        """Planes that the model reads: 3 for colours, 1 for greys."""
+        return len(self.mean)
+
     def pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The model's view of an RGB image: uint8, (S, S, 3)."""
+        """The model's view of an RGB image: uint8, (S, S, 3), equal planes where it reads greys."""
+        if self.channels == 1:
+            image = image.convert("L").convert("RGB")
         height, width = self.image_size
         resample = RESAMPLING[self.interpolation]
         wide, tall = self.resized(image.width, image.height)
@@ -106,8 +113,8 @@ class EvalTransform:
         return max(wide, round(width / ratio)), max(tall, round(height / ratio))
 
     def normalise(self, pixels: "Tensor") -> "Tensor":
-        """uint8 (B, S, S, 3) to float32 (B, 3, S, S) on the same device."""
-        planes = pixels.permute(0, 3, 1, 2)  # (B, 3, S, S), channels last in memory
+        """uint8 (B, S, S, 3) to float32 (B, channels, S, S) on the same device."""
+        planes = pixels.permute(0, 3, 1, 2)[:, : self.channels]  # channels last in memory
         if len({*self.mean}) == len({*self.std}) == 1:  # numbers: no broadcasting along channels
             return planes.float().div_(255).sub_(self.mean[0]).div_(self.std[0])
         values = planes.contiguous().float().div_(255)

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
@@ -35,14 +36,25 @@ class Clock:
     """Shuts the connections of one fetch when its time is up: a byte a second is not waited for."""
 
     def __init__(self, seconds: float) -> None:
-        self.deadline = time.monotonic() + seconds
+        self.seconds = seconds
         self.sockets: list[socket.socket] = []
-        self.timer = threading.Timer(seconds, self.cut)
-        self.timer.daemon = True
+        self.set()
 
     def __enter__(self) -> Self:
         self.timer.start()
         return self
+
+    def set(self) -> None:
+        """Make ready for the whole time from now on."""
+        self.deadline = time.monotonic() + self.seconds
+        self.timer = threading.Timer(self.seconds, self.cut)
+        self.timer.daemon = True
+
+    def renew(self) -> None:
+        """Begin to count again: enough came."""
+        self.timer.cancel()
+        self.set()
+        self.timer.start()
 
     def __exit__(self, *_: object) -> None:
         self.timer.cancel()
@@ -91,7 +103,9 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
     raise ImageError(url, reason)
 
 
-def opened(url: str, limits: WebLimits, clock: Clock) -> Any:  # noqa: ANN401 - urllib's response
+def opened(
+    url: str, limits: WebLimits, clock: Clock, headers: Mapping[str, str] | None = None
+) -> Any:  # noqa: ANN401 - urllib's response
     """The answer, before its body is read."""
     address = quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]")  # blanks and accents
     opener = urllib.request.OpenerDirector()
@@ -103,7 +117,7 @@ def opened(url: str, limits: WebLimits, clock: Clock) -> Any:  # noqa: ANN401 - 
         Handler(clock),
     ):
         opener.add_handler(handler)
-    request = urllib.request.Request(address, headers={"User-Agent": "vitft"})
+    request = urllib.request.Request(address, headers={"User-Agent": "vitft", **(headers or {})})
     return opener.open(request, timeout=clock.left)
 
 
@@ -197,14 +211,5 @@ class Timed(http.client.HTTPConnection):
         self.clock.sockets.append(self.sock)
 
 
-class TimedTLS(http.client.HTTPSConnection):
+class TimedTLS(Timed, http.client.HTTPSConnection):
     """The same, encrypted and with the server's certificate checked."""
-
-    def __init__(self, *args: Any, clock: Clock, **options: Any) -> None:  # noqa: ANN401
-        super().__init__(*args, **options)
-        self.clock = clock
-
-    def connect(self) -> None:
-        self.timeout = self.clock.left
-        super().connect()
-        self.clock.sockets.append(self.sock)

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from vitft.data.arrays import ArraySet, find_arrays
 from vitft.data.images import MAX_PIXELS, decode, read_bytes
+from vitft.data.known import KNOWN
 from vitft.data.loading import in_order
 from vitft.data.walk import Walk
 from vitft.errors import DataError, ImageError
@@ -66,6 +68,9 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
     Raises:
         DataError: Missing, unreadable or without two classes that all hold images.
     """
+    arrays = find_arrays(root)
+    if arrays is not None:
+        return scan_arrays(root, arrays, reference=reference)
     check_is_folder(root)
     walk = Walk(os.fspath(root), reference)
     names, _ = walk.folders_of("")
@@ -97,6 +102,22 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
         bad=tuple(walk.bad),
         ignored=walk.ignored,
         notes=tuple(notes),
+    )
+
+
+def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
+    """Arrays as the folder of image files that they stand for."""
+    if reference:
+        raise DataError(
+            f"{root} holds arrays, and the reference split is one of image files",
+            fix="leave --split out",
+        )
+    return Folder(
+        root=root,
+        classes=arrays.classes,
+        files=tuple(File(*row) for row in arrays.listing()),
+        layout="split" if arrays.splits else "classes",
+        notes=arrays.notes,
     )
 
 
@@ -136,10 +157,10 @@ def check_is_folder(root: Path) -> None:
     except OSError:
         beside = []
     near = difflib.get_close_matches(root.relative_to(parent).parts[0], beside, n=1)
-    raise DataError(
-        f"data folder not found: {root}",
-        fix=f"did you mean {parent / near[0]}?" if near else "check the path",
-    )
+    fix = f"did you mean {parent / near[0]}?" if near else "check the path"
+    if str(root) in KNOWN:
+        fix = f"get it first: vitft data fetch {root}"
+    raise DataError(f"data folder not found: {root}", fix=fix)
 
 
 Found = tuple[list[str], list[File], list[str]]

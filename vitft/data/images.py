@@ -42,6 +42,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from vitft.data.arrays import member
 from vitft.data.signatures import (
     ENDINGS,
     SUFFIXES,
@@ -120,6 +121,8 @@ def read_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Image
 def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> bytes:
     """The content of a regular file: a pipe, a device or a file beyond all measure is refused.
 
+    The path may also lead into arrays (`arrays.member`).
+
     Raises:
         ImageError: With the system's reason.
     """
@@ -131,6 +134,10 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
             if size <= limit:
                 return file.read()
     except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            inside = member(name)
+            if inside is not None:
+                return inside
         reason = REFUSALS.get(error.errno, f"cannot be read ({error.strerror})")
         raise ImageError(name, reason) from error
     except ValueError as error:  # a NUL or a surrogate: no file can have this name

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitft.data.arrays import ArraySet, find_arrays
 from vitft.data.folder import check_is_folder, counted, listed, split_parts
 from vitft.data.walk import Walk
 from vitft.errors import DataError, UsageError
@@ -50,7 +51,10 @@ def find_labelled(source: Path, *, subset: str | None = None) -> Labelled:
         DataError: Missing, unreadable, or without images under class names.
         UsageError: A subset of what has no parts.
     """
-    if source.is_file():
+    arrays = find_arrays(source)
+    if arrays is not None:
+        found, parts = from_arrays(source, arrays, subset or "val")
+    elif source.is_file():
         found = from_table(source)
         parts = False
     else:
@@ -61,6 +65,18 @@ def find_labelled(source: Path, *, subset: str | None = None) -> Labelled:
             f"--subset {subset}, but {source} has no train and val parts", fix="leave --subset out"
         )
     return found
+
+
+def from_arrays(source: Path, arrays: ArraySet, subset: str) -> tuple[Labelled, bool]:
+    """The images of arrays, or of one of their parts."""
+    rows = [(path, label) for path, label, part in arrays.listing() if part in ("", subset)]
+    return Labelled(
+        source=source,
+        root=os.fspath(source),
+        classes=arrays.classes,
+        images=tuple((path, arrays.classes[label]) for path, label in rows),
+        notes=arrays.notes,
+    ), arrays.splits
 
 
 def from_folder(root: Path, subset: str) -> tuple[Labelled, bool]:

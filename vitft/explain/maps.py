@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from vitft.backbone import TimmModel
 from vitft.errors import RunError, UsageError
 from vitft.explain.method import Method
-from vitft.model import Attention, Block, VisionTransformer, ViTConfig
+from vitft.model import Attention, Block, VisionTransformer, ViTConfig, shares
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 NUMBERS_AT_ONCE = 20_000_000
@@ -163,9 +163,9 @@ def traced(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, T
 
 def mix_seen(attention: Attention, kept: list[Tensor], x: Tensor) -> Tensor:
     """`Attention.forward` of tokens (B, N, D) by way of its maps, which are put into `kept`."""
-    maps = attention.maps(x)  # (B, H, N, N)
+    q, k, values = attention.split_heads(x)  # each (B, H, N, K)
+    maps = shares(q, k)  # (B, H, N, N), those of `Attention.maps`
     kept.append(maps)
-    _, _, values = attention.split_heads(x)  # (B, H, N, K)
     return attention.proj((maps @ values).transpose(1, 2).flatten(2))  # (B, N, D)
 
 
@@ -236,14 +236,29 @@ def relevance(
         score = logits.gather(1, wanted[:, None]).sum()  # images do not touch each other
         maps = [weights for weights, _ in steps]
         *slopes, last_slope = torch.autograd.grad(score, [*maps, last])
-    gathered = torch.zeros_like(maps[0][:, 0])  # (B, N, N), less the identity it starts from
-    for weights, slope in zip(maps, slopes, strict=True):
-        spoken = (weights.detach() * slope).clamp(min=0).mean(dim=1)
-        gathered = gathered + spoken + spoken @ gathered
+    starts = started_rows(model.config, last.detach(), last_slope)  # (B, 1, N)
+    rows = starts
+    for weights, slope in zip(reversed(maps), reversed(slopes), strict=True):
+        spoken = (weights.detach() * slope).clamp(min=0).float().mean(dim=1)  # (B, N, N)
+        rows = rows + rows @ spoken
     if model.config.pool == "cls":
-        return pooled_rows(model.config, gathered), logits.detach()
-    pooling = (last.detach() * last_slope).sum(dim=-1).clamp(min=0)  # (B, N), weight times slope
-    return pooling + (pooling[:, None] @ gathered)[:, 0], logits.detach()
+        rows = rows - starts  # the identity that the tokens start from
+    return rows[:, 0], logits.detach()
+
+
+def started_rows(config: ViTConfig, last: Tensor, last_slope: Tensor) -> Tensor:
+    """What the pooling takes of each token behind the last block (B, N, D), as (B, 1, N).
+
+    Relevance is these rows times one matrix (B, N, N) for each block. From the last block to the
+    first that is a vector times a matrix each time; the other way round, in the order of the paper,
+    it would be a product of matrices.
+    """
+    if config.pool == "mean":
+        pooling = (last * last_slope).sum(dim=-1).clamp(min=0)  # weight times slope
+        return pooling[:, None].float()
+    rows = torch.zeros((len(last), 1, last.shape[1]), device=last.device)
+    rows[..., : config.num_read] = 1 / config.num_read
+    return rows
 
 
 def scaled(values: Array) -> Array:

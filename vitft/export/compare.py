@@ -6,7 +6,7 @@ busy machine slows all of them alike.
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -24,6 +24,8 @@ BATCH = 8
 """Images per batch, of which the first is not timed."""
 EXACT = 1e-4
 """Largest difference of a logit in float32, as a share of the largest logit or of 1."""
+RESIZED = 1e-2
+"""The same where the graph resizes, and single values of a view differ by a grey level."""
 CHANGED = 0.05
 """Largest share of images whose best class int8 may change."""
 
@@ -39,6 +41,14 @@ class Opened:
     """An RGB image to the model's input, by the tool's own preprocessing where it has one."""
     logits: Callable[[Array], Array]
     """Stacked inputs to logits, float32 (B, C)."""
+    one_by_one: bool = False
+    """Whether inputs are of any size, so that they cannot be stacked."""
+
+    def answer(self, inputs: Sequence[Array]) -> Array:
+        """Logits (B, C) of prepared images."""
+        if not self.one_by_one:
+            return self.logits(np.stack(inputs))
+        return np.concatenate([self.logits(each[None]) for each in inputs])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +137,11 @@ def compare(
 
 def answer(model: Opened, batch: list[Sample], kept: Answers) -> None:
     """Let a model answer a batch, and time it; a first batch is answered twice."""
-    inputs = np.stack([model.prepare(sample.image) for sample in batch])
+    inputs = [model.prepare(sample.image) for sample in batch]
     if not kept.logits:
-        model.logits(inputs)  # whatever is set up at the first call is not timed
+        model.answer(inputs)  # whatever is set up at the first call is not timed
     started = time.perf_counter()
-    kept.logits.append(model.logits(inputs))
+    kept.logits.append(model.answer(inputs))
     kept.seconds.append((time.perf_counter() - started) / len(batch))
 
 
@@ -157,8 +167,12 @@ def row_of(
     )
 
 
-def check(row: Compared) -> None:
+def check(row: Compared, *, exact: float = EXACT) -> None:
     """Refuse an export that answers otherwise than the run.
+
+    Args:
+        row: The comparison.
+        exact: Largest difference of a logit, as a share of the largest logit or of 1.
 
     Raises:
         RunError: Above its tolerance.
@@ -176,5 +190,5 @@ def check(row: Compared) -> None:
             )
         if row.changed > max(1, CHANGED * row.images) or not np.isfinite(row.difference):
             raise RunError(said, fix="8 bits are too few for this model: export without --int8")
-    elif row.difference > EXACT * max(1.0, row.largest):
+    elif row.difference > exact * max(1.0, row.largest):
         raise RunError(said, fix="this should not happen; keep the run folder and report it")

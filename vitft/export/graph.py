@@ -2,8 +2,7 @@
 
 Any module from pixels to logits will do. How an image becomes the input stands in the file, as
 JSON, together with the class names in order; with `--with-preprocessing` the graph takes bytes and
-normalises them itself. Resizing stays outside: Pillow rounds to bytes between its two passes, for
-which ONNX has no operator, so it could not be exact.
+normalises them itself, with `--with-resize` an ONNX graph takes images of any size (`resize`).
 """
 
 import contextlib
@@ -25,6 +24,7 @@ from vitft.backbone import Model
 from vitft.errors import RunError
 from vitft.export.compare import Array, Opened
 from vitft.export.native import normalised
+from vitft.export.resize import INPUT, rgb_bytes, write_resizing
 from vitft.export.trained import Trained
 from vitft.files import write_atomically, writing
 from vitft.transforms import EvalTransform
@@ -52,26 +52,42 @@ class FromBytes(nn.Module):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        planes = pixels.permute(0, 3, 1, 2).float() / 255  # (B, 3, S, S)
-        return self.model((planes - self.mean) / self.std)
+        planes = pixels.permute(0, 3, 1, 2).float()  # (B, 3, S, S)
+        if len(self.mean) == 1:
+            planes = grey(planes)
+        return self.model((planes / 255 - self.mean) / self.std)
 
 
-def facts(trained: Trained, *, takes_bytes: bool) -> str:
+def grey(planes: Tensor) -> Tensor:
+    """Pillow's grey of colours (B, 3, S, S) from 0 to 255: whole numbers below 2^24, so exact."""
+    red, green, blue = (planes[:, i : i + 1] for i in range(3))
+    return ((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536).floor()
+
+
+def facts(trained: Trained, *, takes_bytes: bool, any_size: bool = False) -> str:
     """What a user of the graph must know, as one line of ASCII JSON."""
     transform, shape = trained.card.transform, trained.card.architecture
     height, width = transform.image_size
-    if takes_bytes:
+    colours = "greys, (value" if transform.channels == 1 else "RGB, (value"
+    if any_size:
+        layout = "uint8 (batch, height, width, 3): upright RGB of any size, all else inside"
+    elif takes_bytes:
         layout = f"uint8 (batch, {height}, {width}, 3): RGB, 0 to 255, normalised inside"
     else:
         layout = (
-            f"float32 (batch, {shape.in_channels}, {height}, {width}): RGB, (value / 255 - mean) "
-            "/ std per channel"
+            f"float32 (batch, {shape.in_channels}, {height}, {width}): {colours} / 255 - "
+            "mean) / std per channel"
         )
     return json.dumps(
         {
             "classes": list(trained.card.classes),
             "transform": transform.to_json(),
-            "input": {"name": "pixels", "layout": layout, "bytes": takes_bytes},
+            "input": {
+                "name": INPUT if any_size else "pixels",
+                "layout": layout,
+                "bytes": takes_bytes,
+                "any_size": any_size,
+            },
             "output": {"name": "logits", "layout": "float32 (batch, classes): softmax them"},
             "weights": dict(trained.card.weights),
             "made_by": f"vitft {version('vitft')}",
@@ -80,11 +96,17 @@ def facts(trained: Trained, *, takes_bytes: bool) -> str:
     )
 
 
-def write_onnx(trained: Trained, folder: Path, *, takes_bytes: bool) -> None:
+def write_onnx(
+    trained: Trained, folder: Path, *, takes_bytes: bool, any_size: bool = False
+) -> None:
     """model.onnx, and model.onnx.data beside it if the weights are too large for one file."""
-    program = onnx_program(trained, takes_bytes)
+    program = onnx_program(trained, takes_bytes or any_size)
     with writing(folder), quietly():
         program.save(folder / ONNX, external_data=is_big(trained.model))
+        if any_size:
+            text = facts(trained, takes_bytes=True, any_size=True)
+            transform = trained.card.transform
+            write_resizing(folder / ONNX, transform, text, is_big=is_big(trained.model))
 
 
 @functools.lru_cache(maxsize=1)  # --onnx and --int8 start from the same graph
@@ -193,8 +215,10 @@ def open_onnx(folder: Path) -> Opened:
     )
     described = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])
 
+    name = described["input"]["name"]
+
     def logits(inputs: Array) -> Array:
-        return np.asarray(session.run(["logits"], {"pixels": inputs})[0])
+        return np.asarray(session.run(["logits"], {name: inputs})[0])
 
     return opened_graph(described, logits, by=f"onnxruntime {onnxruntime.__version__}")
 
@@ -215,10 +239,12 @@ def open_program(folder: Path) -> Opened:
 def opened_graph(described: dict[str, Any], logits: Any, *, by: str) -> Opened:  # noqa: ANN401
     """A graph with the preprocessing that its description asks for."""
     transform = EvalTransform.from_json(described["transform"])
-    takes_bytes = described["input"]["bytes"]
+    takes_bytes, any_size = described["input"]["bytes"], described["input"]["any_size"]
+    prepare = transform.pixels if takes_bytes else functools.partial(normalised, transform)
     return Opened(
         by=by,
         classes=tuple(described["classes"]),
-        prepare=transform.pixels if takes_bytes else functools.partial(normalised, transform),
+        prepare=rgb_bytes if any_size else prepare,
         logits=logits,
+        one_by_one=any_size,
     )

@@ -148,6 +148,7 @@ def open_hf(folder: Path) -> Opened:
             folder, local_files_only=True
         ).eval()
     names = model.config.id2label
+    mode = "L" if model.config.num_channels == 1 else "RGB"
 
     def logits(inputs: Array) -> Array:
         with torch.inference_mode():
@@ -157,7 +158,7 @@ def open_hf(folder: Path) -> Opened:
         by=f"transformers {transformers.__version__}",
         classes=tuple(names[i] for i in range(len(names))),
         prepare=lambda image: np.asarray(
-            processor(image, return_tensors="pt")["pixel_values"][0].numpy()
+            processor(image.convert(mode), return_tensors="pt")["pixel_values"][0].numpy()
         ),
         logits=logits,
     )

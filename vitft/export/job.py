@@ -8,8 +8,8 @@ from pathlib import Path
 from vitft.checkpoint import Card
 from vitft.errors import RunError
 from vitft.export.card import write_readme
-from vitft.export.compare import Compared, Opened, check, compare
-from vitft.export.graph import open_onnx, open_program, write_onnx, write_program
+from vitft.export.compare import EXACT, RESIZED, Compared, Opened, check, compare
+from vitft.export.graph import OPSET, open_onnx, open_program, write_onnx, write_program
 from vitft.export.hf import not_for_hf, open_hf, write_hf
 from vitft.export.int8 import write_int8
 from vitft.export.native import (
@@ -20,11 +20,17 @@ from vitft.export.native import (
     write_native,
 )
 from vitft.export.plan import Order, plan_export
+from vitft.export.resize import not_inside, view_difference
 from vitft.export.trained import Trained, load_trained, samples
-from vitft.files import whole_folder
+from vitft.files import whole_folder, writing
 from vitft.stopping import Stopper
 
 Writer = Callable[[Trained, Path], None]
+
+
+def nothing_against(_: Card) -> str:
+    """Any model will do."""
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +39,7 @@ class Format:
 
     write: Writer
     open: Callable[[Path], Opened]
-    refusal: Callable[[Card], str] = lambda _: ""
+    refusal: Callable[[Card], str] = nothing_against
     """Why a model cannot be written in it, or nothing."""
 
 
@@ -65,12 +71,16 @@ class Exported:
 
 def formats(order: Order) -> dict[str, Format]:
     """The formats of an order, ready to use."""
-    takes_bytes = order.with_preprocessing
+    takes_bytes, any_size = order.with_preprocessing, order.with_resize
     known = {
         "safetensors": Format(write=write_native, open=open_native),
         "timm": Format(write=write_native, open=open_timm, refusal=not_for_timm),
         "transformers": Format(write=write_hf, open=open_hf, refusal=not_for_hf),
-        "onnx": Format(write=partial(write_onnx, takes_bytes=takes_bytes), open=open_onnx),
+        "onnx": Format(
+            write=partial(write_onnx, takes_bytes=takes_bytes, any_size=any_size),
+            open=open_onnx,
+            refusal=not_inside if any_size else nothing_against,
+        ),
         "torch-export": Format(
             write=partial(write_program, takes_bytes=takes_bytes), open=open_program
         ),
@@ -100,17 +110,34 @@ def export_run(run: str | None, order: Order) -> Exported:
         sizes: dict[str, int] = {}
         for name, each in wanted.items():
             folder = fresh if len(wanted) == 1 else fresh / name
-            folder.mkdir(exist_ok=True)
+            with writing(folder):
+                folder.mkdir(exist_ok=True)
             each.write(trained, folder)
             opened[name] = each.open(folder)
             sizes[name] = sum(path.stat().st_size for path in folder.rglob("*"))
         original = as_opened(trained.model, trained.card, by="vitft")
         rows = compare(original, opened, samples(trained, order.images), sizes)
         for row in rows:
-            check(row)
+            check(row, exact=RESIZED if order.with_resize else EXACT)
+        seen = resized_views(trained, order) if order.with_resize else ()
         if order.repo:
             write_readme(trained, fresh, order.repo, rows[0])
-    return Exported(folder=order.out, rows=tuple(rows), notes=notes_of(trained, order, rows))
+    notes = (*notes_of(trained, order, rows), *seen)
+    return Exported(folder=order.out, rows=tuple(rows), notes=notes)
+
+
+def resized_views(trained: Trained, order: Order) -> tuple[str, ...]:
+    """How the views differ that the graph makes, in words.
+
+    Raises:
+        RunError: By too much.
+    """
+    transform = trained.card.transform
+    found = view_difference(transform, samples(trained, order.images), OPSET)
+    return (
+        f"the graph's views differ from vitft's by at most {found.levels} grey levels of 255, in "
+        f"{found.share:.2%} of the values",
+    )
 
 
 def notes_of(trained: Trained, order: Order, rows: list[Compared]) -> tuple[str, ...]:

@@ -63,10 +63,11 @@ def open_timm(folder: Path) -> Opened:
 
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     view = create_transform(**resolve_data_config(model.pretrained_cfg))
+    mode = "L" if model.pretrained_cfg["input_size"][0] == 1 else "RGB"  # timm leaves it to users
     return Opened(
         by=f"timm {timm.__version__}",
         classes=tuple(model.pretrained_cfg["label_names"]),
-        prepare=lambda image: np.asarray(view(image).numpy()),
+        prepare=lambda image: np.asarray(view(image.convert(mode)).numpy()),
         logits=lambda inputs: torch_logits(model, inputs),
     )
 

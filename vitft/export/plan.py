@@ -46,6 +46,8 @@ class Order:
     """A folder that does not exist yet, or is empty."""
     with_preprocessing: bool = False
     """Whether a graph takes bytes and normalises them itself."""
+    with_resize: bool = False
+    """Whether an ONNX graph resizes and crops, too."""
     images: int = COMPARED
     """How many validation images to compare on."""
     repo: str = ""
@@ -61,6 +63,7 @@ def plan_export(
     out: str | None,
     *,
     with_preprocessing: bool = False,
+    with_resize: bool = False,
     images: int = COMPARED,
     repo: str = "",
     private: bool = False,
@@ -82,6 +85,8 @@ def plan_export(
             fix=f"use it with {', '.join(f'--{f}' for f in GRAPHS)} alone; the other formats "
             "state their preprocessing in their config.json",
         )
+    if with_resize and [*formats] != ["onnx"]:
+        raise UsageError("--with-resize concerns one ONNX graph", fix="use it with --onnx alone")
     if images < 1:
         raise UsageError(f"--images is {images}", fix="compare on at least one image")
     check_push(formats, repo, is_told_more=private or bool(revision))
@@ -90,7 +95,8 @@ def plan_export(
     return Order(
         formats=tuple(name for name in FORMATS if name in formats),
         out=free_name(Path("export")) if out is None else plan_run(out, ""),
-        with_preprocessing=with_preprocessing,
+        with_preprocessing=with_preprocessing or with_resize,
+        with_resize=with_resize,
         images=images,
         repo=repo,
         private=private,

@@ -18,7 +18,7 @@ from torch import Tensor
 from vitft.backbone import Model
 from vitft.checkpoint import Card, build_model, load_checkpoint
 from vitft.config import read_toml
-from vitft.data.images import open_image
+from vitft.data.images import open_image, read_bytes
 from vitft.data.split import Manifest, Row
 from vitft.errors import ImageError, RunError, VitftError
 from vitft.rundir import RunDir, find_model
@@ -114,8 +114,8 @@ def spread(rows: Sequence[Row], count: int) -> list[Row]:
 def is_unchanged(path: str, sha256: str) -> bool:
     """Whether the image is still the one that the run saw."""
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest() == sha256
-    except OSError:
+        return hashlib.sha256(read_bytes(path)).hexdigest() == sha256
+    except ImageError:
         return False
 
 

@@ -6,14 +6,14 @@
     sections   that object -> what each part of the page shows
     album      the parts that show images
     overview   the part that says what was done, and how to repeat it
-    charts     curves as SVG, by matplotlib; vector makes them fit a strict page
+    charts     what the curves show; vector draws them as SVG that fits a strict page
     palette    the colours, light and dark
     page       template, style and script -> one file that loads nothing
     pairing    several runs -> the images they share, and who is right on them
     comparing  what the page of a comparison shows
 
 Nothing here imports torch, opens a user's image or needs the data: the run directory is enough.
-What is heavy (jinja2, matplotlib) is imported when a page is made.
+What is heavy (jinja2) is imported when a page is made.
 """
 
 from pathlib import Path

@@ -63,7 +63,7 @@ def chart(comparison: Comparison) -> str:
     shares = [right / comparison.shared for right in comparison.rights]
     bounds = [wilson(right, comparison.shared) for right in comparison.rights]
     return charts.ranges(
-        "accuracies", "Accuracy of each run with its interval", comparison.letters, shares, bounds
+        "Accuracy of each run with its interval", comparison.letters, shares, bounds
     )
 
 

@@ -45,7 +45,7 @@ def shown(value: Any) -> Any:  # noqa: ANN401 - whatever a template names
 
 
 def render(template: str, view: Mapping[str, Any]) -> str:
-    """The page of a view; charts in it are SVG that `vector` has cleaned."""
+    """The page of a view; charts in it are SVG of `vector`."""
     from markupsafe import Markup
 
     css = (TEMPLATES / "page.css").read_text(encoding="utf-8") + style()

@@ -83,13 +83,13 @@ def epochs(run: Run) -> Part:
     if best:
         text += f" The weights of epoch {best} were kept: they did best on the held-back images."
     accuracy = charts.curves(
-        "accuracy", "Accuracy over epochs", pair("top1"), x="epoch", y="accuracy", shares=True
+        "Accuracy over epochs", pair("top1"), x="epoch", y="accuracy", shares=True
     )
     return {
         "title": "Training curves",
         "text": text,
         "charts": [
-            charts.curves("loss", "Loss over epochs", pair("loss"), x="epoch", y="loss (nats)"),
+            charts.curves("Loss over epochs", pair("loss"), x="epoch", y="loss (nats)"),
             accuracy,
         ],
         "columns": ["epoch", "training loss", "validation loss", "training", "validation"],
@@ -113,7 +113,6 @@ def penalty_path(run: Run) -> Part:
         return None
     best = run.figures.get("l2", 0.0)
     chart = charts.penalties(
-        "penalty",
         "Cross-validated accuracy over the penalty",
         [line["l2"] for line in log],
         [line["cv_top1"] for line in log],
@@ -188,7 +187,7 @@ def confidence(run: Run) -> Part:
         )
     return {
         "text": text,
-        "chart": charts.reliability("reliability", label, bins),
+        "chart": charts.reliability(label, bins),
         "columns": ["confidence", "images", "mean confidence", "right"],
         "rows": [
             [
@@ -220,7 +219,7 @@ def learning(run: Run) -> Part:
         text += " It has stopped rising."
     return {
         "text": text,
-        "chart": charts.learning("learning", "Accuracy over training images", points_of, beyond),
+        "chart": charts.learning("Accuracy over training images", points_of, beyond),
         "columns": ["training images", "accuracy"],
         "rows": [[f"{images:,}", percent(top1)] for images, top1 in points_of],
     }

@@ -33,6 +33,9 @@ ANSWER_SECONDS = 30.0
 """From a whole request to its answer."""
 TIDY_SECONDS = 2.0
 """Between two returns of freed memory, if images came in between."""
+TURN_SECONDS = 0.0005
+"""After which a thread lets another one go on. With Python's 0.005 each step of an answer to
+/healthz may wait so long for every thread that decodes."""
 STOP_SECONDS = 5
 """From the signal to stop until requests under way are cut off."""
 

@@ -1,6 +1,7 @@
 """The socket, start and stop."""
 
 import socket
+import sys
 from types import FrameType
 
 import uvicorn
@@ -10,7 +11,7 @@ from vitft.predict import Predictor
 from vitft.serve.access import Access
 from vitft.serve.app import make_app
 from vitft.serve.engine import Engine
-from vitft.serve.limits import STOP_SECONDS, Limits
+from vitft.serve.limits import STOP_SECONDS, TURN_SECONDS, Limits
 from vitft.serve.protocol import PatientProtocol
 
 
@@ -44,6 +45,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 class Server(uvicorn.Server):
     """One signal stops it, in `STOP_SECONDS` at the latest; further ones change nothing."""
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until told to stop; meanwhile Python's threads take short turns."""
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(TURN_SECONDS)
+        try:
+            super().run(sockets)
+        finally:
+            sys.setswitchinterval(before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:

@@ -1,0 +1,35 @@
+"""Public archives of images that `vitft data fetch` knows by name.
+
+Size and digest stand here only where somebody trustworthy publishes them in full.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """One archive with an image folder inside."""
+
+    name: str
+    """Also the folder that it becomes."""
+    url: str
+    size: int | None = None
+    """Bytes, if known beforehand."""
+    sha256: str = ""
+    """Of the archive, hexadecimal; empty if not known beforehand."""
+    what: str = ""
+    licence: str = ""
+
+
+KNOWN: Mapping[str, Archive] = {
+    "flower_photos": Archive(
+        name="flower_photos",
+        url="https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",
+        # Size and sha256 as TensorFlow Datasets states them (tf_flowers, checksums.tsv).
+        size=228_813_984,
+        sha256="4c54ace7911aaffe13a365c34f650e71dd5bf1be0a58b464e5a7183e3e595d9c",
+        what="3,670 photos of 5 kinds of flower",
+        licence="CC-BY 2.0, photographers in LICENSE.txt",
+    ),
+}

@@ -1,0 +1,77 @@
+"""Which training images an epoch is made of, and in which order.
+
+Everything is a pure function of labels, seed and epoch, so that a training that goes on after a
+stop, or in several processes, sees the images that it would have seen. Nothing here imports torch.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Order = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
+    """How many images an epoch has: all of them once, or the same number of each class.
+
+    A balanced epoch is as long as the other one, less what a whole number for each class leaves.
+    """
+    count = len(labels)
+    return count - count % len({*labels}) if balanced and count else count
+
+
+def order_of(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) -> Order:
+    """Positions of the images of an epoch, in the order in which they are used."""
+    random = np.random.default_rng([seed, epoch])
+    if not balanced:
+        return random.permutation(len(labels))
+    return random.permutation(balanced_draw(labels, seed, epoch))
+
+
+def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
+    """The same number of images of each class, class after class.
+
+    Each class deals its images from a pile that is shuffled anew whenever it is used up, and the
+    next epoch goes on where this one ended: over a training every image of a class is used equally
+    often, to within one.
+    """
+    known = np.asarray(labels)
+    classes = sorted({*labels})
+    each = images_per_epoch(labels, balanced=True) // len(classes)
+    drawn = []
+    for label in classes:
+        own = np.flatnonzero(known == label)
+        places = np.arange(epoch * each, (epoch + 1) * each)
+        piles = range(places[0] // len(own), places[-1] // len(own) + 1)
+        dealt = [np.random.default_rng([seed, label, pile, 1]).permutation(own) for pile in piles]
+        drawn.append(np.concatenate(dealt)[places - piles[0] * len(own)])
+    return np.concatenate(drawn)
+
+
+def turns(order: Order) -> list[int]:
+    """For each place of an order, how often its image was used before in the same epoch."""
+    seen: Counter[int] = Counter()
+    found = []
+    for position in order.tolist():
+        found.append(seen[position])
+        seen[position] += 1
+    return found
+
+
+def say_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
+    """What a balanced epoch is, in words."""
+    counts = Counter(labels)
+    each = images_per_epoch(labels, balanced=True) // len(counts)
+    rarest, largest = min(counts, key=lambda c: counts[c]), max(counts, key=lambda c: counts[c])
+    text = (
+        f"balanced sampling: an epoch is {each:,} images of each of {len(counts)} classes, "
+        f"{each * len(counts):,} in all"
+    )
+    if counts[rarest] == counts[largest]:
+        return f"{text}; the classes are equally large, so it is every image once"
+    return (
+        f"{text}; an image of {classes[rarest]} is used {each / counts[rarest]:.1f} times, "
+        f"one of {classes[largest]} {each / counts[largest]:.1f} times"
+    )
