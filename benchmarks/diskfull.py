@@ -82,8 +82,10 @@ class Kind:
         command = Command(self.home, self.name)
         command.out = self.out
         words = command.words()
-        if self.name == "predict" and self.out.with_name("answers.jsonl.part").exists():
-            words.append("--resume")
+        if self.name == "predict":
+            words[1:1] = words[1:2] * 60  # answers that fill more than a page
+            if self.out.with_name("answers.jsonl.part").exists():
+                words.append("--resume")
         return words
 
     def left(self) -> object:
@@ -118,7 +120,7 @@ def sweep(kind: Kind, sizes: int, rng: random.Random) -> None:
     for number in range(sizes):
         kind.clean()
         room = int(need * 1.3 * (number + rng.random()) / sizes) // PAGE * PAGE
-        resize(kind.disk, before + room + PAGE)
+        resize(kind.disk, before + room)
         code = forked.run(kind.home, kind.words())
         text = forked.said(kind.home)
         codes[code] += 1

@@ -284,6 +284,8 @@ def main() -> None:
         probe(args.probe)
         return
     files = sorted(f for f in Path(args.images).rglob("*") if f.suffix in (".jpg", ".png"))
+    if not files:
+        parser.error(f"no .jpg or .png in {args.images}: give --images another folder")
     images = [f.read_bytes() for f in files[:: max(1, len(files) // 50)]][:50]
     print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, {len(images)} images")
     if "throughput" in args.parts:

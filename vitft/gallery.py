@@ -33,7 +33,7 @@ SIDE = 112
 """Pixels of the longer side."""
 MISTAKES, SUSPECTS, UNSURE, UNSURE_PER_CLASS = 200, 80, 60, 3
 """Images of each kind that are kept."""
-LOOKED_AT = 24
+LOOKED_AT = 12
 """The worst mistakes, of which the attention is kept as well."""
 BATCH = 4
 """Images whose attention is drawn together, on one core of a CPU."""
