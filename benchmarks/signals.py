@@ -318,6 +318,7 @@ def disturb_imports(home: Path, count: int, score: Score, rng: random.Random) ->
 
 def campaign(signals: int) -> None:
     """All of it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     home = Path(tempfile.mkdtemp(prefix="vitft-signals-"))
     os.environ["HOME"] = str(home)
     prepare(home, per_class=10, width=32, depth=2)

@@ -1,6 +1,8 @@
 """What a run leaves behind once its temperature is fitted: files that agree with each other."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +144,24 @@ def test_figures_never_speak_of_other_weights_than_those_beside_them(
     load_checkpoint(done.run / "model.safetensors")  # whole, the old one or the new
     assert not (done.run / "eval.json").exists()
     assert not (done.run / "validation.npz").exists()
+
+
+def test_a_signal_waits_until_weights_and_figures_have_been_exchanged(
+    mixed_up: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[Path] = []
+
+    def save_then_be_told(path: Path, *rest: Any) -> str:
+        saved.append(path)
+        digest = save_checkpoint(path, *rest)
+        if len(saved) == 2:  # the calibrated one: eval.json is not back yet
+            os.kill(os.getpid(), signal.SIGTERM)
+        return digest
+
+    monkeypatch.setattr(ending, "save_checkpoint", save_then_be_told)
+
+    done = run_on(mixed_up, tiny_weights, tmp_path / "run")
+
+    assert (done.status, done.exit_code) == ("terminated", 143)
+    assert json.loads((done.run / "eval.json").read_text())["calibration"]["temperature"] != 1
+    assert (done.run / "validation.npz").is_file()

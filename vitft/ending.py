@@ -1,6 +1,8 @@
 """What a training ends with: figures that predict will confirm, calibrated weights, their card."""
 
+import contextlib
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,7 +56,14 @@ def confirmed(feed: Feed, model: Model, precision: str) -> tuple[Tensor, Tensor,
 
 
 def keep_calibrated(
-    run: RunDir, best: Best, card: Card, logits: Tensor, labels: Tensor, figures: dict[str, Any]
+    run: RunDir,
+    best: Best,
+    card: Card,
+    logits: Tensor,
+    labels: Tensor,
+    figures: dict[str, Any],
+    *,
+    undisturbed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> None:
     """Fold the temperature into the head, and replace weights and figures on the disk.
 
@@ -68,24 +77,26 @@ def keep_calibrated(
         logits: Of the validation images before that, (n, C).
         labels: Their class indices.
         figures: What else belongs into eval.json.
+        undisturbed: Around the change, which a signal should wait for.
     """
     temperature = temperature_for(logits.double().numpy(), labels.numpy())
     figures |= evaluation(logits, labels, card.classes)
     figures |= probabilities(logits, labels, temperature)
     if temperature.note:
         console.note(f"probabilities are left as they are: {temperature.note}")
-    if run.writes:
-        run.eval.unlink(missing_ok=True)
-    if temperature.value != 1:
-        head = best.model.head
-        assert isinstance(head, nn.Linear)
-        with torch.no_grad():
-            for parameter in head.parameters():
-                parameter.div_(temperature.value)
-        keep_weights(run, best.model, card)
-    run.write_arrays("validation.npz", logits=(logits / temperature.value).numpy())
-    best.figures |= figures
-    run.write_json(run.eval.name, best.figures)
+    with undisturbed():
+        if run.writes:
+            run.eval.unlink(missing_ok=True)
+        if temperature.value != 1:
+            head = best.model.head
+            assert isinstance(head, nn.Linear)
+            with torch.no_grad():
+                for parameter in head.parameters():
+                    parameter.div_(temperature.value)
+            keep_weights(run, best.model, card)
+        run.write_arrays("validation.npz", logits=(logits / temperature.value).numpy())
+        best.figures |= figures
+        run.write_json(run.eval.name, best.figures)
 
 
 def keep_best(run: RunDir, best: Best, card: Card) -> None:

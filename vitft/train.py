@@ -235,7 +235,8 @@ def train_and_keep(job: Job, start: Start, card: Card, started: float) -> Result
                 keep_best(run, best, card)
         logits, labels, figures = confirmed(last, best.model, job.precision)
         figures |= {"seconds": round(time.monotonic() - started, 1)}
-        keep_calibrated(run, best, card, logits, labels, figures)
+        held = job.stopper.held
+        keep_calibrated(run, best, card, logits, labels, figures, undisturbed=held)
         keep_adapter(run, best, feed.config, card)
         is_measured = True
         round_off(job, start)
