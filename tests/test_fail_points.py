@@ -171,6 +171,17 @@ def test_a_log_is_cut_back_to_what_belongs_to_the_state(tmp_path: Path, how: str
     every_point(tmp_path, how, before, lambda home: RunDir(home).log({"epoch": 2}), look)
 
 
+@pytest.mark.parametrize("how", ["ENOSPC", "EIO"])
+def test_a_line_that_could_not_be_logged_is_not_half_there(tmp_path: Path, how: str) -> None:
+    def before(home: Path) -> None:
+        RunDir(home).log({"epoch": 1})
+
+    def look(home: Path) -> None:
+        assert (home / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
+
+    assert every_point(tmp_path, how, before, lambda home: RunDir(home).log({"epoch": 2}), look)
+
+
 @pytest.mark.parametrize("how", [*ERRORS])
 def test_states_that_cannot_be_removed_do_not_spoil_a_finished_run(
     tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]

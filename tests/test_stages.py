@@ -14,7 +14,7 @@ from vitft import stages
 from vitft.checkpoint import load_checkpoint
 from vitft.cli import main
 from vitft.config import from_table, read_toml
-from vitft.errors import LockedError, RunError
+from vitft.errors import LockedError, ResourceError, RunError
 from vitft.loop import Step, Training, logits_of
 from vitft.rundir import RunDir, locked
 from vitft.stages import Stage
@@ -146,6 +146,26 @@ def test_a_stop_during_validation_is_taken_up_before_the_validation(
     again = resumed(stopped.run)
 
     assert (stopped.status, stopped.exit_code, stopped.figures) == ("interrupted", 130, {})
+    assert outcome(again.run) == outcome(whole.run)
+
+
+def test_an_epoch_that_could_not_be_logged_is_evaluated_again_after_the_resume(
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
+    log = RunDir.log
+
+    def full(run: RunDir, fields: dict[str, Any]) -> None:
+        if fields["epoch"] == 2:
+            raise ResourceError("the disk is full", fix="make room")
+        log(run, fields)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDir, "log", full)
+        with pytest.raises(ResourceError):
+            start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
+    again = resumed(tmp_path / "stopped")
+
     assert outcome(again.run) == outcome(whole.run)
 
 

@@ -100,11 +100,18 @@ class RunDir:
                 os.truncate(path, size)
 
     def log(self, fields: Mapping[str, Any]) -> None:
-        """Append one line to metrics.jsonl."""
+        """Append one line to metrics.jsonl, whole or not at all."""
         if not self.writes:
             return
-        with writing(self.path), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(fields, allow_nan=False) + "\n")
+        path, size = self.path / "metrics.jsonl", self.log_size()
+        with writing(self.path):
+            try:
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(fields, allow_nan=False) + "\n")
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.truncate(path, size)
+                raise
 
 
 def plan_run(

@@ -195,10 +195,10 @@ class Stage:
             if not math.isfinite(figures["loss"]):
                 raise diverged(tally.steps - 1, tally.lr, figures["loss"])
             with job.stopper.deferred():
+                line = {"epoch": epoch + 1, **tally.figures(), **validation_figures(figures)}
+                job.run.log(line)  # first: if the disk is full, this epoch has yet to end
                 job.best.consider(figures)
                 self.progress.advance(0, validation=f"{figures['top1']:.1%}")
-                line = {"epoch": epoch + 1, **tally.figures(), **validation_figures(figures)}
-                job.run.log(line)
                 tally.reset()
                 self.epochs = epoch + 1
                 for known in ("lr", "first_loss"):  # told step by step
