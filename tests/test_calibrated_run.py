@@ -12,12 +12,14 @@ import torch
 from torch.nn import functional as F
 
 from tests.conftest import draw_folder
+from tests.fail_points import FailPoints
 from tests.test_train import run_it
 from vitft import ending
 from vitft.calibration import Temperature
 from vitft.checkpoint import load_checkpoint, save_checkpoint
 from vitft.data.images import open_image
 from vitft.data.split import Manifest
+from vitft.errors import ResourceError
 from vitft.predict import Predictor
 from vitft.rundir import RunDir
 from vitft.train import Result
@@ -165,3 +167,17 @@ def test_a_signal_waits_until_weights_and_figures_have_been_exchanged(
     assert (done.status, done.exit_code) == ("terminated", 143)
     assert json.loads((done.run / "eval.json").read_text())["calibration"]["temperature"] != 1
     assert (done.run / "validation.npz").is_file()
+
+
+def test_figures_that_cannot_be_replaced_are_one_sentence(
+    mixed_up: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    with FailPoints(tmp_path / "run", -1, "EIO") as points:
+        run_on(mixed_up, tiny_weights, tmp_path / "run")
+    removed = points.calls.index("unlink eval.json")
+
+    with (
+        FailPoints(tmp_path / "again", removed, "EIO"),
+        pytest.raises(ResourceError, match=r"eval\.json"),
+    ):
+        run_on(mixed_up, tiny_weights, tmp_path / "again")

@@ -1,25 +1,20 @@
 """`python -m vitft` is `vitft`; under torchrun it is one of several processes.
 
-Nothing is imported before signals are taken care of: until a command has begun there is nothing to
-clean up, so one ends the process at once and without a traceback.
+Signals are taken care of before anything is imported that takes long: until a command has begun there
+is nothing to clean up, so one ends the process at once and without a traceback.
 """
 
 import os
 import signal
 import sys
-from types import FrameType
 from typing import NoReturn
 
-
-def leave(number: int, _: FrameType | None = None) -> NoReturn:
-    """End at once, with the exit code that a shell gives to this signal."""
-    os.write(2, b"vitft: interrupted\n")
-    os._exit(128 + number)
+from vitft.imports import ENDING, leave
 
 
 def run() -> NoReturn:
     """The command `vitft`."""
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    numbers = [n for n in ENDING if signal.getsignal(n) != signal.SIG_IGN]
     for number in numbers:
         signal.signal(number, leave)
     from vitft.cli import main

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitft import console
 from vitft.errors import RunError, UsageError
+from vitft.imports import heavy_imports
 
 if TYPE_CHECKING:
     from vitft.check import Outcome
@@ -39,7 +40,8 @@ def add_check(verbs: "argparse._SubParsersAction[Parser]") -> None:
 
 def check_command(args: argparse.Namespace) -> int:
     """Look, say what was found, and put the proposals beside it."""
-    from vitft.check import check_folder, config_of
+    with heavy_imports():
+        from vitft.check import check_folder, config_of
     from vitft.config import Config
     from vitft.data.arrays import find_arrays, whereabouts
     from vitft.data.fixes import write_fixes

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitft import console
 from vitft.errors import UsageError
+from vitft.imports import heavy_imports
 
 if TYPE_CHECKING:
     from vitft.cli import Parser
@@ -62,7 +63,8 @@ def evaluate_command(args: argparse.Namespace) -> int:
     out = planned(args.out, Path(data.root))
     for text in data.notes:
         console.note(console.visible(text))
-    from vitft.evaluate import evaluate
+    with heavy_imports():
+        from vitft.evaluate import evaluate
 
     done = evaluate(data, args.run, device=args.device)
     say_what_counts(done.figures)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vitft import console
 from vitft.errors import UsageError
 from vitft.explain.method import FUSIONS, METHODS, Method
+from vitft.imports import heavy_imports
 
 if TYPE_CHECKING:
     from vitft.cli import Parser
@@ -54,7 +55,8 @@ def explain_command(args: argparse.Namespace) -> int:
         from vitft.rundir import find_model
 
         find_model(args.run)
-    from vitft.explain.subject import subject_of_run, subject_of_weights
+    with heavy_imports():
+        from vitft.explain.subject import subject_of_run, subject_of_weights
     from vitft.predict import expand
 
     images = list(expand(args.images))

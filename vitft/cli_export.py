@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitft import console
 from vitft.export.plan import COMPARED, FORMATS, Order, plan_export
+from vitft.imports import heavy_imports
 
 if TYPE_CHECKING:
     from vitft.export import Exported
@@ -59,7 +60,8 @@ def export_command(args: argparse.Namespace) -> int:
         revision=args.revision,
     )
     find_model(args.run)
-    from vitft.export import export_run
+    with heavy_imports():
+        from vitft.export import export_run
 
     done = export_run(args.run, order)
     show(done, order)

@@ -13,6 +13,7 @@ from vitft.cli_report import show_report
 from vitft.config import Config, from_table, merged, parse_setting, read_recipe
 from vitft.defaults import check_effect
 from vitft.errors import UsageError
+from vitft.imports import heavy_imports
 
 Verbs = argparse._SubParsersAction  # the type argparse gives no public name
 
@@ -138,7 +139,8 @@ def finetune_command(args: argparse.Namespace) -> int:
     if config is None:
         console.note(f"{console.visible(str(out))} is finished already; there is nothing to resume")
         return 0
-    from vitft.train import finetune
+    with heavy_imports():
+        from vitft.train import finetune
 
     result = finetune(config, out=out, resume=resume, max_seconds=limit)
     console.summary(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitft import console
 from vitft.errors import Stopped, UsageError
+from vitft.imports import heavy_imports
 from vitft.serve.access import EVERYWHERE, access_for, is_loopback
 from vitft.serve.limits import Limits
 from vitft.stopping import Stopper
@@ -55,7 +56,8 @@ def serve_command(args: argparse.Namespace) -> int:
     check_port(args.port)
     check_installed()
     find_model(args.run)
-    from vitft.predict import Predictor
+    with heavy_imports():
+        from vitft.predict import Predictor
     from vitft.serve.heap import settle
     from vitft.serve.server import listen, make_server
 

@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from vitft import console
+from vitft.imports import heavy_imports
 
 Verbs = argparse._SubParsersAction  # the type argparse gives no public name
 
@@ -65,10 +66,11 @@ def study_command(args: argparse.Namespace) -> int:
         many = ", ".join(map(str, plan.left_out))
         console.note(f"left out: {many} images per class, the smallest class has too few")
 
-    from vitft.files import whole_folder, write_atomically
-    from vitft.study.curves import leads, run_study, setting_of
-    from vitft.study.picture import study_png
-    from vitft.study.words import heading, sentences, short_rows, to_json, to_markdown
+    with heavy_imports():
+        from vitft.files import whole_folder, write_atomically
+        from vitft.study.curves import leads, run_study, setting_of
+        from vitft.study.picture import study_png
+        from vitft.study.words import heading, sentences, short_rows, to_json, to_markdown
 
     study = run_study(plan, config)
     ahead, setting = leads(study), setting_of(config)

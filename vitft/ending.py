@@ -15,6 +15,7 @@ from vitft.checkpoint import Card, save_checkpoint
 from vitft.config import Config
 from vitft.data.split import Manifest
 from vitft.feed import Feed
+from vitft.files import writing
 from vitft.lora import fold_adapters, write_adapter
 from vitft.metrics import evaluation, probabilities
 from vitft.pretrained import LoadReport
@@ -86,7 +87,8 @@ def keep_calibrated(
         console.note(f"probabilities are left as they are: {temperature.note}")
     with undisturbed():
         if run.writes:
-            run.eval.unlink(missing_ok=True)
+            with writing(run.eval):
+                run.eval.unlink(missing_ok=True)
         if temperature.value != 1:
             head = best.model.head
             assert isinstance(head, nn.Linear)

@@ -103,17 +103,14 @@ def whitener(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     With fewer rows than directions the scatter is drawn towards a sphere by the share that
     minimises the expected error (oracle approximating shrinkage, Chen et al. 2010, 0907.4698).
     """
-    import torch  # who fits has loaded it; OpenBLAS's threads would wait for torch's
-
     n, d = x.shape
-    rows = torch.from_numpy(x)
-    scatter = (rows.T @ rows / n).numpy()
+    scatter = x.T @ x / n
     sphere, squares = np.trace(scatter) / d, (scatter**2).sum()
     spread = squares + (sphere * d) ** 2
     shrink = min(1.0, spread / max(1e-30, (n + 1) * (squares - (sphere * d) ** 2 / d)))
     scatter = (1 - shrink) * scatter + (shrink * sphere + 1e-12) * np.eye(d)
-    values, vectors = torch.linalg.eigh(torch.from_numpy(scatter))
-    return np.asarray(vectors / values.clamp(min=1e-12).sqrt())
+    values, vectors = np.linalg.eigh(scatter)
+    return np.asarray(vectors / np.sqrt(np.maximum(values, 1e-12)))
 
 
 def read_reference(run: Path, width: int) -> Reference | None:
