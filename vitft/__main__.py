@@ -1,7 +1,7 @@
 """`python -m vitft` is `vitft`; under torchrun it is one of several processes.
 
-Signals are taken care of before anything is imported that takes long: until a command has begun there
-is nothing to clean up, so one ends the process at once and without a traceback.
+Signals are taken care of before anything is imported that takes long: until a command has begun
+there is nothing to clean up, so one ends the process at once and without a traceback.
 """
 
 import os
