@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from tests.conftest import draw_folder
 from vitft.checkpoint import Card, load_checkpoint, save_checkpoint
 from vitft.model import VisionTransformer, ViTConfig
-from vitft.team import Team
+from vitft.team import Team, store_of_this_attempt
 from vitft.transforms import EvalTransform
 
 OPTIONS = ["--freeze", "none", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"]
@@ -40,6 +41,25 @@ def test_one_alone_needs_nobody() -> None:
     assert team.from_leader("x") == "x"
     assert torch.equal(team.gathered(tensor, 2), tensor)
     assert team.leads
+
+
+def test_a_restart_does_not_read_the_addresses_of_its_dead_predecessors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    before = store_of_this_attempt()
+    before.set("address", "of a process that was killed")
+
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    after = store_of_this_attempt()
+
+    assert before.check(["address"])
+    assert not after.check(["address"])
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from vitft import console
 from vitft.errors import ResourceError
@@ -133,6 +135,17 @@ def lost(told: str) -> ResourceError:
     )
 
 
+def store_of_this_attempt() -> Store:
+    """Where the processes tell each other their addresses.
+
+    torchrun keeps one store for all its restarts. Without a name for each, a process that comes up
+    first would read where its dead predecessors listened, and wait there.
+    """
+    store, _, _ = next(rendezvous("env://", timeout=PATIENCE))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"vitft/{attempt}", store)
+
+
 @contextlib.contextmanager
 def joined() -> Iterator[Team]:
     """The team that torchrun made of this process and others; alone without torchrun."""
@@ -147,7 +160,13 @@ def joined() -> Iterator[Team]:
     if not team.leads:
         console.be_silent()
     with talking(), at_once():
-        distributed.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
+        distributed.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store_of_this_attempt(),
+            rank=team.rank,
+            world_size=team.size,
+            timeout=PATIENCE,
+        )
     try:
         yield team
     finally:
