@@ -1,5 +1,6 @@
 """Shared fixtures: everything a test needs is made here, small and seeded."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,13 @@ from vitft.model import VisionTransformer, ViTConfig
 from vitft.transforms import EvalTransform
 
 COLOURS = {"blue": (40, 60, 200), "green": (50, 190, 60), "red": (200, 50, 40)}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible() -> None:
+    """A shell's background jobs ignore Ctrl-C, and so would every process that a test starts."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
