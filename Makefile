@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean bench-frozen bench-heads bench-train bench-predict kills pretrain-demo
+.PHONY: demo test check clean bench-frozen bench-heads bench-train bench-predict \
+	bench-finetuned bench-scratch kills campaigns pretrain-demo
 
 demo: $(VENV)/.installed  ## the whole job on drawn flowers, offline
 	$(BIN)/vitft demo
@@ -36,8 +37,20 @@ bench-predict: $(VENV)/.testing  ## predict beside timm and transformers, on DAT
 	$(BIN)/python -m benchmarks.predict throughput --data $(DATA)
 	$(BIN)/python -m benchmarks.predict cold --data $(DATA)
 
+bench-finetuned: $(VENV)/.testing  ## accuracy of the ways to fine-tune over split seeds, on DATA with WEIGHTS
+	$(BIN)/python -m benchmarks.finetuned --data $(DATA) --weights $(WEIGHTS)
+
+bench-scratch: $(VENV)/.testing  ## an epoch from scratch beside the tutorials' kind of code, on DATA
+	$(BIN)/python -m benchmarks.scratch epoch --data $(DATA)
+
 kills: $(VENV)/.testing  ## 200 kill -9 at random moments, each run resumed and compared
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.kills
+
+campaigns: $(VENV)/.testing  ## signals, lost processes, failing calls, full disks (as root: it mounts small disks)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.kills --signals
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.rank_kills
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.failpoints
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.diskfull
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
