@@ -18,11 +18,11 @@ COLOURS = {"blue": (40, 60, 200), "green": (50, 190, 60), "red": (200, 50, 40)}
 
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> None:
-    """A shell's background jobs ignore Ctrl-C, those of nohup SIGHUP; so would what a test starts."""
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
-    for number, handler in usual.items():
-        if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, handler)
+    """Background jobs ignore Ctrl-C and those of nohup SIGHUP, and so would what a test starts."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
