@@ -4,7 +4,7 @@
 
 Ways: the head alone (solved), the last four blocks, LoRA, everything from a zero head, and everything
 from the solved head; each with the settings that `vitft finetune --freeze ...` takes by itself and as many
-epochs as the table says. "short" lines cost about the same time as two (of a folder of 400 images: five)
+epochs as the table says. "short" lines cost about the same time as two (of a folder of 400 images: four)
 epochs of full fine-tuning, "long" ones three times that. Ways with epochs are judged after their last one, so nothing is
 selected on validation images. Seconds are CPU seconds of all threads over the number of cores: what a quiet
 machine takes. Finished runs are kept in the log, so a campaign that was stopped goes on where it ended.
@@ -40,7 +40,7 @@ ARMS: dict[str, tuple[str, float]] = {
 def epochs_of(data: Path, share: float) -> int:
     """Epochs of an arm: small folders take more of them for the same number of steps."""
     images = sum(1 for path in data.rglob("*") if path.is_file())
-    return round(share * (2 if images > 800 else 5))
+    return round(share * (2 if images > 800 else 4))
 
 
 def one(data: Path, weights: Path, arm: str, seed: int, into: Path) -> dict[str, Any]:
