@@ -70,7 +70,7 @@ class Feed:
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
         """Class indices (n,)."""
-        return torch.tensor([row.label for row in rows], device=self.device)
+        return torch.tensor([row.label for row in rows], dtype=torch.long, device=self.device)
 
     def alike(self, rows: Sequence[Row]) -> Tensor:
         """The same number for copies of one picture, (n,)."""

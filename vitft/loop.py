@@ -20,7 +20,8 @@ from vitft import console
 from vitft.config import OptimSpec
 from vitft.errors import DivergedError, ResourceError
 from vitft.optim import lr_at, make_optimizer
-from vitft.team import Team
+from vitft.sharding import slice_like, whole
+from vitft.team import Team, has_lost, lost
 
 
 class Batch(NamedTuple):
@@ -72,6 +73,7 @@ class Training:
         class_weights: Factor on the loss of each class (C,), of mean one over the images.
         compiled: Let torch.compile fuse the forward and backward pass.
         team: The processes that share each batch.
+        split: `model` is a copy that `sharding.split_up` made.
     """
 
     def __init__(
@@ -86,16 +88,17 @@ class Training:
         class_weights: Tensor | None = None,
         compiled: bool = False,
         team: Team | None = None,
+        split: bool = False,
     ) -> None:
         assert spec.lr is not None, "the learning rate is settled when the model is known"
         self.model, self.spec, self.mix, self.seed = model, spec, mix, seed
         self.peak, self.precision = spec.lr, precision
-        self.team = team or Team()
+        self.team, self.is_split = team or Team(), split
         self.steps_per_epoch, self.total = steps_per_epoch, steps_per_epoch * spec.epochs
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.device = next(iter(self.trained.values())).device
         self.class_weights = class_weights
-        self.optimizer = make_optimizer(model, spec)
+        self.optimizer = make_optimizer(model, spec, split=split)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.forward: Callable[[Tensor], Tensor] = torch.compile(model) if compiled else model
         self.average = {n: p.detach().clone() for n, p in self.trained.items() if spec.ema}
@@ -164,8 +167,15 @@ class Training:
                 loss, correct = self.in_pieces(batch)
                 return self.with_all_pieces(loss, correct)
             except RuntimeError as error:
+                if self.is_split and has_lost(error):
+                    raise lost(str(error)) from error
                 if not is_out_of_memory(error):
                     raise
+                if self.is_split:  # the others are waiting for this process's part of a block
+                    raise ResourceError(
+                        f"out of memory with {self.micro_batch} images at a time",
+                        fix="make it fewer: --set optim.micro_batch=N, or a smaller --image-size",
+                    ) from error
                 self.optimizer.zero_grad(set_to_none=True)
             if self.micro_batch == 1:
                 raise ResourceError(
@@ -179,6 +189,9 @@ class Training:
         """Add up what the processes of a team made of their pieces."""
         if self.team.size == 1:
             return loss, correct
+        if self.is_split:  # the gradients were added up on the way
+            loss, right = self.team.add_up([], [loss, correct])
+            return loss, round(right)
         for parameter in self.trained.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -193,22 +206,42 @@ class Training:
         targets = labels
         if self.mix is not None and len(labels):
             inputs, targets = self.mix(inputs, labels)
-        total, correct = 0.0, 0
-        for start in range(0, len(labels), self.micro_batch):
-            piece = slice(start, start + self.micro_batch)
+        total, correct, images = 0.0, 0, batch.images or len(labels)
+        for piece in self.pieces(len(labels), images):
+            known = labels[piece]
+            if len(known):
+                x, wanted, factor = inputs[piece], targets[piece], self.factor
+            else:  # a pass that counts nothing: the others need this process's part of the weights
+                x, wanted, factor = inputs.new_zeros(1, *inputs.shape[1:]), labels.new_zeros(1), 0
             with autocast(self.device, self.precision):
-                logits = self.forward(inputs[piece])
-            loss = F.cross_entropy(
-                logits.float(),
-                targets[piece],
-                weight=self.class_weights,
-                label_smoothing=self.spec.label_smoothing,
-                reduction="sum",
-            ) / (batch.images or len(labels))
-            self.scaler.scale(loss).backward()
-            total += loss.item()
-            correct += int((logits.argmax(dim=-1) == labels[piece]).sum())
+                logits = self.forward(x)
+            loss = (
+                F.cross_entropy(
+                    logits.float(),
+                    wanted,
+                    weight=self.class_weights,
+                    label_smoothing=self.spec.label_smoothing,
+                    reduction="sum",
+                )
+                / images
+            )
+            self.scaler.scale(loss * factor).backward()
+            total += loss.item() if factor else 0.0
+            correct += int((logits.argmax(dim=-1) == known).sum())
         return total, correct
+
+    @property
+    def factor(self) -> int:
+        """On the loss: `fully_shard` takes the mean of the gradients where we want their sum."""
+        return self.team.size if self.is_split else 1
+
+    def pieces(self, own: int, images: int) -> list[slice]:
+        """How `own` of a batch's images are computed.
+
+        Where weights are split, in as many passes as the process with the most images needs.
+        """
+        most = -(-images // self.team.size) if self.is_split else own
+        return [slice(i, min(own, i + self.micro_batch)) for i in range(0, most, self.micro_batch)]
 
     def remember(self) -> None:
         """Let the average of the weights follow, quickly at first."""
@@ -237,15 +270,29 @@ class Training:
             self.trained[name].copy_(value)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that the next step depends on: tensors, and plain facts."""
+        """Everything that the next step depends on: tensors, and plain facts.
+
+        Where weights are split all processes have to ask, and only the first is told the tensors.
+        """
         weights = self.trained | self.aside
         tensors = {f"weights/{name}": w.detach() for name, w in weights.items()}
         tensors |= {f"buffers/{name}": b for name, b in self.model.named_buffers()}
         tensors |= {f"average/{name}": mean for name, mean in self.average.items()}
         for i, slots in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{i}/{key}": torch.as_tensor(v) for key, v in slots.items()}
+        if self.is_split:
+            tensors = self.put_together(tensors)
         facts = {"step": self.step, "micro_batch": self.micro_batch}
         return tensors, facts | {"scaler": self.scaler.state_dict()}
+
+    def put_together(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The whole tensors, one after the other, on the first process's CPU."""
+        found = {}
+        for name, tensor in tensors.items():
+            all_of_it = whole(tensor)
+            if self.team.leads:
+                found[name] = all_of_it.cpu()
+        return found
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -257,13 +304,15 @@ class Training:
             "buffers": buffers,
             "average": self.average,
         }
+        moved = [p for group in self.optimizer.param_groups for p in group["params"]]
         for name, value in tensors.items():
             kind, _, rest = name.partition("/")
             if kind == "optimizer":
                 i, _, key = rest.partition("/")
-                slots.setdefault(int(i), {})[key] = value.clone()
+                slots.setdefault(int(i), {})[key] = slice_like(value.clone(), moved[int(i)])
             else:
-                places[kind][rest].copy_(value)
+                place = places[kind][rest]
+                place.copy_(slice_like(value, place))
         whole = self.optimizer.state_dict()
         self.optimizer.load_state_dict({**whole, "state": slots})
         self.scaler.load_state_dict(facts["scaler"])

@@ -133,6 +133,9 @@ class TrainSpec:
     """Also write what `lora` trained as a folder that peft loads beside the pretrained weights."""
     checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, a third more time."""
+    shard: bool = False
+    """Split weights, gradients and the optimiser's numbers among the processes of torchrun (FSDP2):
+    for models that do not fit otherwise, as every step then costs more talking."""
     tracker: str = ""
     """Who else is told how training goes: tensorboard, mlflow, wandb, or several with commas."""
 

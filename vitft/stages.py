@@ -26,6 +26,7 @@ from vitft.probe import answers, nearest_neighbours, solve_head
 from vitft.record import Best, Tally, validation_figures
 from vitft.resume import State, save_state
 from vitft.rundir import RunDir
+from vitft.sharding import split_up, tell
 from vitft.stopping import Stopper
 from vitft.team import Team
 from vitft.trackers import Trackers
@@ -130,16 +131,21 @@ class Stage:
         self.precision = "fp32" if feed.cut.pooled else job.precision
         prepare(job.best.model, checkpointing=config.train.checkpointing)
         pixels = feed.cut.prefix is None
+        model, compiled = feed.cut.suffix, config.train.compile
+        is_split = config.train.shard and job.team.size > 1 and not feed.cut.pooled
+        if is_split:
+            model = split_up(model, job.team, precision=self.precision, compiled=compiled)
         self.training = Training(
-            feed.cut.suffix,
+            model,
             config.optim,
             steps_per_epoch=math.ceil(count / config.optim.batch_size),
             precision=self.precision,
             seed=config.train.seed,
             mix=batch_augmentation(config.train, len(feed.manifest.classes)) if pixels else None,
             class_weights=class_weights(feed) if config.optim.class_weights else None,
-            compiled=config.train.compile,
+            compiled=compiled,
             team=job.team,
+            split=is_split,
         )
         self.tally = Tally()
         stepping = [s for s in config.train.stages[:number] if not config.solves(s)]
@@ -169,9 +175,10 @@ class Stage:
                         on_epoch=self.on_epoch,
                         undisturbed=job.stopper.deferred,
                     )
-            except (KeyboardInterrupt, ResourceError):  # or another process of the team is gone
-                if not job.stopper.is_urgent:  # else a step may be half done; older states are not
-                    self.keep()
+            except (KeyboardInterrupt, ResourceError) as end:  # or another process is gone
+                alone = isinstance(end, ResourceError) and self.training.is_split
+                if not (job.stopper.is_urgent or alone):  # else a step may be half done, or parts
+                    self.keep()  # of the weights are missing; older states are whole
                 raise
 
     def on_step(self, step: Step) -> None:
@@ -183,13 +190,18 @@ class Stage:
         told = {"loss": step.loss, "lr": step.lr}
         self.job.trackers.step(self.steps_before + step.step + 1, told)
         waited = time.monotonic() - self.saved_at
-        if waited > max(SAVE_S, self.cost / SAVE_SHARE):
+        is_due = self.job.team.leads and waited > max(SAVE_S, self.cost / SAVE_SHARE)
+        if self.training.is_split:  # all have to put their parts together
+            is_due = bool(self.job.team.agree(is_due))
+        if is_due:
             self.keep()
 
     def on_epoch(self, epoch: int) -> bool:
         """Evaluate, keep the best, log; whether nothing better is to be expected."""
         job, feed, tally = self.job, self.feed, self.tally
         with self.training.averaged():
+            if self.training.is_split:
+                tell(self.training.model, feed.cut.suffix)
             logits, labels = validated(feed, precision=self.precision)
             figures = evaluation(logits, labels, feed.manifest.classes)
             if not math.isfinite(figures["loss"]):
@@ -211,10 +223,12 @@ class Stage:
         """Write the state, so that it can be taken up after this step."""
         started = time.monotonic()
         job, best = self.job, self.job.best
+        if not (job.team.leads or self.training.is_split):
+            return
+        tensors, facts = self.training.state()
         if not job.team.leads:
             return
         job.trackers.tell()
-        tensors, facts = self.training.state()
         facts |= {
             "stage": self.number,
             "epochs": self.epochs,

@@ -56,7 +56,7 @@ class Team:
         """
         if self.size == 1:
             return list(numbers)
-        device = tensors[0].device
+        device = tensors[0].device if tensors else self.device
         told = torch.tensor(list(numbers), dtype=torch.float64, device=device).float()
         flat = torch.cat([*(tensor.flatten() for tensor in tensors), told])
         with talking():
@@ -117,6 +117,11 @@ def talking() -> Iterator[None]:
         yield
     except RuntimeError as error:  # what gloo and NCCL raise when a connection breaks
         raise lost(str(error)) from error
+
+
+def has_lost(error: RuntimeError) -> bool:
+    """Whether this is what gloo or NCCL raise when a connection breaks or nobody answers."""
+    return isinstance(error, distributed.DistError) or "gloo" in str(error)
 
 
 def lost(told: str) -> ResourceError:
