@@ -21,16 +21,28 @@ from vitft.resume import read
 
 def run(home: Path, words: list[str], prepare: Callable[[], object] = lambda: None) -> int:
     """The exit code of a command; what it says is in home/said.txt. A state after every step."""
+    return os.waitstatus_to_exitcode(os.waitpid(start(home, words, prepare), 0)[1])
+
+
+def start(
+    home: Path,
+    words: list[str],
+    prepare: Callable[[], object] = lambda: None,
+    *,
+    often: bool = True,
+) -> int:
+    """The process of a command that goes on meanwhile; `often`: it saves after every step."""
     pid = os.fork()
     if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return pid
     code = 1
     try:
-        said = os.open(home / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
+        told = os.open(home / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(told, 1)
+        os.dup2(told, 2)
         torch.set_num_threads(1)
-        stages.SAVE_S, stages.SAVE_SHARE = 0.0, 1e9
+        if often:
+            stages.SAVE_S, stages.SAVE_SHARE = 0.0, 1e9
         prepare()
         code = cli.main(words)
         sys.stdout.flush()

@@ -4,8 +4,9 @@
 
 Each run is a process that is sent SIGKILL after a random time and started again with resume, until
 it ends (with --signals: see `signals`). Weights, log and figures must then equal those
-of the undisturbed run to the last bit. The control resumes with the weights but without the state
-of the optimiser: the same harness has to catch it.
+of the undisturbed run to the last bit. Two controls do what many loops do, and the same harness has to
+catch them: one resumes with the weights but without the state of the optimiser, the other writes its
+state over the last one in place.
 """
 
 import argparse
@@ -19,11 +20,14 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
 
 from tests.conftest import draw_folder
 from vitft import stages
@@ -32,6 +36,7 @@ from vitft.config import from_table, read_toml
 from vitft.errors import VitftError
 from vitft.loop import Training
 from vitft.model import VisionTransformer, ViTConfig
+from vitft.resume import State, metadata_of
 from vitft.train import finetune
 from vitft.transforms import EvalTransform
 
@@ -44,6 +49,7 @@ LATE = (
     "vitft.report.page",
 )
 """What a run imports only when it is needed; torch's optimisers bring the first."""
+FORGOTTEN, IN_PLACE = "optimiser forgotten", "state written in place"
 WHOLE_RESTORE = Training.restore
 SETTINGS: dict[str, dict[str, Any]] = {
     "train": {"freeze": "none", "drop_path": 0.1, "cutmix": 1.0},
@@ -70,20 +76,38 @@ def forgetful(training: Training, tensors: dict[str, Any], facts: dict[str, Any]
     WHOLE_RESTORE(training, kept, facts)
 
 
+def in_place(
+    folder: Path, _stage: int, _step: int, state: State, best: Mapping[str, Tensor] | None
+) -> None:
+    """What many loops do: one file, written over."""
+    folder.mkdir(exist_ok=True)
+    facts = dict(state.facts)
+    wanted = [("state-0-00000000.safetensors", state.tensors)]
+    if best is not None:
+        facts["best_file"] = "best-0-00000000.safetensors"
+        wanted.insert(0, (facts["best_file"], best))
+    for name, tensors in wanted:
+        plain = {key: value.detach().contiguous() for key, value in tensors.items()}
+        text = json.dumps({} if name.startswith("best") else facts)
+        (folder / name).write_bytes(to_safetensors(plain, metadata=metadata_of(text, plain)))
+
+
 def has_begun(out: Path) -> bool:
     """Whether a run was killed so late that there is something to resume."""
     return (out / "split.csv").exists() and (out / "class_indices.json").exists()
 
 
-def child(home: Path, out: Path, *, begun: bool, careless: bool = False) -> None:
+def child(home: Path, out: Path, *, begun: bool, control: str = "") -> None:
     """Begin or resume a run, in a process of its own; never returns."""
     code = 1
     try:
         torch.set_num_threads(1)
         os.environ["HOME"] = str(home)
         stages.SAVE_S, stages.SAVE_SHARE = 0.0, 1e9  # a state after every step
-        if careless:
+        if control == FORGOTTEN:
             Training.restore = forgetful  # type: ignore[method-assign]
+        elif control == IN_PLACE:
+            stages.save_state = in_place  # type: ignore[assignment]
         with (home / "said.txt").open("a") as said, redirect_stdout(said), redirect_stderr(said):
             if begun:
                 config = from_table(read_toml(out / "config.toml"))
@@ -109,11 +133,11 @@ def child(home: Path, out: Path, *, begun: bool, careless: bool = False) -> None
         os._exit(code)
 
 
-def start(home: Path, out: Path, careless: bool = False) -> int:
+def start(home: Path, out: Path, control: str = "") -> int:
     """A child process; torch is loaded already."""
     pid = os.fork()
     if pid == 0:
-        child(home, out, begun=has_begun(out), careless=careless)
+        child(home, out, begun=has_begun(out), control=control)
     return pid
 
 
@@ -128,7 +152,7 @@ def outcome(run: Path) -> tuple[str, str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--control-kills", type=int, default=60)
+    parser.add_argument("--control-kills", type=int, default=60, help="of each control")
     parser.add_argument(
         "--signals", action="store_true", help="SIGTERM and SIGINT instead of SIGKILL"
     )
@@ -146,13 +170,14 @@ def main() -> None:
     whole = time.monotonic() - begun
     wanted = outcome(home / "whole")
     print(f"undisturbed: {whole:.1f} s")
-    for careless, count in ((False, args.kills), (True, args.control_kills)):
-        print_row(careless, *campaign(home, count, whole, wanted, careless))
+    for control in ("", FORGOTTEN, IN_PLACE):
+        count = args.control_kills if control else args.kills
+        print_row(control, *campaign(home, count, whole, wanted, control))
     shutil.rmtree(home)
 
 
 def campaign(
-    home: Path, kills: int, whole: float, wanted: Any, careless: bool
+    home: Path, kills: int, whole: float, wanted: Any, control: str
 ) -> tuple[int, int, int, int, dict[int, int]]:
     """Kill until there were so many; runs, kills, lost runs, different runs, exit codes."""
     rng = random.Random(0)
@@ -160,9 +185,9 @@ def campaign(
     codes: dict[int, int] = {}
     while done < kills or runs < min(20, kills):
         runs += 1
-        out = home / f"run-{careless}-{runs}"
+        out = home / f"run-{control.replace(' ', '-')}-{runs}"
         while True:
-            pid = start(home, out, careless)
+            pid = start(home, out, control)
             deadline = time.monotonic() + rng.uniform(0.0, whole * 0.5)
             ended = 0
             while not ended and time.monotonic() < deadline:
@@ -184,9 +209,9 @@ def campaign(
     return runs, done, lost, different, codes
 
 
-def print_row(careless: bool, runs: int, kills: int, lost: int, different: int, codes: Any) -> None:
+def print_row(control: str, runs: int, kills: int, lost: int, different: int, codes: Any) -> None:
     """One campaign in one line."""
-    name = "control (optimiser forgotten)" if careless else "vitft"
+    name = f"control ({control})" if control else "vitft"
     told = ", ".join(f"{code}: {n}" for code, n in sorted(codes.items()))
     print(
         f"{name}: {kills} kills, {runs} runs, {lost} lost, {different} different; exit codes {told}"

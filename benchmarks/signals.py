@@ -26,8 +26,9 @@ from typing import Any
 
 import torch
 
+from benchmarks import forked
 from benchmarks.kills import has_begun, outcome, prepare
-from vitft import cli, cli_finetune, stages, train
+from vitft import cli_finetune, stages, train
 from vitft.checkpoint import load_checkpoint
 from vitft.errors import VitftError
 from vitft.export import job
@@ -74,28 +75,15 @@ def marked(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def start(home: Path, words: list[str], *, often: bool = False) -> int:
-    """Fork a child that runs a command; what it says goes to said.txt."""
+    """Fork a child that runs a command and tells in which phase it is."""
     board[:] = bytes(16)
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        said = os.open(home / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
-        torch.set_num_threads(1)
-        if often:
-            stages.SAVE_S, stages.SAVE_SHARE = 0.0, 1e9
-        for number, (_, home_of, name) in enumerate((*MARKS, *EXPORT, *PREDICT), 1):
-            setattr(home_of, name, marked(number, getattr(home_of, name)))
-        code = cli.main(words)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        os._exit(code)
+    return forked.start(home, words, mark, often=often)
+
+
+def mark() -> None:
+    """Let the phases tell that they are at work."""
+    for number, (_, home_of, name) in enumerate((*MARKS, *EXPORT, *PREDICT), 1):
+        setattr(home_of, name, marked(number, getattr(home_of, name)))
 
 
 def wait(pid: int) -> int:
