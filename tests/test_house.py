@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,40 @@ def test_only_the_console_prints() -> None:
     }
 
     assert printing <= {"console.py"}
+
+
+COMES_WITH = {
+    "PIL": "pillow",
+    "tomli_w": "tomli-w",
+    "markupsafe": "jinja2",
+    "mlflow": "mlflow-skinny",
+    "starlette": "fastapi",
+    "pydantic": "fastapi",
+    "h11": "uvicorn",
+}
+"""What is imported under another name than it is installed by, or with something else."""
+
+
+def test_whoever_installs_the_package_has_what_it_imports() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    told = [*project["dependencies"], *(line for e in extras if e != "test" for line in extras[e])]
+    installed = {re.split(r"[<>=]", line)[0] for line in told}
+
+    imported = {
+        name.partition(".")[0]
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    } - {*sys.stdlib_module_names, "vitft"}
+
+    assert {COMES_WITH.get(name, name) for name in imported} <= installed
 
 
 RECIPES = sorted(resource("recipes").glob("*.toml"))

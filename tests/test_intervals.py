@@ -4,9 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest
+from scipy.stats import binom, binomtest, t
 
-from vitft.intervals import f1_of, mean_of_shares, mean_of_values, wilson
+from vitft.intervals import f1_of, mean_of_shares, mean_of_values, student, wilson
 
 
 @pytest.mark.parametrize(("correct", "total"), [(0, 10), (9, 10), (10, 10), (93, 100), (1, 3)])
@@ -36,6 +36,11 @@ def test_the_interval_of_accuracy_holds_the_truth_95_times_in_100(
     coverage = sum(binom.pmf(k, images, share) for k in counts if inside[k])
 
     assert 0.93 <= coverage <= 0.97
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 10, 200])
+def test_students_limit(freedom: int) -> None:
+    assert student(freedom) == pytest.approx(t.ppf(0.975, freedom), rel=1e-12)
 
 
 def test_the_mean_of_one_share_is_that_share() -> None:

@@ -140,6 +140,12 @@ def test_a_difference_counts_only_images_that_one_of_two_has_right() -> None:
     assert difference(one, one) == (0.0, (0.0, 0.0))
 
 
+def test_a_difference_ends_where_shares_end() -> None:
+    one, other = point([1] * 10, [1] * 5 + [0] * 5), point([0] * 10, [1] * 5 + [0] * 5)
+
+    assert difference(one, other) == (0.5, (-1.0, 1.0))
+
+
 # inputs -----------------------------------------------------------------------------------------
 
 

@@ -37,6 +37,26 @@ def wilson(correct: int, total: int, *, z: float = Z) -> Interval:
     return low, high
 
 
+def student(freedom: int) -> float:
+    """Of Student's t with so many degrees of freedom, 95 % lie within this of zero.
+
+    Source: Abramowitz & Stegun 1964, 26.7.3 and 26.7.4, for the share within an angle's tangent.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        power = 1.0 if freedom % 2 == 0 else math.cos(angle)
+        terms = []
+        for k in range(1 + freedom % 2, freedom, 2):  # cos^0, cos^2, ... or cos, cos^3, ...
+            terms.append(power)
+            power *= math.cos(angle) ** 2 * k / (k + 1)
+        share = math.sin(angle) * math.fsum(terms)
+        if freedom % 2:
+            share = 2 / math.pi * (angle + share)
+        low, high = (angle, high) if share < 0.95 else (low, angle)
+    return math.tan(low) * math.sqrt(freedom)
+
+
 def mean_of_shares(counts: Sequence[tuple[int, int]]) -> Interval:
     """95 % interval of the mean of independent shares, each given as (right, of).
 

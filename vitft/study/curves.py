@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import stdtrit
 from torch import Tensor
 
 from vitft import console
@@ -20,7 +19,7 @@ from vitft.cache import default_folder, prune
 from vitft.config import Config
 from vitft.data.folder import CheckedFile
 from vitft.device import describe_device, one_thread, pick_device, pick_precision
-from vitft.intervals import Interval, Z, wilson
+from vitft.intervals import Interval, Z, student, wilson
 from vitft.probe import FOLDS, SMALL, Scaling, choose_penalty, scores, solve
 from vitft.study.draws import Draw, draw, pictures
 from vitft.study.features import Eyes, baselines, checked_only
@@ -193,7 +192,7 @@ def spread_of_mean(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     deviation = float(np.std(values, ddof=1))
-    return float(stdtrit(len(values) - 1, 0.975)) * deviation / math.sqrt(len(values))
+    return student(len(values) - 1) * deviation / math.sqrt(len(values))
 
 
 def difference(one: Point, other: Point) -> tuple[float, Interval]:
@@ -210,7 +209,7 @@ def difference(one: Point, other: Point) -> tuple[float, Interval]:
     mean = math.fsum(means) / len(means)
     by_images = Z * math.fsum(float(p.std()) / math.sqrt(len(p)) for p in pairs) / len(pairs)
     half = max(spread_of_mean(means), by_images)
-    return mean, (mean - half, mean + half)
+    return mean, (max(-1.0, mean - half), min(1.0, mean + half))
 
 
 def leads(study: Study) -> Mapping[str, tuple[tuple[float, Interval], ...]]:
