@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean bench-frozen bench-heads bench-train bench-predict \
+.PHONY: demo test check docs clean bench-frozen bench-heads bench-train bench-predict \
 	bench-finetuned bench-scratch kills campaigns pretrain-demo
 
 demo: $(VENV)/.installed  ## the whole job on drawn flowers, offline
@@ -17,8 +17,10 @@ check: $(VENV)/.testing  ## format, lint, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p vitft -p tests
 
-pretrain-demo: $(VENV)/.installed  ## train the bundled backbone again
-	$(BIN)/python weights/pretrain_demo.py --out weights/demo.safetensors
+OUT ?= demo.safetensors
+
+pretrain-demo: $(VENV)/.installed  ## train the bundled backbone again, into OUT
+	$(BIN)/python weights/pretrain_demo.py --out $(OUT)
 
 DATA ?= flower_photos
 WEIGHTS ?= vit_tiny_patch16_224
@@ -61,5 +63,8 @@ $(VENV)/.testing: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
-clean:
-	rm -rf $(VENV) runs demo_flowers export
+docs: $(VENV)/.installed  ## docs/settings.md from the settings themselves
+	$(BIN)/python docs/settings.py
+
+clean:  ## the environment; runs and exports are yours and stay
+	rm -rf $(VENV)

@@ -45,7 +45,7 @@ def worker(args: argparse.Namespace) -> None:
         suffix: nn.Module = Whole(VisionTransformer(config).to(device))
         model = suffix
         if is_split:
-            model = split_up(suffix, team, precision="bf16", compiled=False)
+            model = split_up(suffix, team)
             gc.collect()
         spec = OptimSpec(solver="adamw", lr=1e-4, ema=0.999, micro_batch=args.micro_batch)
         training = Training(

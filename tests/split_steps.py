@@ -35,7 +35,7 @@ def begun(freeze: str, team: Team, *, split: bool) -> tuple[nn.Module, Training]
     spec = OptimSpec(
         solver=solver, lr=0.01, weight_decay=0.1, ema=0.9, clip=0.5, micro_batch=2, epochs=1
     )
-    trained = split_up(suffix, team, precision="fp32", compiled=False) if split else suffix
+    trained = split_up(suffix, team) if split else suffix
     return suffix, Training(trained, spec, steps_per_epoch=STEPS, team=team, split=split)
 
 

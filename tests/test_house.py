@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -124,6 +125,12 @@ def test_whoever_installs_the_package_has_what_it_imports() -> None:
     } - {*sys.stdlib_module_names, "vitft"}
 
     assert {COMES_WITH.get(name, name) for name in imported} <= installed
+
+
+def test_the_page_of_settings_is_what_the_code_says() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "settings.py"))["page"]
+
+    assert page() == (ROOT / "docs" / "settings.md").read_text()  # else: make docs
 
 
 RECIPES = sorted(resource("recipes").glob("*.toml"))

@@ -1,20 +1,26 @@
 """What trains, split among processes: the same steps as a whole model's, on loopback with gloo."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.conftest import draw_folder
+from vitft.checkpoint import Card, load_checkpoint, save_checkpoint
 from vitft.config import OptimSpec
-from vitft.errors import UsageError
-from vitft.features import Whole
+from vitft.errors import RunError, UsageError
 from vitft.loop import Training
 from vitft.model import VisionTransformer, ViTConfig
-from vitft.sharding import slice_like, split_up, whole
+from vitft.preflight import check_resume
+from vitft.sharding import check_split, slice_like, whole
 from vitft.team import Team
+from vitft.transforms import EvalTransform
 
 SMALL = ViTConfig(image_size=(8, 8), patch_size=(4, 4), width=8, depth=1, heads=2, num_classes=2)
 
@@ -70,15 +76,23 @@ def test_a_process_holds_about_half(found: dict[str, Tensor]) -> None:
     ("precision", "compiled", "words"), [("fp16", False, "fp16"), ("fp32", True, "compile")]
 )
 def test_what_does_not_go_together_is_refused(precision: str, compiled: bool, words: str) -> None:
-    model = Whole(VisionTransformer(SMALL))
+    model = VisionTransformer(SMALL)
 
     with pytest.raises(UsageError, match=words):
-        split_up(model, Team(0, 2), precision=precision, compiled=compiled)
+        check_split(model, Team(0, 2), precision=precision, compiled=compiled)
 
 
 def test_models_of_timm_are_refused() -> None:
     with pytest.raises(UsageError, match="timm"):
-        split_up(nn.Linear(2, 2), Team(0, 2), precision="fp32", compiled=False)
+        check_split(nn.Linear(2, 2), Team(0, 2), precision="fp32", compiled=False)
+
+
+def test_one_process_is_told_that_it_has_nobody_to_share_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check_split(VisionTransformer(SMALL), Team(), precision="bf16", compiled=False)
+
+    assert "no effect on one process" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("own", "sizes"), [(4, [2, 2]), (3, [2, 1]), (0, [0, 0])])
@@ -96,3 +110,79 @@ def test_whole_tensors_stay_as_they_are() -> None:
 
     assert whole(tensor) is tensor
     assert slice_like(tensor, torch.zeros(2)) is tensor
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, weights, and a run of two processes that nothing disturbed."""
+    home = tmp_path_factory.mktemp("home")
+    draw_folder(home / "data", per_class=6)
+    torch.manual_seed(0)
+    config = ViTConfig(
+        image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=0
+    )
+    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
+    save_checkpoint(home / "w.safetensors", VisionTransformer(config).state_dict(), card)
+    assert begun(home, *RUN, "--out", "whole").wait(180) == 0
+    return home
+
+
+RUN = (
+    *("--data", "data", "--weights", "w.safetensors", "--freeze", "head,none", "--lr", "0.01"),
+    *("--epochs", "12", "--batch-size", "7", "--set", "optim.ema=0.9", "--set", "train.shard=true"),
+)
+
+
+def begun(home: Path, *options: str) -> subprocess.Popen[str]:
+    """Two processes that train; what they say is in said.txt."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    with (home / "said.txt").open("w") as said:
+        return subprocess.Popen(
+            [*torchrun, "--nproc-per-node", "2", "-m", "--", "vitft", "finetune", *options],
+            cwd=home,
+            env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"},
+            stdout=said,
+            stderr=said,
+            text=True,
+        )
+
+
+def epochs_of(run: Path) -> list[str]:
+    log = run / "metrics.jsonl"
+    return (
+        [line for line in log.read_text().splitlines() if "epoch" in line] if log.exists() else []
+    )
+
+
+def test_a_split_run_that_is_terminated_and_resumed_ends_in_the_same_bits(home: Path) -> None:
+    process = begun(home, *RUN, "--out", "stopped")
+    deadline = time.monotonic() + 120
+    while len(epochs_of(home / "stopped")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    was = len(epochs_of(home / "stopped"))
+    resumed = begun(home, "--resume", "stopped").wait(180)
+
+    assert resumed == 0, (home / "said.txt").read_text()
+    assert 2 <= was < 12
+    assert epochs_of(home / "stopped") == epochs_of(home / "whole")
+    (first, _), (second, _) = (
+        load_checkpoint(home / name / "model.safetensors") for name in ("whole", "stopped")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_only_a_split_run_may_shrink_its_micro_batches(home: Path) -> None:
+    smaller = [("optim.micro_batch", 2)]
+    config, _ = check_resume(home / "whole", smaller)
+    plain = home / "plain"
+    plain.mkdir()
+    text = (home / "whole" / "config.toml").read_text()
+    (plain / "config.toml").write_text(text.replace("shard = true", "shard = false"))
+    (plain / "split.csv").write_bytes((home / "whole" / "split.csv").read_bytes())
+
+    assert config is not None
+    assert config.optim.micro_batch == 2
+    with pytest.raises(RunError, match="micro_batch was"):
+        check_resume(plain, smaller)

@@ -50,11 +50,11 @@ FINETUNE_OPTIONS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
         "--freeze",
         "train.freeze",
         {"metavar": "WHAT"},
-        "what trains: head, pre_logits, blocks:N, none; or in turn: head,none",
+        "what trains: head, pre_logits, blocks:N, lora, none; or in turn: head,none",
     ),
-    ("--epochs", "optim.epochs", {"type": int}, "passes over the training images"),
+    ("--epochs", "optim.epochs", {"type": int, "metavar": "N"}, "passes over the training images"),
     ("--batch-size", "optim.batch_size", {"type": int, "metavar": "N"}, "images per step"),
-    ("--lr", "optim.lr", {"type": float}, "peak learning rate"),
+    ("--lr", "optim.lr", {"type": float, "metavar": "X"}, "peak learning rate"),
     (
         "--image-size",
         "weights.image_size",
@@ -67,13 +67,13 @@ FINETUNE_OPTIONS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
         {"metavar": "keep|drop"},
         "the Linear + Tanh before the head",
     ),
-    ("--mean", "weights.mean", {"type": float, "nargs": "+"}, "channel means the weights expect"),
-    ("--std", "weights.std", {"type": float, "nargs": "+"}, "channel deviations they expect"),
+    ("--mean", "weights.mean", {"type": float, "nargs": "+", "metavar": "X"}, "channel means"),
+    ("--std", "weights.std", {"type": float, "nargs": "+", "metavar": "X"}, "their deviations"),
     ("--split", "data.split", {"metavar": "random|reference"}, "how images are held back"),
     ("--fixes", "data.fixes", {"metavar": "CSV"}, "decisions on images, from `vitft check`"),
     ("--views", "train.views", {"type": int, "metavar": "K"}, "cached augmented views"),
     ("--cache", "train.cache", {"metavar": "DIR"}, "folder of cached features, or none"),
-    ("--device", "train.device", {}, "auto, cpu, cuda, cuda:1, mps"),
+    ("--device", "train.device", {"metavar": "DEVICE"}, "auto, cpu, cuda, cuda:1, mps"),
     ("--solver", "optim.solver", {"metavar": "lbfgs|sgd|adamw"}, "how the weights are found"),
     (
         "--tracker",
@@ -119,7 +119,7 @@ def add_finetune(verbs: "Verbs[Any]") -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="any setting, e.g. optim.solver=sgd (listed in the run's config.toml)",
+        help="any setting (docs/settings.md; all of a run: --dry-run), e.g. data.val_rate=0.1",
     )
     parser.set_defaults(command=finetune_command)
 

@@ -21,7 +21,7 @@ from vitft.config import OptimSpec
 from vitft.errors import DivergedError, ResourceError
 from vitft.optim import lr_at, make_optimizer
 from vitft.sharding import slice_like, whole
-from vitft.team import Team, has_lost, lost
+from vitft.team import Team, has_lost, lost, talking
 
 
 class Batch(NamedTuple):
@@ -51,11 +51,16 @@ class Step:
     images: int
 
 
-def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[None]:
-    """Half precision for matrix products where `precision` says so, else nothing."""
+def autocast(
+    device: torch.device, precision: str, *, cached: bool = True
+) -> contextlib.AbstractContextManager[None]:
+    """Half precision for matrix products where `precision` says so, else nothing.
+
+    `cached`: weights that were rounded once are kept until it ends.
+    """
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if precision in kinds:
-        return torch.autocast(device.type, dtype=kinds[precision])
+        return torch.autocast(device.type, dtype=kinds[precision], cache_enabled=cached)
     return contextlib.nullcontext()
 
 
@@ -142,7 +147,8 @@ class Training:
             raise diverged(self.step, lr, loss)
         if self.spec.clip:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.trained.values(), max_norm=self.spec.clip)
+            with talking() if self.is_split else contextlib.nullcontext():
+                nn.utils.clip_grad_norm_(self.trained.values(), max_norm=self.spec.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -167,14 +173,15 @@ class Training:
                 loss, correct = self.in_pieces(batch)
                 return self.with_all_pieces(loss, correct)
             except RuntimeError as error:
-                if self.is_split and has_lost(error):
-                    raise lost(str(error)) from error
                 if not is_out_of_memory(error):
+                    if self.is_split and has_lost(error):
+                        raise lost(str(error)) from error
                     raise
                 if self.is_split:  # the others are waiting for this process's part of a block
                     raise ResourceError(
                         f"out of memory with {self.micro_batch} images at a time",
-                        fix="make it fewer: --set optim.micro_batch=N, or a smaller --image-size",
+                        fix="go on with --resume RUN --set optim.micro_batch=N or "
+                        "--set train.checkpointing=true",
                     ) from error
                 self.optimizer.zero_grad(set_to_none=True)
             if self.micro_batch == 1:
@@ -213,7 +220,7 @@ class Training:
                 x, wanted, factor = inputs[piece], targets[piece], self.factor
             else:  # a pass that counts nothing: the others need this process's part of the weights
                 x, wanted, factor = inputs.new_zeros(1, *inputs.shape[1:]), labels.new_zeros(1), 0
-            with autocast(self.device, self.precision):
+            with autocast(self.device, self.precision, cached=not self.is_split):
                 logits = self.forward(x)
             loss = (
                 F.cross_entropy(
@@ -317,6 +324,8 @@ class Training:
         self.optimizer.load_state_dict({**whole, "state": slots})
         self.scaler.load_state_dict(facts["scaler"])
         self.step, self.micro_batch = facts["step"], facts["micro_batch"]
+        if self.is_split and self.spec.micro_batch:  # it may be made smaller in between
+            self.micro_batch = self.spec.micro_batch
 
 
 def fit(

@@ -56,6 +56,10 @@ MAY_CHANGE = frozenset({"data.path", "train.device", "train.cache", "train.track
 """What may be named when a run is resumed; data that moved must still be the same images."""
 
 
+MAY_SHRINK = frozenset({"optim.micro_batch", "train.checkpointing"})
+"""Of a run whose weights are split: nothing else helps when memory ran out. Rounding may differ."""
+
+
 def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config | None, Path]:
     """The settings of a run that is taken up again, or None if it is finished, and its folder.
 
@@ -81,13 +85,13 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
         for key, value in values.items()
         if before.get(section, {}).get(key) != value
     }
-    refused = sorted(changed.keys() - MAY_CHANGE - may_grow(before, changed))
+    free = MAY_CHANGE | (MAY_SHRINK if before.get("train", {}).get("shard") else set())
+    refused = sorted(changed.keys() - free - may_grow(before, changed))
     if refused:
         words = ", ".join(f"{key} was {changed[key][0]}, now {changed[key][1]}" for key in refused)
         raise RunError(
             f"resuming would change the result: {words}",
-            fix=f"leave them out, or start a new run; these may change: "
-            f"{', '.join(sorted(MAY_CHANGE))}",
+            fix=f"leave them out, or start a new run; these may change: {', '.join(sorted(free))}",
         )
     try:
         status = json.loads((path / "environment.json").read_text()).get("status")

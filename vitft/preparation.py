@@ -22,6 +22,7 @@ from vitft.lora import add_adapters
 from vitft.optim import freeze_model
 from vitft.pretrained import LoadReport
 from vitft.scratch import load_weights
+from vitft.sharding import check_split
 from vitft.team import Team
 
 
@@ -54,6 +55,8 @@ def prepare(config: Config, team: Team) -> Prepared:
     if config.train.stages[0] == "lora":
         add_adapters(model, config.train)
     trained = freeze_model(model, config.train.stages[0])
+    if config.train.shard:
+        check_split(model, team, precision=precision, compiled=config.train.compile)
     cut = cut_model(model.to(device), config.train.stages[0])
     say_what_trains(model, trained, config, device, precision)
     return Prepared(

@@ -37,11 +37,15 @@ class Best:
         self.since += 1
         if not self.figures or rank(figures) > rank(self.figures):
             found = figures | {"best_epoch": self.epochs}
-            state = {name: t.detach().clone() for name, t in self.moving()}
+            state = self.copied()
             self.figures, self.state = found, state  # no call between: no signal between
             self.since, self.file = 0, ""
         # The same images chose the epoch and measured it: slightly optimistic, so it is stated.
         self.figures |= {"epochs": self.epochs, "selected_on_validation": self.epochs > 1}
+
+    def copied(self) -> dict[str, Tensor]:
+        """What is in the model now, on the CPU: a GPU's memory is for training."""
+        return {name: t.detach().to("cpu", copy=True) for name, t in self.moving()}
 
     def restore(self) -> None:
         """Put the kept weights back into the model."""
@@ -52,8 +56,7 @@ class Best:
 
     def widen(self) -> None:
         """Another stage moves more: what it starts from belongs to the best weights so far."""
-        self.state = {name: t.detach().clone() for name, t in self.moving()}
-        self.file = ""
+        self.state, self.file = self.copied(), ""
 
     def facts(self) -> dict[str, Any]:
         """Everything but the tensors, for `take_up`."""

@@ -12,25 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from vitft import console
 from vitft.errors import UsageError
 from vitft.model import Block, VisionTransformer
-from vitft.team import Team
+from vitft.team import Team, talking
 
 
-def split_up(suffix: nn.Module, team: Team, *, precision: str, compiled: bool) -> nn.Module:
-    """A copy of what trains, split among the team, block by block.
-
-    The model it was copied from stays whole, for everything but the steps.
+def check_split(model: nn.Module, team: Team, *, precision: str, compiled: bool) -> None:
+    """Refuse to split what cannot be, before anything is computed.
 
     Raises:
         UsageError: A model of timm, or a setting that does not go together with splitting.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-
-    blocks = [module for module in suffix.modules() if isinstance(module, Block)]
     others = {
-        "with a model of timm": not blocks,
+        "with a model of timm": not isinstance(model, VisionTransformer),
         "with train.precision fp16": precision == "fp16",
         "with train.compile": compiled,
     }
@@ -38,21 +33,35 @@ def split_up(suffix: nn.Module, team: Team, *, precision: str, compiled: bool) -
         if found:
             raise UsageError(
                 f"train.shard does not work {what}",
-                fix="leave it out, or use a ViT of vitft's own, bf16 or fp32, without --compile",
+                fix="leave it out, or use a ViT of vitft's own, bf16 or fp32, not compiled",
             )
+    if team.size == 1:
+        console.note("train.shard has no effect on one process: torchrun starts several")
+
+
+def split_up(suffix: nn.Module, team: Team) -> nn.Module:
+    """A copy of what trains, split among the team, block by block.
+
+    The model it was copied from stays whole, for everything but the steps.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
     copied = copy.deepcopy(suffix)
     mesh = init_device_mesh(next(copied.parameters()).device.type, (team.size,))
-    for vit in (module for module in copied.modules() if isinstance(module, VisionTransformer)):
-        for block in vit.blocks:
-            fully_shard(block, mesh=mesh)
-            register_fsdp_forward_method(block, "for_class_token")
+    for block in (module for module in copied.modules() if isinstance(module, Block)):
+        fully_shard(block, mesh=mesh)
+        register_fsdp_forward_method(block, "for_class_token")
     fully_shard(copied, mesh=mesh)
     return copied
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, whose slices may lie with several processes: all of them have to ask."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with talking():
+        return tensor.full_tensor()
 
 
 def slice_like(value: Tensor, like: Tensor) -> Tensor:

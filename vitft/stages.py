@@ -131,19 +131,16 @@ class Stage:
         self.precision = "fp32" if feed.cut.pooled else job.precision
         prepare(job.best.model, checkpointing=config.train.checkpointing)
         pixels = feed.cut.prefix is None
-        model, compiled = feed.cut.suffix, config.train.compile
         is_split = config.train.shard and job.team.size > 1 and not feed.cut.pooled
-        if is_split:
-            model = split_up(model, job.team, precision=self.precision, compiled=compiled)
         self.training = Training(
-            model,
+            split_up(feed.cut.suffix, job.team) if is_split else feed.cut.suffix,
             config.optim,
             steps_per_epoch=math.ceil(count / config.optim.batch_size),
             precision=self.precision,
             seed=config.train.seed,
             mix=batch_augmentation(config.train, len(feed.manifest.classes)) if pixels else None,
             class_weights=class_weights(feed) if config.optim.class_weights else None,
-            compiled=compiled,
+            compiled=config.train.compile,
             team=job.team,
             split=is_split,
         )
@@ -178,7 +175,8 @@ class Stage:
             except (KeyboardInterrupt, ResourceError) as end:  # or another process is gone
                 alone = isinstance(end, ResourceError) and self.training.is_split
                 if not (job.stopper.is_urgent or alone):  # else a step may be half done, or parts
-                    self.keep()  # of the weights are missing; older states are whole
+                    with job.stopper.held():  # of the weights are missing; older states are whole
+                        self.keep()
                 raise
 
     def on_step(self, step: Step) -> None:
