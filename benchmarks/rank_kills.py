@@ -25,7 +25,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.kills import SETTINGS, child, has_begun, outcome, prepare
-from vitft import stages, team
+from vitft import stages
 
 SETTINGS["optim"]["epochs"] = 5
 LIMIT_S = 15.0
@@ -171,7 +171,7 @@ def under_torchrun(home: Path, kills: int, wanted: object, rng: random.Random) -
 
 def stopped(home: Path) -> str:
     """What the other process says when one is stopped and does not go on."""
-    team.PATIENCE = team.timedelta(seconds=5)
+    SETTINGS["train"]["timeout"] = 5.0
     (home / "said.txt").unlink(missing_ok=True)
     pids = launch(home, home / "stopped")
     while not (home / "stopped" / "resume").exists():

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,11 @@ def test_a_restart_does_not_read_the_addresses_of_its_dead_predecessors(
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    before = store_of_this_attempt()
+    before = store_of_this_attempt(timedelta(seconds=20))
     before.set("address", "of a process that was killed")
 
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    after = store_of_this_attempt()
+    after = store_of_this_attempt(timedelta(seconds=20))
 
     assert before.check(["address"])
     assert not after.check(["address"])

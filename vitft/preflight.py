@@ -52,7 +52,9 @@ def check_request(config: Config, out: str | None) -> Path:
     return planned
 
 
-MAY_CHANGE = frozenset({"data.path", "train.device", "train.cache", "train.tracker"})
+MAY_CHANGE = frozenset(
+    {"data.path", "train.device", "train.cache", "train.tracker", "train.timeout"}
+)
 """What may be named when a run is resumed; data that moved must still be the same images."""
 
 

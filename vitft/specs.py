@@ -136,6 +136,9 @@ class TrainSpec:
     shard: bool = False
     """Split weights, gradients and the optimiser's numbers among the processes of torchrun (FSDP2):
     for models that do not fit otherwise, as every step then costs more talking."""
+    timeout: float = 1800.0
+    """Seconds after which a process of torchrun that does not answer counts as lost; one that ends
+    is noticed at once."""
     tracker: str = ""
     """Who else is told how training goes: tensorboard, mlflow, wandb, or several with commas."""
 
@@ -184,6 +187,7 @@ class TrainSpec:
             self.tracker,
             f"one or several, with commas, of {', '.join(TRACKERS)}",
         )
+        check(0 < self.timeout <= 10**6, "train.timeout", self.timeout, "seconds, over 0")
         precisions = ("auto", "fp32", "bf16", "fp16")
         check(
             self.precision in precisions,

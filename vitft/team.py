@@ -25,9 +25,6 @@ from vitft.stopping import at_once
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(minutes=30)
-"""After which a process that does not answer counts as lost; one that ends is noticed at once."""
-
 
 class Team:
     """The processes of a training; one alone needs nobody."""
@@ -133,31 +130,37 @@ def lost(told: str) -> ResourceError:
     if "timed out" in told.lower():
         return ResourceError(
             f"{who} of the training does not answer ({reason})",
-            fix=f"see what it waits for, end it (kill -9), then {again}",
+            fix=f"see what it waits for, end it (kill -9), then {again}; for work that takes "
+            "longer: --set train.timeout=SECONDS",
         )
     return ResourceError(
         f"{who} of the training ended ({reason})", fix=f"see what it said, then {again}"
     )
 
 
-def store_of_this_attempt() -> Store:
+def store_of_this_attempt(patience: timedelta) -> Store:
     """Where the processes tell each other their addresses.
 
     torchrun keeps one store for all its restarts. Without a name for each, a process that comes up
     first would read where its dead predecessors listened, and wait there.
     """
-    store, _, _ = next(rendezvous("env://", timeout=PATIENCE))
+    store, _, _ = next(rendezvous("env://", timeout=patience))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"vitft/{attempt}", store)
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[Team]:
-    """The team that torchrun made of this process and others; alone without torchrun."""
+def joined(timeout_s: float = 1800.0) -> Iterator[Team]:
+    """The team that torchrun made of this process and others; alone without torchrun.
+
+    Args:
+        timeout_s: After which a process that does not answer counts as lost.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield Team()
         return
+    patience = timedelta(seconds=timeout_s)
     team = Team(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")))
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -167,10 +170,10 @@ def joined() -> Iterator[Team]:
     with talking(), at_once():
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=store_of_this_attempt(),
+            store=store_of_this_attempt(patience),
             rank=team.rank,
             world_size=team.size,
-            timeout=PATIENCE,
+            timeout=patience,
         )
     try:
         yield team

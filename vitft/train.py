@@ -89,7 +89,7 @@ def finetune(
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         stopper = stack.enter_context(Stopper(max_seconds))
-        team = stack.enter_context(joined())
+        team = stack.enter_context(joined(config.train.timeout))
         stopper.agree = team.agree
         if resume and team.leads:
             stack.enter_context(locked(RunDir(out)))
