@@ -133,6 +133,24 @@ def test_a_stranger_learns_what_was_trained_how_good_it_is_what_is_weak_and_what
     assert "torch" in page.text
 
 
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ("demo", "was pretrained (weights: demo)"),
+        ("none", "began with random weights"),
+        ("random:demo", "began with random weights"),
+    ],
+)
+def test_what_began_at_random_is_not_called_pretrained(
+    tmp_path: Path, weights: str, words: str
+) -> None:
+    run = make_run(tmp_path / "run")
+    settings = run / "config.toml"
+    settings.write_text(settings.read_text().replace('"demo"', f'"{weights}"'))
+
+    assert words in check_harmless(write_report(run).read_text()).text
+
+
 def test_every_section_with_something_to_show_is_in_the_contents(tmp_path: Path) -> None:
     page = check_harmless(write_report(make_run(tmp_path / "run", hardness=2)).read_text())
 

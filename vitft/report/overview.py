@@ -59,7 +59,7 @@ def of_model(run: Run) -> str:
     blocks = f"{shape['depth']} blocks, " if "depth" in shape else ""
     views = f" It sees images at {size[0]} × {size[1]} pixels." if len(size) == 2 else ""
     begun = f"was pretrained (weights: {weights_name(named) or 'unknown'})"
-    if named.startswith("random:"):
+    if named == "none" or named.startswith("random:"):
         begun = "began with random weights"
     trained = what_trained(str(setting(run, "train", "freeze") or ""))
     kind = "Vision Transformer" if "patch_size" in shape else "network"

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 Interval = Sequence[float] | None
-PER_CENT = "\N{NO-BREAK SPACE}%"
+GLUE = "\N{NO-BREAK SPACE}"
+PER_CENT = f"{GLUE}%"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -15,7 +16,7 @@ def sure(share: float | None) -> str:
     """A probability in whole percent; `< 1 %` and `> 99 %` where rounding would say certain."""
     if share is None or round(share, 2) not in (0.0, 1.0):
         return percent(share, 0)
-    return f"< 1{PER_CENT}" if share < 0.5 else f"> 99{PER_CENT}"
+    return f"<{GLUE}1{PER_CENT}" if share < 0.5 else f">{GLUE}99{PER_CENT}"
 
 
 def interval(bounds: Interval, digits: int = 1) -> str:
