@@ -143,6 +143,22 @@ def test_the_same_seed_begins_with_the_same_weights(colours: Path) -> None:
     assert not torch.equal(first, other)
 
 
+def test_positions_may_begin_as_waves_of_row_and_column(colours: Path) -> None:
+    folder = scan(colours)
+    model, _ = new_model(settings(colours, model={"positions": "waves"}), folder)
+    noise, _ = new_model(settings(colours), folder)
+    rows, columns = model.config.grid
+    table = model.pos_embed[0, 1:].reshape(rows, columns, -1)
+    half = table.shape[-1] // 2  # first the column, then the row
+
+    assert torch.equal(table[0, :, :half], table[1, :, :half])
+    assert torch.equal(table[:, 0, half:], table[:, 1, half:])
+    assert table.square().mean().item() == pytest.approx(0.5)  # sin² + cos² = 1
+    assert noise.pos_embed.abs().max() < 0.1
+    rest, same = ({**m.state_dict()} for m in (model, noise))
+    assert all(torch.equal(rest[n], same[n]) for n in rest if n != "pos_embed")
+
+
 def test_images_of_several_sizes_ask_for_one(colours: Path) -> None:
     Image.new("RGB", (9, 9)).save(colours / "red" / "000.png")
     config = settings(colours)

@@ -6,6 +6,7 @@ How a random one is initialised stands in `model.VisionTransformer.init_weights`
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from vitft import console
 from vitft.backbone import Model, untrained
@@ -96,6 +97,9 @@ def new_model(config: Config, folder: Folder) -> tuple[VisionTransformer, LoadRe
     )
     torch.manual_seed(config.train.seed)
     model = VisionTransformer(shape).eval()
+    if spec.positions == "waves":
+        with torch.no_grad():
+            model.pos_embed[0, shape.num_prefix :] = waves(shape.grid, shape.width)
     named = config.weights.mean is not None
     return model, LoadReport(
         source="none: it begins at random",
@@ -111,6 +115,18 @@ def new_model(config: Config, folder: Folder) -> tuple[VisionTransformer, LoadRe
         statistics_source="as given" if named else "0.5 unless --mean and --std say otherwise",
         provenance={"name": "none"},
     )
+
+
+def waves(grid: tuple[int, int], width: int) -> Tensor:
+    """Sines and cosines of the row and the column of each patch: (P, D).
+
+    Source: Beyer et al. 2022, "Better plain ViT baselines", https://arxiv.org/abs/2205.01580; the
+    slowest wave is shorter than theirs because the grids here are small.
+    """
+    pace = 100 ** -torch.linspace(0, 1, width // 4)
+    rows, columns = torch.meshgrid(*(torch.arange(side) for side in grid), indexing="ij")
+    down, across = rows.flatten()[:, None] * pace, columns.flatten()[:, None] * pace
+    return torch.cat([across.sin(), across.cos(), down.sin(), down.cos()], dim=1)
 
 
 def looked_at(folder: Folder, max_pixels: int) -> Seen:

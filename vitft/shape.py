@@ -27,6 +27,9 @@ class ModelSpec:
     """LayerNorm before each branch, or after each sum as in the original Transformer."""
     pool: Literal["cls", "mean"] = "cls"
     """What the head reads: the class token, or the mean of the patches."""
+    positions: Literal["noise", "waves"] = "noise"
+    """How positions begin, before they are trained: small noise, or sines and cosines of row and
+    column as large as the patches themselves, which helps where blocks or epochs are few."""
     registers: int = 0
     """Tokens beside the class token that start without meaning."""
     layer_scale: float = 0.0
@@ -48,6 +51,18 @@ class ModelSpec:
         check(1 <= hidden <= 2**20, "model.mlp_ratio", self.mlp_ratio, "over 0, usually 2 to 4")
         check(self.norm in ("pre", "post"), "model.norm", self.norm, "pre or post")
         check(self.pool in ("cls", "mean"), "model.pool", self.pool, "cls or mean")
+        check(
+            self.positions in ("noise", "waves"),
+            "model.positions",
+            self.positions,
+            "noise or waves",
+        )
+        check(
+            self.positions == "noise" or self.width % 4 == 0,
+            "model.width",
+            self.width,
+            "a multiple of 4 where model.positions is waves",
+        )
         check(0 <= self.registers <= 64, "model.registers", self.registers, "from 0 to 64")
         check(0 <= self.layer_scale <= 1, "model.layer_scale", self.layer_scale, "from 0 to 1")
         check(self.channels in (0, 1, 3), "model.channels", self.channels, "0, 1 or 3")

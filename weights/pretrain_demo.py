@@ -27,6 +27,7 @@ from vitft.data.formulas import Pixels, formula_image
 from vitft.loop import Batch, Step, Training, fit
 from vitft.model import Attention, Block, VisionTransformer, ViTConfig
 from vitft.pretrained.adapt import resize_positions
+from vitft.scratch import waves
 from vitft.transforms import EvalTransform
 
 CLASSES = 200
@@ -156,7 +157,7 @@ def started_model(config: ViTConfig) -> VisionTransformer:
         nn.init.xavier_uniform_(block.mlp.fc2.weight)
         mimic(block.attn, config)
     with torch.no_grad():
-        model.pos_embed[0, 1:] = waves(config.grid[0], config.width)
+        model.pos_embed[0, 1:] = waves(config.grid, config.width)
     return model
 
 
@@ -177,18 +178,6 @@ def mimic(attention: Attention, config: ViTConfig) -> None:
 def near_identity(width: int, noise: float, share: float) -> Tensor:
     """A multiple of the identity plus noise of spectral size `noise`: (D, D)."""
     return noise * torch.randn(width, width) / math.sqrt(width) + share * torch.eye(width)
-
-
-def waves(grid: int, width: int) -> Tensor:
-    """Sines and cosines of the row and the column of each patch: (P, D).
-
-    Source: Beyer et al. 2022, "Better plain ViT baselines", https://arxiv.org/abs/2205.01580; the
-    slowest wave is shorter than theirs because the grid is small.
-    """
-    pace = 100 ** -torch.linspace(0, 1, width // 4)
-    rows, columns = torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")
-    down, across = rows.flatten()[:, None] * pace, columns.flatten()[:, None] * pace
-    return torch.cat([across.sin(), across.cos(), down.sin(), down.cos()], dim=1)
 
 
 def shipped(model: VisionTransformer) -> dict[str, Tensor]:
