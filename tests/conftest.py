@@ -80,6 +80,18 @@ def image_folder(tmp_path: Path) -> Path:
     return draw_folder(tmp_path / "colours", per_class=10)
 
 
+def tiny_home(home: Path) -> Path:
+    """`home` with data (3 classes of 6) and w.safetensors, a backbone of two blocks, in it."""
+    draw_folder(home / "data", per_class=6)
+    torch.manual_seed(0)
+    config = ViTConfig(
+        image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=0
+    )
+    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
+    save_checkpoint(home / "w.safetensors", VisionTransformer(config).state_dict(), card)
+    return home
+
+
 def draw_folder(root: Path, *, per_class: int) -> Path:
     """Noisy one-coloured images in one folder per class."""
     random = np.random.default_rng(0)

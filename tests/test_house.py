@@ -127,6 +127,12 @@ def test_whoever_installs_the_package_has_what_it_imports() -> None:
     assert {COMES_WITH.get(name, name) for name in imported} <= installed
 
 
+def test_a_training_that_is_not_split_does_not_pay_for_what_splits() -> None:
+    done = python("import sys, vitft.train; print('torch.distributed.tensor' in sys.modules)")
+
+    assert done.stdout == "False\n", done.stderr
+
+
 def test_the_page_of_settings_is_what_the_code_says() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "settings.py"))["page"]
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.conftest import draw_folder
-from vitft.checkpoint import Card, load_checkpoint, save_checkpoint
+from tests.conftest import tiny_home
+from vitft.checkpoint import load_checkpoint
 from vitft.config import OptimSpec
 from vitft.errors import RunError, UsageError
 from vitft.loop import Training
@@ -20,7 +20,6 @@ from vitft.model import VisionTransformer, ViTConfig
 from vitft.preflight import check_resume
 from vitft.sharding import check_split, slice_like, whole
 from vitft.team import Team
-from vitft.transforms import EvalTransform
 
 SMALL = ViTConfig(image_size=(8, 8), patch_size=(4, 4), width=8, depth=1, heads=2, num_classes=2)
 
@@ -115,14 +114,7 @@ def test_whole_tensors_stay_as_they_are() -> None:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, weights, and a run of two processes that nothing disturbed."""
-    home = tmp_path_factory.mktemp("home")
-    draw_folder(home / "data", per_class=6)
-    torch.manual_seed(0)
-    config = ViTConfig(
-        image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=0
-    )
-    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
-    save_checkpoint(home / "w.safetensors", VisionTransformer(config).state_dict(), card)
+    home = tiny_home(tmp_path_factory.mktemp("home"))
     assert begun(home, *RUN, "--out", "whole").wait(180) == 0
     return home
 
@@ -174,15 +166,17 @@ def test_a_split_run_that_is_terminated_and_resumed_ends_in_the_same_bits(home: 
 
 
 def test_only_a_split_run_may_shrink_its_micro_batches(home: Path) -> None:
-    smaller = [("optim.micro_batch", 2)]
-    config, _ = check_resume(home / "whole", smaller)
-    plain = home / "plain"
-    plain.mkdir()
-    text = (home / "whole" / "config.toml").read_text()
-    (plain / "config.toml").write_text(text.replace("shard = true", "shard = false"))
-    (plain / "split.csv").write_bytes((home / "whole" / "split.csv").read_bytes())
+    smaller, text = [("optim.micro_batch", 2)], (home / "whole" / "config.toml").read_text()
+    for name, shard in (("split", "true"), ("plain", "false")):  # runs that have not ended
+        (home / name).mkdir()
+        (home / name / "config.toml").write_text(text.replace("shard = true", f"shard = {shard}"))
+        (home / name / "split.csv").write_bytes((home / "whole" / "split.csv").read_bytes())
+
+    config, _ = check_resume(home / "split", smaller)
+    ended, _ = check_resume(home / "whole", smaller)
 
     assert config is not None
     assert config.optim.micro_batch == 2
+    assert ended is None  # nothing of a finished run is written again
     with pytest.raises(RunError, match="micro_batch was"):
-        check_resume(plain, smaller)
+        check_resume(home / "plain", smaller)

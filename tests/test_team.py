@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import draw_folder
-from vitft.checkpoint import Card, load_checkpoint, save_checkpoint
-from vitft.model import VisionTransformer, ViTConfig
+from tests.conftest import tiny_home
+from vitft.checkpoint import load_checkpoint
 from vitft.team import Team, store_of_this_attempt
-from vitft.transforms import EvalTransform
 
 OPTIONS = ["--freeze", "none", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"]
 
@@ -66,15 +64,7 @@ def test_a_restart_does_not_read_the_addresses_of_its_dead_predecessors(
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, weights, and the runs of one process and of two."""
-    home = tmp_path_factory.mktemp("team")
-    draw_folder(home / "data", per_class=6)
-    torch.manual_seed(0)
-    config = ViTConfig(
-        image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=0
-    )
-    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
-    save_checkpoint(home / "w.safetensors", VisionTransformer(config).state_dict(), card)
-    return home
+    return tiny_home(tmp_path_factory.mktemp("team"))
 
 
 def launch(home: Path, out: str, *options: str, processes: int) -> subprocess.CompletedProcess[str]:

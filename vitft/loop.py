@@ -316,10 +316,13 @@ class Training:
             kind, _, rest = name.partition("/")
             if kind == "optimizer":
                 i, _, key = rest.partition("/")
-                slots.setdefault(int(i), {})[key] = slice_like(value.clone(), moved[int(i)])
+                place = moved[int(i)]
+                slots.setdefault(int(i), {})[key] = (
+                    slice_like(value, place) if self.is_split else value
+                ).clone()
             else:
                 place = places[kind][rest]
-                place.copy_(slice_like(value, place))
+                place.copy_(slice_like(value, place) if self.is_split else value)
         whole = self.optimizer.state_dict()
         self.optimizer.load_state_dict({**whole, "state": slots})
         self.scaler.load_state_dict(facts["scaler"])

@@ -88,7 +88,8 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
         if before.get(section, {}).get(key) != value
     }
     free = MAY_CHANGE | (MAY_SHRINK if before.get("train", {}).get("shard") else set())
-    refused = sorted(changed.keys() - free - may_grow(before, changed))
+    grown = may_grow(before, changed)
+    refused = sorted(changed.keys() - free - grown)
     if refused:
         words = ", ".join(f"{key} was {changed[key][0]}, now {changed[key][1]}" for key in refused)
         raise RunError(
@@ -103,7 +104,7 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
     check_trackers(config.train.trackers)
     place = whereabouts(config.data.path, config.data.root)
     scan(place, reference=config.data.split == "reference")
-    return (None if status == "finished" and not changed else config), path
+    return (None if status == "finished" and not grown else config), path
 
 
 def may_grow(before: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> set[str]:
