@@ -62,6 +62,8 @@ def test_settings_written_as_toml_read_back_equal() -> None:
         pytest.param("weights.image_size=1.5", "weights.image_size is 1.5, of", id="half a pixel"),
         pytest.param("weights.pre_logits=yes", "weights.pre_logits is 'yes'", id="keep or drop"),
         pytest.param("weights.pos_embed=nearest", "weights.pos_embed is", id="unknown rule"),
+        pytest.param("model.convs=[32, 0]", "model.convs is (32, 0)", id="no channels"),
+        pytest.param("model.convs=[3.5]", "model.convs is [3.5], of the wrong kind", id="half"),
         pytest.param("weights.mean=[0.5]", "weights.mean is (0.5,)", id="mean without std"),
         pytest.param("weights.allow_pickle=maybe", "weights.allow_pickle is 'maybe'", id="maybe"),
         pytest.param("optim.lrate=1", "optim.lrate is no setting", id="unknown key"),

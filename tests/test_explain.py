@@ -36,6 +36,7 @@ SHAPES = [
     pytest.param({"pre_logits": True}, id="pre_logits"),
     pytest.param({"drop_path": 0.5}, id="drop path"),
     pytest.param({"stem": (), "image_size": (24, 16), "patch_size": (8, 8)}, id="hybrid"),
+    pytest.param({"convs": (16, 24, 32)}, id="convolutions"),
 ]
 
 
@@ -361,7 +362,8 @@ def test_filters_and_positions_have_their_shapes_in_every_model(options: dict[st
     pictures, shares = patch_filters(model)
     similarity = position_similarity(model)
 
-    side = (7, 7) if options.get("stem") is not None else model.config.patch_size
+    side = (3, 3) if options.get("convs") else model.config.patch_size
+    side = (7, 7) if options.get("stem") is not None else side
     assert pictures.shape == (28, *side, 3)
     assert (pictures.min(), pictures.max()) == pytest.approx((0, 1))
     assert (np.diff(shares) <= 1e-7).all()

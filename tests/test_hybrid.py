@@ -13,8 +13,8 @@ from tests.conftest import fill
 from vitft.architectures import config_of, create_model
 from vitft.checkpoint import build_model
 from vitft.errors import UsageError
-from vitft.hybrid import STEMS, StdConv2d, pad_same, stem_stride
-from vitft.model import VisionTransformer
+from vitft.hybrid import STEMS, StdConv2d, conv_strides, pad_same, stem_stride
+from vitft.model import VisionTransformer, ViTConfig
 
 
 def random_hybrid(name: str, image_size: tuple[int, int], **options: Any) -> Any:
@@ -103,3 +103,42 @@ def test_a_hybrid_trains_down_to_its_first_kernel() -> None:
 def test_an_image_that_the_stem_does_not_tile_is_refused() -> None:
     with pytest.raises(UsageError, match=r"240 pixels high.*patches of 32"):
         VisionTransformer(replace(config_of("vit_small_r26_s32_224"), image_size=(240, 240)))
+
+
+@pytest.mark.parametrize(
+    ("convs", "patch", "strides"),
+    [
+        pytest.param((32, 48, 64), (4, 4), (1, 2, 2), id="more than the patch can be halved"),
+        pytest.param((24, 48), (16, 16), (2, 2), id="the patch is cut from the rest"),
+        pytest.param((8, 8), (7, 7), (1, 1), id="odd patches"),
+        pytest.param((8, 8), (8, 2), (1, 2), id="flat patches"),
+        pytest.param((), (4, 4), (), id="none"),
+    ],
+)
+@torch.no_grad()
+def test_convolutions_halve_the_image_as_often_as_a_patch_can_be(
+    convs: tuple[int, ...], patch: tuple[int, int], strides: tuple[int, ...]
+) -> None:
+    image = (2 * patch[0], 3 * patch[1])
+    model = VisionTransformer(
+        ViTConfig(image_size=image, patch_size=patch, convs=convs, width=8, depth=1, heads=2)
+    )
+
+    assert conv_strides(convs, patch) == strides
+    assert model.embed(torch.randn(2, 3, *image)).shape == (2, 1 + 6, 8)
+    kernel = model.patch_embed.proj.kernel_size
+    assert tuple(side * model.config.stride for side in kernel) == patch
+
+
+def test_a_model_behind_convolutions_trains_down_to_its_first_kernel() -> None:
+    model = VisionTransformer(
+        ViTConfig(image_size=(8, 8), patch_size=(4, 4), convs=(8, 12), width=8, depth=1, heads=2)
+    )
+    assert isinstance(model.head, nn.Linear)
+    nn.init.normal_(model.head.weight)
+
+    model(torch.randn(2, 3, 8, 8)).sum().backward()
+
+    first = model.patch_embed.backbone.get_parameter("0.conv.weight")
+    assert first.grad is not None
+    assert bool(first.grad.any())

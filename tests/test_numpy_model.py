@@ -125,6 +125,7 @@ def test_every_flip_in_the_header_is_refused_or_left_to_torch(saved: Path) -> No
     "change",
     [
         pytest.param({"stem": (2, 2)}, id="hybrid"),
+        pytest.param({"convs": (8, 16)}, id="convolutions"),
         pytest.param({"in_channels": 2}, id="two channels"),
         pytest.param({"num_classes": 0}, id="no head"),
     ],

@@ -215,14 +215,36 @@ def test_a_run_of_arrays_keeps_their_split_in_its_table(digits: Path, tmp_path: 
     assert json.loads((tmp_path / "run" / "eval.json").read_text())["top1"] >= 0
 
 
-def test_a_post_norm_model_is_not_given_to_libraries_that_have_none(
-    digits: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("odd", "word"), [({"norm": "post"}, "post"), ({"convs": [8, 16]}, "convolutions")]
+)
+def test_a_model_is_not_given_to_libraries_that_lack_a_part_of_it(
+    digits: Path, tmp_path: Path, odd: dict[str, Any], word: str
 ) -> None:
-    finetune(settings(digits, model={"norm": "post"}, optim={"epochs": 1}), out=tmp_path / "run")
+    finetune(settings(digits, model=odd, optim={"epochs": 1}), out=tmp_path / "run")
 
     for kind in ("timm", "transformers"):
-        with pytest.raises(RunError, match="post"):
+        with pytest.raises(RunError, match=word):
             export_run(str(tmp_path / "run"), Order(formats=(kind,), out=tmp_path / kind))
+
+
+def test_a_model_behind_convolutions_is_a_run_like_any_other(digits: Path, tmp_path: Path) -> None:
+    config = settings(digits, model={"convs": [8, 16]}, optim={"epochs": 12}, train={"flip": 0.0})
+
+    result = finetune(config, out=tmp_path / "run")
+
+    assert result.figures["top1"] > 0.6  # a third by chance
+    judged = evaluate(find_labelled(digits), str(tmp_path / "run"), device="cpu")
+    assert judged.figures["top1"] == pytest.approx(result.figures["top1"])
+    export_run(str(tmp_path / "run"), Order(formats=("onnx",), out=tmp_path / "onnx"))
+    # Its own weights begin another run, of images in colour and of another size.
+    colours = draw_folder(tmp_path / "colours", per_class=4)
+    again = from_table({
+        "data": {"path": str(colours)},
+        "weights": {"name": str(tmp_path / "run"), "image_size": [12, 12]},
+        "train": {"device": "cpu"},
+    })  # fmt: skip
+    assert finetune(again, out=tmp_path / "again").figures["top1"] >= 0
 
 
 def batches_of(config: Config, *, epoch: int, done: int = 0) -> list[tuple[Any, Any]]:

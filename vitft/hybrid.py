@@ -1,16 +1,19 @@
 """What later models added to the plain Vision Transformer; the Transformer itself is in `model`.
 
 The ResNet of hybrids, whose feature map is cut into patches: weight-standardised convolutions with
-GroupNorm, padded as TensorFlow's SAME, under timm's names (`patch_embed.backbone.*`). And what
-stands on the branches of a block: LayerScale and stochastic depth.
+GroupNorm, padded as TensorFlow's SAME, under timm's names (`patch_embed.backbone.*`). A few plain
+convolutions of the same kind in its place, for models that begin at random. And what stands on the
+branches of a block: LayerScale and stochastic depth.
 
 Letters: B images, N tokens, D width, F feature channels, h and w the sides of a feature map.
 
 Sources: Kolesnikov et al. 2020 (BiT), https://arxiv.org/abs/1912.11370; Qiao et al. 2019 (weight
 standardisation), 1903.10520; Huang et al. 2016 (stochastic depth), 1603.09382; Touvron et al. 2021
-(LayerScale), 2103.17239; google-research/vision_transformer.
+(LayerScale), 2103.17239; Xiao et al. 2021 (convolutions before the patches), 2106.14881;
+google-research/vision_transformer.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -135,9 +138,49 @@ class ResNet(nn.Module):
         return self.stages(self.stem(pixels))
 
 
-def build_stem(in_channels: int, stages: tuple[int, ...]) -> nn.Module:
-    """The ResNet of a hybrid, or its root alone, which timm names without a `stem.` in front."""
-    return ResNet(in_channels, stages) if stages else Root(in_channels)
+def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, ...]:
+    """The last ones halve the feature map, as often as the patch can be halved; others keep it."""
+    side = math.gcd(*patch)
+    halvings = min(len(convs), (side & -side).bit_length() - 1)
+    return (1,) * (len(convs) - halvings) + (2,) * halvings
+
+
+class ConvNorm(nn.Module):
+    """A 3x3 convolution: (B, inputs, h, w) to (B, outputs, h / stride, w / stride)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv = StdConv2d(inputs, outputs, 3, stride=stride)
+        self.norm = nn.GroupNorm(math.gcd(8, outputs), outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x)))
+
+
+def stride_of(
+    stages: tuple[int, ...] | None, convs: tuple[int, ...], patch: tuple[int, int]
+) -> int:
+    """Pixels per side of one cell of what `build_stem` gives."""
+    return math.prod(conv_strides(convs, patch)) if stages is None else stem_stride(stages)
+
+
+def build_stem(
+    in_channels: int,
+    stages: tuple[int, ...] | None,
+    convs: tuple[int, ...],
+    patch: tuple[int, int],
+) -> tuple[nn.Module, int]:
+    """What stands between pixels and patches, and the channels that it gives.
+
+    The ResNet of a hybrid, or its root alone (`()`), which timm names without a `stem.` in front;
+    or convolutions; or nothing.
+    """
+    if stages is not None:
+        resnet = ResNet(in_channels, stages) if stages else Root(in_channels)
+        return resnet, stem_channels(stages)
+    inputs, strides = (in_channels, *convs), conv_strides(convs, patch)
+    layers = [ConvNorm(*each) for each in zip(inputs, convs, strides, strict=False)]
+    return nn.Sequential(*layers) if layers else nn.Identity(), inputs[-1]
 
 
 class LayerScale(nn.Module):

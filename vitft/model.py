@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitft.errors import UsageError
-from vitft.hybrid import DropPath, LayerScale, build_stem, stem_channels, stem_stride
+from vitft.hybrid import DropPath, LayerScale, build_stem, stride_of
 
 Pool = Literal["cls", "mean"]
 Norm = Literal["pre", "post"]
@@ -89,6 +89,8 @@ class ViTConfig:
     """A second class token with its own head; the two heads are averaged (distilled DeiT)."""
     stem: tuple[int, ...] | None = None
     """Bottlenecks per stage of a ResNet before the patches (hybrids); () for its root alone."""
+    convs: tuple[int, ...] = ()
+    """Channels of 3x3 convolutions before the patches, in place of a ResNet."""
 
     def __post_init__(self) -> None:
         sides = zip(self.image_size, self.patch_size, ("high", "wide"), strict=True)
@@ -99,14 +101,14 @@ class ViTConfig:
                     f"an image {side} pixels {axis} cannot be cut into patches of {patch} pixels",
                     fix=f"use a multiple of {patch}, e.g. {near}",
                 )
-        stride = 1 if self.stem is None else stem_stride(self.stem)
-        counts = (self.num_classes, self.registers, self.in_channels - 1, self.depth - 1)
-        fits = self.heads > 0 and not (self.width % self.heads or self.patch_size[0] % stride)
-        if not fits or min(counts) < 0:
+        positive = (self.in_channels, self.depth, *self.convs)
+        fits = self.heads > 0 and not (self.width % self.heads or self.patch_size[0] % self.stride)
+        if not fits or min(positive) < 1 or min(self.num_classes, self.registers) < 0:
             raise UsageError(
                 f"num_classes {self.num_classes}, registers {self.registers}, in_channels "
-                f"{self.in_channels}, depth {self.depth}, width {self.width}, heads {self.heads}, "
-                f"patches of {self.patch_size} behind a stride of {stride} do not make a model",
+                f"{self.in_channels}, convs {self.convs}, depth {self.depth}, width {self.width}, "
+                f"heads {self.heads}, patches of {self.patch_size} behind a stride of "
+                f"{self.stride} do not make a model",
                 fix="width is a multiple of heads and a patch of the stride; nothing is negative",
             )
         known = self.pool in ("cls", "mean") and self.norm in ("pre", "post")
@@ -124,6 +126,11 @@ class ViTConfig:
         """Rows and columns of patches."""
         (height, width), (down, across) = self.image_size, self.patch_size
         return height // down, width // across
+
+    @property
+    def stride(self) -> int:
+        """Pixels per side of one cell of what is cut into patches."""
+        return stride_of(self.stem, self.convs, self.patch_size)
 
     @property
     def num_prefix(self) -> int:
@@ -155,12 +162,11 @@ class PatchEmbed(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.image_size = config.image_size
-        channels, kernel = config.in_channels, config.patch_size
-        self.backbone: nn.Module = nn.Identity()
-        if config.stem is not None:  # a hybrid cuts the feature map instead of the image
-            self.backbone = build_stem(channels, config.stem)
-            channels, stride = stem_channels(config.stem), stem_stride(config.stem)
-            kernel = kernel[0] // stride, kernel[1] // stride
+        # A hybrid cuts a feature map instead of the image.
+        self.backbone, channels = build_stem(
+            config.in_channels, config.stem, config.convs, config.patch_size
+        )
+        kernel = config.patch_size[0] // config.stride, config.patch_size[1] // config.stride
         # A convolution with stride = kernel is one matrix applied to every patch.
         self.proj = nn.Conv2d(channels, config.width, kernel, stride=kernel)
 

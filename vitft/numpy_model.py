@@ -267,7 +267,9 @@ def as_floats(x: Any) -> Array:  # noqa: ANN401 - any array of numbers
 def readable(card: Mapping[str, Any]) -> bool:
     """Whether this room knows everything that the card's architecture says."""
     settings = card.get("architecture")
-    if not isinstance(settings, dict) or settings.keys() != KNOWN or settings["stem"] is not None:
+    if not isinstance(settings, dict) or settings.keys() - {"convs"} != KNOWN:
+        return False
+    if settings["stem"] is not None or settings.get("convs"):
         return False
     has_head = settings["num_classes"] and card.get("classes")
     return bool(has_head) and settings["in_channels"] in (1, 3)

@@ -94,6 +94,7 @@ def new_model(config: Config, folder: Folder) -> tuple[VisionTransformer, LoadRe
         norm=spec.norm,
         layer_scale=spec.layer_scale,
         registers=spec.registers,
+        convs=spec.convs,
     )
     torch.manual_seed(config.train.seed)
     model = VisionTransformer(shape).eval()

@@ -30,6 +30,9 @@ class ModelSpec:
     positions: Literal["noise", "waves"] = "noise"
     """How positions begin, before they are trained: small noise, or sines and cosines of row and
     column as large as the patches themselves, which helps where blocks or epochs are few."""
+    convs: tuple[int, ...] = ()
+    """Channels of 3x3 convolutions before the patches, e.g. [32, 48, 64]; the last ones halve the
+    image, as often as a patch can be halved."""
     registers: int = 0
     """Tokens beside the class token that start without meaning."""
     layer_scale: float = 0.0
@@ -62,6 +65,12 @@ class ModelSpec:
             "model.width",
             self.width,
             "a multiple of 4 where model.positions is waves",
+        )
+        check(
+            len(self.convs) <= 16 and all(1 <= channels <= 16384 for channels in self.convs),
+            "model.convs",
+            self.convs,
+            "up to 16 numbers of channels, each from 1",
         )
         check(0 <= self.registers <= 64, "model.registers", self.registers, "from 0 to 64")
         check(0 <= self.layer_scale <= 1, "model.layer_scale", self.layer_scale, "from 0 to 1")

@@ -53,10 +53,11 @@ def coerced(value: Any, hint: Any, key: str) -> Any:  # noqa: ANN401
         if origin is Literal and isinstance(value, str):
             return value  # the field's own check names the allowed words
         if origin is tuple and isinstance(value, (int, float, list, tuple)):
-            items = list(value) if isinstance(value, (list, tuple)) else [value] * 2
-            whole = key == "weights.image_size"
-            numbers = all(type(item) in ((int,) if whole else (int, float)) for item in items)
-            if numbers and (len(items) == 2 or not whole):
+            kinds = [kind for kind in typing.get_args(option) if kind is not Ellipsis]
+            items = list(value) if isinstance(value, (list, tuple)) else [value] * len(kinds)
+            allowed = (int,) if kinds[0] is int else (int, float)
+            fits = len(items) == len(kinds) or Ellipsis in typing.get_args(option)
+            if fits and all(type(item) in allowed for item in items):
                 return tuple(items)
         if option is float and type(value) in (int, float):
             return float(value)

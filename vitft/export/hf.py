@@ -61,6 +61,7 @@ def not_for_hf(card: Card) -> str:
         "two class tokens": shape.distilled,
         "positions for the patches only": not shape.prefix_positions,
         "a hybrid's stem": shape.stem is not None,
+        "convolutions before the patches": bool(shape.convs),
     }
     odd = [name for name, there in odd_parts.items() if there]
     return (

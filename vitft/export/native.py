@@ -83,6 +83,7 @@ def not_for_timm(card: Card) -> str:
         "two class tokens": shape.distilled,
         "another LayerNorm eps": shape.norm_eps != 1e-6,
         "a hybrid's stem": shape.stem is not None,
+        "convolutions before the patches": bool(shape.convs),
     }
     odd = [name for name, there in odd_parts.items() if there]
     return f"the model has {odd[0]}: timm has no such layer under this name" if odd else ""

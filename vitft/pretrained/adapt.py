@@ -332,6 +332,8 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, wanted: ViTConfi
         first = "patch_embed.proj.weight"
         if source.stem is not None:
             first = f"patch_embed.backbone.{'stem.' if source.stem else ''}conv.weight"
+        elif source.convs:
+            first = "patch_embed.backbone.0.conv.weight"
         tensors[first] = fit_channels(tensors[first], wanted.in_channels)
         how = "summed" if wanted.in_channels == 1 else "repeated in turn and scaled"
         notes.append(
@@ -339,8 +341,7 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, wanted: ViTConfi
         )
     if source.patch_size != wanted.patch_size:
         kernel = tensors["patch_embed.proj.weight"]
-        stride = 1 if wanted.stem is None else stem_stride(wanted.stem)
-        sides = wanted.patch_size[0] // stride, wanted.patch_size[1] // stride
+        sides = wanted.patch_size[0] // wanted.stride, wanted.patch_size[1] // wanted.stride
         tensors["patch_embed.proj.weight"] = resize_kernel(kernel, sides)
         notes.append(
             f"patch kernels {kernel.shape[2]}x{kernel.shape[3]} -> {sides[0]}x{sides[1]}, "

@@ -72,6 +72,8 @@ def describe(config: ViTConfig) -> str:
     extras = [] if name else [f"{config.depth} blocks {config.width} wide, {config.heads} heads"]
     if config.stem is not None:
         extras.append(f"ResNet stem {'-'.join(str(n) for n in config.stem) or 'of one layer'}")
+    if config.convs:
+        extras.append(f"{' + '.join(str(n) for n in config.convs)} convolutions")
     extras += ["distilled"] * config.distilled + ["LayerScale"] * bool(config.layer_scale)
     extras += [f"{config.registers} registers"] * bool(config.registers)
     extras += ["LayerNorm after each branch"] * (config.norm == "post")
