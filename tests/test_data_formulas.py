@@ -1,9 +1,12 @@
 """Images drawn from formulas: what decides a pixel, and that classes are classes."""
 
+import colorsys
+from typing import Any
+
 import numpy as np
 import pytest
 
-from vitft.data.formulas import FAMILIES, figure, formula_image
+from vitft.data.formulas import COLOURS, FAMILIES, HUES, figure, formula_image
 
 RNG_SEED = 5
 
@@ -63,3 +66,20 @@ def test_a_wild_image_stands_out_from_its_ground() -> None:
         image = formula_image(4, instance, size=48).astype(float)
 
         assert image.std(axis=(0, 1)).max() > 10  # of 255: more than noise and light alone
+
+
+@pytest.mark.parametrize("kind", range(COLOURS))
+def test_a_figure_has_the_kind_of_colour_that_is_asked_for(kind: int) -> None:
+    wanted = 255 * np.array(colorsys.hsv_to_rgb(kind / HUES, 0.7 if kind < HUES else 0, 0.8))
+    drawn = [formula_image(8, i, size=40, wild=0.0, colour=kind).astype(float) for i in range(10)]
+    others = [
+        formula_image(8, i, size=40, wild=0.0, colour=(kind + 3) % HUES).astype(float)
+        for i in range(10)
+    ]
+
+    def distance(images: list[Any]) -> float:
+        """From the colour, of the tenth of the pixels that is nearest to it."""
+        gaps = [np.sort(np.linalg.norm(image - wanted, axis=2).ravel())[:160] for image in images]
+        return float(np.mean(gaps))
+
+    assert distance(drawn) < 0.7 * distance(others)

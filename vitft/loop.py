@@ -25,10 +25,11 @@ from vitft.team import Team, has_lost, lost, talking
 
 
 class Batch(NamedTuple):
-    """Inputs of the trained part (pixels, tokens or pooled features) and class indices (B,)."""
+    """Inputs of the trained part (pixels, tokens or pooled features) and their labels."""
 
     inputs: Tensor
     labels: Tensor
+    """Class indices (B,), or shares of the classes (B, C)."""
     images: int = 0
     """Images in the whole batch where this is one process's piece of it; 0: these are all."""
 
@@ -234,7 +235,8 @@ class Training:
             )
             self.scaler.scale(loss * factor).backward()
             total += loss.item() if factor else 0.0
-            correct += int((logits.argmax(dim=-1) == known).sum())
+            classes = known if known.ndim == 1 else known.argmax(dim=-1)
+            correct += int((logits.argmax(dim=-1) == classes).sum())
         return total, correct
 
     @property

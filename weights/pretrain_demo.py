@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitft.checkpoint import Card, save_checkpoint
 from vitft.config import OptimSpec
-from vitft.data.formulas import Pixels, formula_image
+from vitft.data.formulas import COLOURS, Pixels, formula_image
 from vitft.loop import Batch, Step, Training, fit
 from vitft.model import Attention, Block, VisionTransformer, ViTConfig
 from vitft.pretrained.adapt import resize_positions
@@ -31,6 +33,8 @@ from vitft.scratch import waves
 from vitft.transforms import EvalTransform
 
 CLASSES = 200
+FORM = 2 / 3
+"""Share of the target that tells the form; the rest tells the colour."""
 INSTANCES = 200
 """Images per class; number i of n is `wild` by i / (n - 1)."""
 BATCH = 32
@@ -44,7 +48,7 @@ ARCHITECTURE = ViTConfig(
     depth=4,
     heads=3,
     pool="mean",
-    num_classes=CLASSES,
+    num_classes=CLASSES + COLOURS,
 )
 MARGIN = 6
 """Images are drawn larger than the model's by so many pixels; it sees a random window."""
@@ -61,6 +65,9 @@ SPEC = OptimSpec(
     batch_size=BATCH,
     clip=1.0,
 )
+
+
+Number = TypeVar("Number", int, Tensor)
 
 
 class ExplicitAttention(Attention):
@@ -115,8 +122,16 @@ def draw_class(job: tuple[int, int, int]) -> Pixels:
     (label, images, seed), size = job, ARCHITECTURE.image_size[0] + MARGIN
     wild = np.linspace(0, 1, images).tolist()
     return np.stack(
-        [formula_image(label, i, size=size, wild=share, seed=seed) for i, share in enumerate(wild)]
+        [
+            formula_image(label, i, size=size, wild=share, colour=colour_of(label, i), seed=seed)
+            for i, share in enumerate(wild)
+        ]
     )
+
+
+def colour_of(label: Number, instance: Number) -> Number:
+    """Which kind of colour an image has: all kinds in turn, so that no form has its own."""
+    return (label + 5 * instance) % COLOURS
 
 
 def batches(drawn: Tensor, epoch: int, *, steps: int, seed: int) -> Iterator[Batch]:
@@ -129,17 +144,19 @@ def batches(drawn: Tensor, epoch: int, *, steps: int, seed: int) -> Iterator[Bat
         labels = torch.randint(0, len(drawn), (BATCH,), generator=rng)
         instances = torch.randint(0, round(reach * drawn.shape[1]), (BATCH,), generator=rng)
         pixels = normalise(windows(drawn[labels, instances], rng))
-        yield Batch(pixels.contiguous(), labels)  # the order in memory decides the last digits
+        shares = F.one_hot(labels, ARCHITECTURE.num_classes) * FORM
+        colours = CLASSES + colour_of(labels, instances)
+        shares += F.one_hot(colours, ARCHITECTURE.num_classes) * (1 - FORM)
+        yield Batch(pixels.contiguous(), shares)  # the order in memory decides the last digits
 
 
 def windows(images: Tensor, rng: torch.Generator) -> Tensor:
-    """A random window of each image, its colour channels in random order: uint8 (B, S, S, 3)."""
+    """A random window of each image: uint8 (B, S, S, 3)."""
     side = ARCHITECTURE.image_size[0]
     corners = torch.randint(0, MARGIN + 1, (len(images), 2), generator=rng).tolist()
     views = []
     for image, (top, left) in zip(images, corners, strict=True):
-        window = image[top : top + side, left : left + side]
-        views.append(window[..., torch.randperm(3, generator=rng)])
+        views.append(image[top : top + side, left : left + side])
     return torch.stack(views)
 
 
@@ -200,7 +217,8 @@ def card(drawn: Tensor, training: Training, *, seed: int, threads: int) -> Card:
             "name": "demo",
             "source": "weights/pretrain_demo.py",
             "licence": "Apache-2.0",
-            "data": f"{len(drawn)} classes of images drawn from formulas; no photos, no flowers",
+            "data": f"{len(drawn)} classes of images drawn from formulas, in {COLOURS} kinds of "
+            "colour; no photos, no flowers",
             "training": f"{training.total} steps of {BATCH} images of "
             f"{ARCHITECTURE.image_size[0]} pixels, bf16, seed {seed}, threads {threads}",
         },

@@ -2,7 +2,8 @@
 
 A class is a vector of parameters drawn from its number; its images share the parameters up to a
 small jitter and differ in place, size, turn, tilt, colours, ground, clutter, light and noise, so
-that only the form tells the class. The bundled weights are trained on them (`weights/`).
+that only the form tells the class. A second label may decide the figure's colour. The bundled
+weights are trained on them (`weights/`).
 
 Sources: Kataoka et al. 2020, "Pre-training without Natural Images",
 https://arxiv.org/abs/2101.08515 (fractals as labelled images); Kataoka et al. 2022, "Replacing
@@ -11,6 +12,7 @@ radial contours; contours are what a ViT learns from). The parameter ranges, the
 families and the grounds are ours.
 """
 
+import colorsys
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,6 +28,9 @@ SUPERSAMPLING = 2
 CONTRAST = 110.0  # least distance of figure and ground, of the 441 between black and white
 GROUND_CELLS = 12
 DARK = 0.25
+HUES = 6
+COLOURS = HUES + 1
+"""Kinds of colour: around red, yellow, green, cyan, blue and magenta, and nearly grey."""
 MANY = 200  # more dots than this are single pixels of the final image
 
 
@@ -41,7 +46,13 @@ class Stroke(NamedTuple):
 
 
 def formula_image(
-    label: int, instance: int, *, size: int, wild: float = 1.0, seed: int = 0
+    label: int,
+    instance: int,
+    *,
+    size: int,
+    wild: float = 1.0,
+    colour: int | None = None,
+    seed: int = 0,
 ) -> Pixels:
     """One image of a class: (size, size, 3); the arguments decide every pixel.
 
@@ -50,6 +61,7 @@ def formula_image(
         instance: Number of the image in its class, from 0.
         size: Side in pixels.
         wild: From 0, upright and large on a dark ground, to 1, anywhere and anyhow.
+        colour: Kind of the figure's two colours, below `COLOURS`; None for any.
         seed: Another seed, other classes.
     """
     own = np.random.default_rng([seed, 1, label, instance])
@@ -57,7 +69,7 @@ def formula_image(
     canvas, ground = paint_ground(own, side, wild)
     brush = ImageDraw.Draw(canvas)
     scatter(brush, own, side, wild)
-    near, far = contrasting(own, ground), contrasting(own, ground)
+    near, far = contrasting(own, ground, colour), contrasting(own, ground, colour)
     radius = (0.44 + wild * own.uniform(-0.2, 0.08)) * side
     matrix, centre = placement(own, wild)
     for stroke in figure(label, own, seed=seed):
@@ -231,13 +243,24 @@ def scatter(brush: ImageDraw.ImageDraw, own: Rng, side: int, wild: float) -> Non
             brush.line([*start, *end], fill=fill, width=int(own.integers(1, 5)))
 
 
-def contrasting(own: Rng, ground: Array) -> Array:
-    """A colour that stands out from the ground."""
+def contrasting(own: Rng, ground: Array, kind: int | None = None) -> Array:
+    """A colour that stands out from the ground, where it is of no kind or one that can."""
     low = 120 if ground.max() < 255 * DARK else 0
-    colour = own.uniform(low, 255, 3)
-    while np.linalg.norm(colour - ground) < CONTRAST:
-        colour = own.uniform(low, 255, 3)
+    colour = ground
+    for _ in range(100):
+        colour = own.uniform(low, 255, 3) if kind is None else colour_of(own, kind)
+        if np.linalg.norm(colour - ground) >= CONTRAST:
+            return colour
     return colour
+
+
+def colour_of(own: Rng, kind: int) -> Array:
+    """A colour of one of the `COLOURS` kinds."""
+    if kind == HUES:
+        hue, saturation, value = own.uniform((0, 0, 0.4), (1, 0.15, 1))
+    else:
+        hue, saturation, value = own.uniform((kind - 0.35, 0.4, 0.4), (kind + 0.35, 1, 1))
+    return 255 * np.array(colorsys.hsv_to_rgb(hue / HUES % 1, saturation, value))
 
 
 def photographed(picture: Image.Image, own: Rng, wild: float) -> Pixels:
