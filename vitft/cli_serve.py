@@ -58,7 +58,7 @@ def serve_command(args: argparse.Namespace) -> int:
     find_model(args.run)
     with heavy_imports():
         from vitft.predict import Predictor
-    from vitft.serve.heap import settle
+    from vitft.heap import settle
     from vitft.serve.server import listen, make_server
 
     with listen(args.host, args.port) as bound, Stopper() as stopper:

@@ -29,6 +29,7 @@ from vitft.extract import Extractor, plain
 from vitft.features import Cut, cut_model
 from vitft.feed import Feed
 from vitft.gallery import write_gallery
+from vitft.heap import freed_memory_kept
 from vitft.lora import add_adapters
 from vitft.optim import freeze_model
 from vitft.preparation import prepare
@@ -113,7 +114,9 @@ def finetune(
         card = card_of(model, start.report, feed.manifest)
         trackers.begin(run, dotted(feed.config), resume=resume)
         job.trackers = trackers
-        result = train_and_keep(job, start, card, started)
+        on_cpu = feed.device.type == "cpu" and not feed.config.train.shard
+        with freed_memory_kept(when=on_cpu):
+            result = train_and_keep(job, start, card, started)
         trackers.end(result.status, result.figures)
         if feed.config.solvable:
             result = replace(result, everything_s=start.everything_s)

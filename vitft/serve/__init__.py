@@ -6,7 +6,6 @@
     page/     the page: HTML, style, script and their policy      (no torch, no FastAPI)
     upload    a request's body, read within limits of size, time and memory
     crew      work in threads, as many jobs at once as there are threads
-    heap      freed memory back to the system
     engine    bytes in, answers out: decode, wait for a batch, ask the model
     answers   what comes back, as schemas and as JSON
     app       the routes, and errors as JSON

@@ -21,10 +21,10 @@ from PIL import Image
 from vitft.data.images import decode
 from vitft.errors import ImageError, RunError
 from vitft.explain import overlay, relevance_map
+from vitft.heap import give_back
 from vitft.model import VisionTransformer
 from vitft.predict import Predictor
 from vitft.serve.crew import Crew
-from vitft.serve.heap import give_back
 from vitft.serve.limits import MAX_BATCH, MAX_PIXELS, MAX_SCANS, TIDY_SECONDS, Limits
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
