@@ -31,6 +31,7 @@ from torchvision import transforms as tv
 
 from vitft.config import Config, from_table, read_recipe
 from vitft.data.split import Manifest
+from vitft.heap import freed_memory_kept
 from vitft.loop import Training
 from vitft.team import Team
 from vitft.train import begin
@@ -140,8 +141,9 @@ def ours(config: Config, limit: int) -> tuple[Callable[[], int], Manifest]:
     batches = feed.training()
 
     def epoch() -> int:
-        for batch in batches(training.epoch, 0):
-            training.take(batch)
+        with freed_memory_kept(when=True):  # as in `train.finetune`
+            for batch in batches(training.epoch, 0):
+                training.take(batch)
         return len(manifest.train)
 
     return epoch, manifest
