@@ -15,6 +15,7 @@ from vitft.checkpoint import build_model
 from vitft.errors import UsageError
 from vitft.hybrid import STEMS, StdConv2d, conv_strides, pad_same, stem_stride
 from vitft.model import VisionTransformer, ViTConfig
+from vitft.pretrained.adapt import adapt
 
 
 def random_hybrid(name: str, image_size: tuple[int, int], **options: Any) -> Any:
@@ -128,6 +129,27 @@ def test_convolutions_halve_the_image_as_often_as_a_patch_can_be(
     assert model.embed(torch.randn(2, 3, *image)).shape == (2, 1 + 6, 8)
     kernel = model.patch_embed.proj.kernel_size
     assert tuple(side * model.config.stride for side in kernel) == patch
+
+
+def test_other_patches_never_change_the_strides_of_trained_convolutions() -> None:
+    config = ViTConfig(image_size=(24, 24), patch_size=(4, 4), convs=(8, 8), width=8, depth=1,
+                       heads=2)  # fmt: skip
+    tensors = VisionTransformer(config).state_dict()
+
+    twice = replace(config, patch_size=(8, 8))
+    adapted = adapt(tensors, config, twice, new_head=False).tensors
+    VisionTransformer(twice).load_state_dict(adapted)
+    assert adapted["patch_embed.proj.weight"].shape == (8, 8, 2, 2)
+    with pytest.raises(UsageError, match=r"before patches of \(4, 4\).*other strides"):
+        adapt(tensors, config, replace(config, patch_size=(6, 6)), new_head=False)
+
+
+@torch.no_grad()
+def test_one_small_image_passes_few_channels() -> None:
+    config = ViTConfig(image_size=(4, 4), patch_size=(4, 4), convs=(8, 2, 3, 2), width=8, depth=1,
+                       heads=2)  # fmt: skip
+
+    assert VisionTransformer(config)(torch.randn(1, 3, 4, 4)).shape == (1, 1000)
 
 
 def test_a_model_behind_convolutions_trains_down_to_its_first_kernel() -> None:

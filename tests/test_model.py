@@ -195,7 +195,8 @@ def test_a_card_from_before_a_field_existed_is_still_read() -> None:
 
 @pytest.mark.parametrize("stem", [None, (), (3, 4, 9)])
 def test_a_configuration_survives_its_card(stem: tuple[int, ...] | None) -> None:
-    config = replace(SMALL_CONFIG, stem=stem, convs=(8, 16), registers=2, norm="post")
+    convs = (8, 16) if stem is None else ()
+    config = replace(SMALL_CONFIG, stem=stem, convs=convs, registers=2, norm="post")
 
     assert ViTConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
@@ -293,7 +294,8 @@ def test_an_unknown_architecture_names_the_nearest(name: str, message: str) -> N
         pytest.param({"registers": -1}, "registers -1", id="registers"),
         pytest.param({"heads": 0}, "heads 0", id="no heads"),
         pytest.param({"stem": (2, 2, 2, 2)}, "behind a stride of 32", id="stem"),
-        pytest.param({"convs": (8, 0)}, r"convs \(8, 0\)", id="no channels"),
+        pytest.param({"convs": (8, 1)}, r"convs \(8, 1\)", id="one channel"),
+        pytest.param({"convs": (8,), "stem": ()}, r"stem \(\), convs \(8,\)", id="two stems"),
         pytest.param({"distilled": True, "pool": "mean"}, "distilled is True", id="two heads"),
         pytest.param({"colour": 3}, "a model has no colour", id="no such field"),
     ],

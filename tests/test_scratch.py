@@ -1,5 +1,6 @@
 """A model that begins at random: its shape, its defaults, and that every command takes its runs."""
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -244,7 +245,27 @@ def test_a_model_behind_convolutions_is_a_run_like_any_other(digits: Path, tmp_p
         "weights": {"name": str(tmp_path / "run"), "image_size": [12, 12]},
         "train": {"device": "cpu"},
     })  # fmt: skip
-    assert finetune(again, out=tmp_path / "again").figures["top1"] >= 0
+    finetune(again, out=tmp_path / "again")
+    old, new = (
+        load_checkpoint(tmp_path / name / "model.safetensors")[0] for name in ("run", "again")
+    )
+    first = "patch_embed.backbone.0.conv.weight"
+    assert torch.allclose(new[first].sum(dim=1, keepdim=True), old[first], atol=1e-6)
+
+
+def test_freed_memory_is_kept_while_a_cpu_trains(
+    colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def kept(*, when: bool) -> contextlib.nullcontext[None]:
+        asked.append(when)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("vitft.train.freed_memory_kept", kept)
+    finetune(settings(colours, optim={"epochs": 1}), out=tmp_path / "run")
+
+    assert asked == [True]
 
 
 def batches_of(config: Config, *, epoch: int, done: int = 0) -> list[tuple[Any, Any]]:

@@ -17,9 +17,11 @@ from typing import Any
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Names of mallopt's parameters, as malloc.h numbers them."""
 LARGEST = 1 << 30
-"""Bytes of a block that is still kept."""
+"""Bytes of a block that is still kept; older glibc (2.33 at least) takes no more than `USUAL`."""
 USUAL = 1 << 25
 """What glibc's own threshold grows to."""
+NEVER = -1
+"""In place of bytes: the end of the heap is not returned."""
 SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
@@ -28,12 +30,13 @@ def freed_memory_kept(*, when: bool) -> Iterator[None]:
     """What a training step frees is there for the next one.
 
     glibc returns large blocks to the system at once, which clears every page again for the next
-    step: a fifth of the time of a small model. Nothing is kept longer than the training lasts.
+    step: a fifth of the time of a small model. Afterwards everything is given back; glibc's own
+    rule, whose threshold moves, cannot be: it stays where that ends (`USUAL`).
     """
     if not when or any(name in os.environ for name in SETTINGS):
         yield
         return
-    set_up(LARGEST, trim=2**31 - 1)
+    set_up(LARGEST, trim=NEVER)
     try:
         yield
     finally:
@@ -43,8 +46,9 @@ def freed_memory_kept(*, when: bool) -> Iterator[None]:
 
 def set_up(largest: int, *, trim: int) -> None:
     """Keep freed blocks below `largest` bytes, and so many bytes at the end of the heap."""
-    if (mallopt := glibc("mallopt")) is not None:
-        mallopt(MMAP_THRESHOLD, largest)
+    if (mallopt := glibc("mallopt")) is None:
+        return
+    if mallopt(MMAP_THRESHOLD, largest) or mallopt(MMAP_THRESHOLD, USUAL):
         mallopt(TRIM_THRESHOLD, trim)
 
 

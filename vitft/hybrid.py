@@ -151,7 +151,8 @@ class ConvNorm(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv = StdConv2d(inputs, outputs, 3, stride=stride)
-        self.norm = nn.GroupNorm(math.gcd(8, outputs), outputs)
+        groups = math.gcd(8, outputs, outputs // 2)  # one channel alone has no spread
+        self.norm = nn.GroupNorm(groups, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.norm(self.conv(x)))

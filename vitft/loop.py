@@ -220,7 +220,8 @@ class Training:
             if len(known):
                 x, wanted, factor = inputs[piece], targets[piece], self.factor
             else:  # a pass that counts nothing: the others need this process's part of the weights
-                x, wanted, factor = inputs.new_zeros(1, *inputs.shape[1:]), labels.new_zeros(1), 0
+                x, wanted = (t.new_zeros(1, *t.shape[1:]) for t in (inputs, labels))
+                factor = 0
             with autocast(self.device, self.precision, cached=not self.is_split):
                 logits = self.forward(x)
             loss = (

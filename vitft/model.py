@@ -101,14 +101,15 @@ class ViTConfig:
                     f"an image {side} pixels {axis} cannot be cut into patches of {patch} pixels",
                     fix=f"use a multiple of {patch}, e.g. {near}",
                 )
-        positive = (self.in_channels, self.depth, *self.convs)
+        positive = (self.in_channels, self.depth, *(n - 1 for n in self.convs))
+        both = bool(self.convs) and self.stem is not None
         fits = self.heads > 0 and not (self.width % self.heads or self.patch_size[0] % self.stride)
-        if not fits or min(positive) < 1 or min(self.num_classes, self.registers) < 0:
+        if not fits or both or min(positive) < 1 or min(self.num_classes, self.registers) < 0:
             raise UsageError(
                 f"num_classes {self.num_classes}, registers {self.registers}, in_channels "
-                f"{self.in_channels}, convs {self.convs}, depth {self.depth}, width {self.width}, "
-                f"heads {self.heads}, patches of {self.patch_size} behind a stride of "
-                f"{self.stride} do not make a model",
+                f"{self.in_channels}, stem {self.stem}, convs {self.convs}, depth {self.depth}, "
+                f"width {self.width}, heads {self.heads}, patches of {self.patch_size} behind a "
+                f"stride of {self.stride} do not make a model",
                 fix="width is a multiple of heads and a patch of the stride; nothing is negative",
             )
         known = self.pool in ("cls", "mean") and self.norm in ("pre", "post")

@@ -42,7 +42,7 @@ BEND = 0.28
 KNOWN = {
     "image_size", "patch_size", "in_channels", "width", "depth", "heads", "mlp_ratio", "qkv_bias",
     "num_classes", "pre_logits", "pool", "drop_path", "norm", "norm_eps", "layer_scale",
-    "registers", "prefix_positions", "distilled", "stem",
+    "registers", "prefix_positions", "distilled", "stem", "convs",
 }  # fmt: skip
 
 
@@ -267,8 +267,8 @@ def as_floats(x: Any) -> Array:  # noqa: ANN401 - any array of numbers
 def readable(card: Mapping[str, Any]) -> bool:
     """Whether this room knows everything that the card's architecture says."""
     settings = card.get("architecture")
-    if not isinstance(settings, dict) or settings.keys() - {"convs"} != KNOWN:
-        return False
+    if not isinstance(settings, dict) or settings.keys() | {"convs"} != KNOWN:
+        return False  # files from before there were `convs` do not name them
     if settings["stem"] is not None or settings.get("convs"):
         return False
     has_head = settings["num_classes"] and card.get("classes")

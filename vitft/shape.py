@@ -67,10 +67,10 @@ class ModelSpec:
             "a multiple of 4 where model.positions is waves",
         )
         check(
-            len(self.convs) <= 16 and all(1 <= channels <= 16384 for channels in self.convs),
+            len(self.convs) <= 16 and all(2 <= channels <= 16384 for channels in self.convs),
             "model.convs",
             self.convs,
-            "up to 16 numbers of channels, each from 1",
+            "up to 16 numbers of channels, each from 2",
         )
         check(0 <= self.registers <= 64, "model.registers", self.registers, "from 0 to 64")
         check(0 <= self.layer_scale <= 1, "model.layer_scale", self.layer_scale, "from 0 to 1")

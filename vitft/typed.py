@@ -53,7 +53,7 @@ def coerced(value: Any, hint: Any, key: str) -> Any:  # noqa: ANN401
         if origin is Literal and isinstance(value, str):
             return value  # the field's own check names the allowed words
         if origin is tuple and isinstance(value, (int, float, list, tuple)):
-            kinds = [kind for kind in typing.get_args(option) if kind is not Ellipsis]
+            kinds = numbers_of(option)
             items = list(value) if isinstance(value, (list, tuple)) else [value] * len(kinds)
             allowed = (int,) if kinds[0] is int else (int, float)
             fits = len(items) == len(kinds) or Ellipsis in typing.get_args(option)
@@ -65,8 +65,21 @@ def coerced(value: Any, hint: Any, key: str) -> Any:  # noqa: ANN401
             return value
         if option is types.NoneType and value is None:
             return None
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     raise UsageError(
-        f"{key} is {value!r}, of the wrong kind",
-        fix=f"{key} is {wanted.get(options[0], 'a list of numbers, or one for both sides')}",
+        f"{key} is {value!r}, of the wrong kind", fix=f"{key} is {in_words(options[0])}"
     )
+
+
+def in_words(option: Any) -> str:  # noqa: ANN401
+    """What a field takes, for reading."""
+    if typing.get_origin(option) is not tuple:
+        words = {bool: "true or false", int: "a whole number", float: "a number"}
+        return words.get(option, "a text")
+    kinds = numbers_of(option)
+    numbers = f"a list of {'whole ' * (kinds[0] is int)}numbers"
+    return numbers + ", or one for both sides" * (len(kinds) == 2)
+
+
+def numbers_of(option: Any) -> list[type]:  # noqa: ANN401
+    """The kinds of a tuple's numbers; one for a tuple of any length."""
+    return [kind for kind in typing.get_args(option) if kind is not Ellipsis]

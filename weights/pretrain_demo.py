@@ -89,6 +89,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=INSTANCES, help="of each class; few to try")
     parser.add_argument("--steps", type=int, default=STEPS_PER_EPOCH, help="an epoch; few to try")
     args = parser.parse_args()
+    if not 1 <= args.classes <= CLASSES:
+        parser.error(f"--classes is from 1 to {CLASSES}: the outputs after them are colours")
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     began = time.perf_counter()

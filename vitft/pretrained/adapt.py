@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.errors import UsageError, WeightsError
-from vitft.hybrid import stem_stride
+from vitft.hybrid import conv_strides, stem_stride
 from vitft.model import SIZES, VisionTransformer, ViTConfig
 
 PosEmbed = Literal["bicubic", "jax"]
@@ -340,6 +340,13 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, wanted: ViTConfi
             f"kernels for {source.in_channels} channels are {how} for {wanted.in_channels}"
         )
     if source.patch_size != wanted.patch_size:
+        strides = conv_strides(source.convs, source.patch_size)
+        if strides != conv_strides(wanted.convs, wanted.patch_size):
+            raise UsageError(
+                f"the convolutions of these weights stand before patches of {source.patch_size}; "
+                f"before {wanted.patch_size} they would have other strides",
+                fix="keep the patch size, or name one that can be halved as often",
+            )
         kernel = tensors["patch_embed.proj.weight"]
         sides = wanted.patch_size[0] // wanted.stride, wanted.patch_size[1] // wanted.stride
         tensors["patch_embed.proj.weight"] = resize_kernel(kernel, sides)

@@ -35,7 +35,7 @@ OURS = re.compile(
     r"|patch_embed\.backbone\.stages\.\d\.blocks\.\d{1,2}\."
     r"(conv[123]\.weight|norm[123]\.(weight|bias)|downsample\.(conv\.weight|norm\.(weight|bias)))"
 )
-"""Every name that a Vision Transformer which we build can have."""
+"""Every name of our Vision Transformers, but those of `convs`, which only a file's card tells."""
 
 IDLE = ("mask_token", "embeddings.mask_token")
 """Tensors of masked pre-training that no image classifier uses."""
@@ -119,7 +119,7 @@ CAUSES = {
     "norm_pre": "a CLIP tower",
     "attn_pool": "attention pooling, as in SigLIP",
     "MAPHead": "attention pooling, as in SigLIP",
-    "backbone": "a convolutional stem that is not Google's ResNet",
+    "backbone": "a convolutional stem that is not Google's ResNet, or our own without its card",
     "relative_position": "relative positions, as in BEiT",
     "decoder": "a masked autoencoder's decoder",
     "q_norm": "normalised queries and keys",
