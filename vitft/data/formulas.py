@@ -30,7 +30,7 @@ GROUND_CELLS = 12
 DARK = 0.25
 HUES = 6
 COLOURS = HUES + 1
-"""Kinds of colour: around red, yellow, green, cyan, blue and magenta, and nearly grey."""
+"""Kinds of colour: around red, yellow, green, cyan, blue and magenta, and warm greys."""
 MANY = 200  # more dots than this are single pixels of the final image
 
 
