@@ -33,7 +33,7 @@ from vitft.scratch import waves
 from vitft.transforms import EvalTransform
 
 CLASSES = 200
-FORM = 2 / 3
+FORM = 3 / 4
 """Share of the target that tells the form; the rest tells the colour."""
 INSTANCES = 200
 """Images per class; number i of n is `wild` by i / (n - 1)."""

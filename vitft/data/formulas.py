@@ -30,7 +30,7 @@ GROUND_CELLS = 12
 DARK = 0.25
 HUES = 6
 COLOURS = HUES + 1
-"""Kinds of colour: around red, yellow, green, cyan, blue and magenta, and warm greys."""
+"""Kinds of colour: around red, yellow, green, cyan, blue and magenta, and nearly grey."""
 MANY = 200  # more dots than this are single pixels of the final image
 
 
@@ -61,7 +61,7 @@ def formula_image(
         instance: Number of the image in its class, from 0.
         size: Side in pixels.
         wild: From 0, upright and large on a dark ground, to 1, anywhere and anyhow.
-        colour: Kind of the figure's two colours, below `COLOURS`; None for any.
+        colour: Kind of the figure's first colour, below `COLOURS`; None for any.
         seed: Another seed, other classes.
     """
     own = np.random.default_rng([seed, 1, label, instance])
@@ -69,7 +69,7 @@ def formula_image(
     canvas, ground = paint_ground(own, side, wild)
     brush = ImageDraw.Draw(canvas)
     scatter(brush, own, side, wild)
-    near, far = contrasting(own, ground, colour), contrasting(own, ground, colour)
+    near, far = contrasting(own, ground, colour), contrasting(own, ground)
     radius = (0.44 + wild * own.uniform(-0.2, 0.08)) * side
     matrix, centre = placement(own, wild)
     for stroke in figure(label, own, seed=seed):
@@ -126,7 +126,7 @@ def fractal(traits: Rng, own: Rng) -> list[Stroke]:
         if step >= 8:
             tracks.append(points)
     cloud = np.concatenate(tracks)
-    return [Stroke(cloud[:1100], 0.0, -0.02), Stroke(cloud[1100:], 1.0, -0.02)]
+    return [Stroke(cloud[:1100], 1.0, -0.02), Stroke(cloud[1100:], 0.0, -0.02)]
 
 
 def woven(traits: Rng, own: Rng) -> list[Stroke]:
@@ -257,7 +257,7 @@ def contrasting(own: Rng, ground: Array, kind: int | None = None) -> Array:
 def colour_of(own: Rng, kind: int) -> Array:
     """A colour of one of the `COLOURS` kinds."""
     if kind == HUES:
-        hue, saturation, value = own.uniform((0, 0, 0.4), (1, 0.15, 1))
+        hue, saturation, value = own.uniform((0, 0, 0.4), (HUES, 0.15, 1))
     else:
         hue, saturation, value = own.uniform((kind - 0.35, 0.4, 0.4), (kind + 0.35, 1, 1))
     return 255 * np.array(colorsys.hsv_to_rgb(hue / HUES % 1, saturation, value))
