@@ -364,7 +364,7 @@ def test_filters_and_positions_have_their_shapes_in_every_model(options: dict[st
 
     side = (3, 3) if options.get("convs") else model.config.patch_size
     side = (7, 7) if options.get("stem") is not None else side
-    assert pictures.shape == (28, *side, 3)
+    assert pictures.shape == (16 if options.get("convs") else 28, *side, 3)  # of 16 filters
     assert (pictures.min(), pictures.max()) == pytest.approx((0, 1))
     assert (np.diff(shares) <= 1e-7).all()
     assert 0 < shares.sum() <= 1.00001
