@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from vitft.config import from_table
-from vitft.train import finetune
+from vitft.config.run import from_table
+from vitft.training.run import finetune
 
 TUTORIAL = {
     "solver": "sgd",

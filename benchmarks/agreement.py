@@ -23,10 +23,10 @@ from sklearn.linear_model import LogisticRegressionCV
 from sklearn.preprocessing import StandardScaler
 from timm.data import create_transform
 
-from vitft.config import read_toml
+from vitft.config.run import read_toml
 from vitft.data.split import Manifest
 from vitft.export import export_safetensors
-from vitft.predict import Predictor
+from vitft.predict.torch_engine import Predictor
 
 
 def timm_outputs(model: torch.nn.Module, paths: list[str], **transform: object) -> torch.Tensor:

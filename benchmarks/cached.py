@@ -23,13 +23,13 @@ from pathlib import Path
 
 import torch
 
-from vitft.config import from_table
+from vitft.config.run import from_table
 from vitft.data.folder import scan
-from vitft.extract import Extractor, plain
-from vitft.features import cut_model
-from vitft.loop import Batch, fit
-from vitft.optim import freeze_model
-from vitft.pretrained import load_pretrained
+from vitft.features.cut import cut_model
+from vitft.features.extract import Extractor, plain
+from vitft.models.freeze import freeze_model
+from vitft.models.pretrained import load_pretrained
+from vitft.training.loop import Batch, fit
 
 
 def finetune(data: Path, weights: Path, cache: Path, out: Path, *more: str) -> float:
@@ -67,7 +67,7 @@ def warm(data: Path, weights: Path, into: Path, count: int) -> None:
     folder, cache = many(data, into / "many", count), into / "warm"
     cold_s = finetune(folder, weights, cache, into / "cold")
     begin = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import vitft.train"], check=True)
+    subprocess.run([sys.executable, "-c", "import vitft.training.run"], check=True)
     start_s = time.perf_counter() - begin
     print(f"cold run over {count} images: {cold_s:.1f} s; importing alone: {start_s:.1f} s")
     for name, more in {
@@ -127,7 +127,7 @@ def blocks(data: Path, weights: Path, into: Path, epochs: int = 5) -> None:
     cut_losses = [json.loads(line)["train_loss"] for line in lines]
     # The ordinary loop: every batch goes through the whole model, in the same order.
     from vitft.data.split import Manifest
-    from vitft.feed import Feed
+    from vitft.training.batches import Feed
 
     config = from_table(
         {

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.calibration import binned, confidences, temperature_for
-from vitft.config import from_table
+from vitft.config.run import from_table
 from vitft.data.split import Manifest, draw
-from vitft.metrics import confusion, evaluation, probabilities
-from vitft.probe import solve_head
+from vitft.features.probe import solve_head
+from vitft.metrics.calibration import binned, confidences, temperature_for
+from vitft.metrics.classification import confusion, evaluation, probabilities
 
 FRESH = 100_000
 RESAMPLES = 1000
@@ -201,7 +201,7 @@ def simulate(world: World, splits: int, slow: int) -> None:
 def real(data: Path, weights: Path, seeds: int, into: Path) -> None:
     """Print calibration before and after on photos, for two penalties."""
     from benchmarks.accuracy import merged
-    from vitft.train import finetune
+    from vitft.training.run import finetune
 
     root = merged(data, into)
     for arm, optim in (("default", {}), ("penalty 0.0001", {"l2": 0.0001})):

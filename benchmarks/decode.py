@@ -20,8 +20,8 @@ from PIL import Image
 from torchvision import transforms as tv
 
 from vitft.data.images import open_image
-from vitft.fastview import fast_view
-from vitft.transforms import EvalTransform
+from vitft.data.jpeg import fast_view
+from vitft.data.transforms import EvalTransform
 
 TUTORIAL = EvalTransform(crop=224 / 256, interpolation="bilinear")
 TIMM = EvalTransform(crop=0.9, interpolation="bicubic")
@@ -107,7 +107,7 @@ def main() -> None:
     print(f"fast way taken for {len(kept)} of {len(paths)}; largest pixel difference {worst} of 255, "
           f"{100 * over:.4f} % of values differ by more than 1")  # fmt: skip
     if args.weights:
-        from vitft.pretrained import load_pretrained
+        from vitft.models.pretrained import load_pretrained
 
         model, report = load_pretrained(args.weights)
         with torch.inference_mode():

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.hub_server import HubServer, Repo
+from tests.support.hub_server import HubServer, Repo
 
 PAGE = 4096
 ROOMY = 64 * 2**20

@@ -27,12 +27,12 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from vitft.checkpoint import Card, build_model, load_checkpoint
-from vitft.data.demo import KINDS, background, flower_scene, photographed, scatter
+from vitft.data.flowers import KINDS, background, flower_scene, photographed, scatter
 from vitft.explain.maps import explain, explainable, traced
 from vitft.explain.method import Method
-from vitft.model import VisionTransformer
-from vitft.rundir import find_model
+from vitft.models.checkpoint import Card, build_model, load_checkpoint
+from vitft.models.find import find_model
+from vitft.models.vit import VisionTransformer
 
 FIRST = 1001
 """Number of the first picture: those below may have been trained on."""

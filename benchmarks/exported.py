@@ -89,14 +89,14 @@ def main() -> int:
     import numpy as np
     import torch
 
-    from vitft.config import read_toml
+    from vitft.config.run import read_toml
     from vitft.data.images import open_image
     from vitft.data.split import Manifest
     from vitft.export import export_run
     from vitft.export.native import normalised
     from vitft.export.plan import plan_export
     from vitft.export.trained import load_trained, spread
-    from vitft.rundir import RunDir
+    from vitft.system.rundir import RunDir
 
     run = Path(args.run)
     manifest = Manifest.read(RunDir(run).split, read_toml(run / "config.toml")["data"]["path"])

@@ -2,7 +2,7 @@
 
     python -m benchmarks.failpoints
 
-The calls of an undisturbed command are counted (`tests.fail_points`); then, for each name and kind
+The calls of an undisturbed command are counted (`tests.support.fail_points`); then, for each name and kind
 of file, its first and its last call is the last thing that a process does, or fails with ENOSPC,
 EIO or EACCES. Afterwards no file with its final name may be half, what was there before is there
 still, the message is a sentence, and the command, given again or with --resume, ends in the same
@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks import forked
 from benchmarks.kills import SETTINGS, has_begun, outcome, prepare
 from benchmarks.signals import missing
-from tests.fail_points import ERRORS, KILL, FailPoints, chosen
+from tests.support.fail_points import ERRORS, KILL, FailPoints, chosen
 
 ALLOWED = {KILL: {137}, "ENOSPC": {0, 6}, "EIO": {0, 5, 6}, "EACCES": {0, 5}}
 

@@ -20,8 +20,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.accuracy import merged
-from vitft.config import from_table
-from vitft.train import finetune
+from vitft.config.run import from_table
+from vitft.training.run import finetune
 
 ARMS: dict[str, tuple[str, float]] = {
     "head": ("head", 0),

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 from benchmarks.frozen import link_images
-from vitft.architectures import create_model
 from vitft.data.folder import scan
 from vitft.data.loading import in_order
-from vitft.extract import Extractor, batch_size, plain
-from vitft.features import cut_model, run_prefix
-from vitft.model import ViTConfig
-from vitft.transforms import EvalTransform
+from vitft.data.transforms import EvalTransform
+from vitft.features.cut import cut_model, run_prefix
+from vitft.features.extract import Extractor, batch_size, plain
+from vitft.models.registry import create_model
+from vitft.models.vit import ViTConfig
 
 
 def operations(config: ViTConfig) -> float:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 
-from vitft import cli, stages
-from vitft.checkpoint import digest_of, load_checkpoint
-from vitft.errors import VitftError
-from vitft.resume import read
+from vitft.cli import main as cli
+from vitft.models.checkpoint import digest_of, load_checkpoint
+from vitft.system.errors import VitftError
+from vitft.training import stages
+from vitft.training.state import read
 
 
 def run(home: Path, words: list[str], prepare: Callable[[], object] = lambda: None) -> int:

@@ -4,7 +4,7 @@
     python -m benchmarks.hub_faults C14 C23      # only these
 
 Every case is `vitft weights fetch` or `vitft weights show` in a process of its own with an empty
-cache, against the loopback hub of tests/hub_server.py. Exit code 1 if a promise was broken: a
+cache, against the loopback hub of tests/support/hub_server.py. Exit code 1 if a promise was broken: a
 traceback, a wrong exit code, a token in any output, a wrong blob in the cache, over 60 s.
 """
 
@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.hub_server import HubServer, Repo
+from tests.support.hub_server import HubServer, Repo
 
 TOKEN = "hf_thisIsASecretThatNobodySees"
 CODE = (
-    "import sys, vitft.cli as c, vitft.cli_weights as w; c.add_weights = w.add_weights; "
+    "import sys, vitft.cli.main as c, vitft.cli.weights as w; c.add_weights = w.add_weights; "
     "sys.exit(c.main(sys.argv[1:]))"
 )
 SIZE = 3_000_000

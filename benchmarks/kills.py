@@ -30,15 +30,15 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from tests.conftest import draw_folder
-from vitft import stages
-from vitft.checkpoint import Card, digest_of, load_checkpoint, save_checkpoint
-from vitft.config import from_table, read_toml
-from vitft.errors import VitftError
-from vitft.loop import Training
-from vitft.model import VisionTransformer, ViTConfig
-from vitft.resume import State, metadata_of
-from vitft.train import finetune
-from vitft.transforms import EvalTransform
+from vitft.config.run import from_table, read_toml
+from vitft.data.transforms import EvalTransform
+from vitft.models.checkpoint import Card, digest_of, load_checkpoint, save_checkpoint
+from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.system.errors import VitftError
+from vitft.training import stages
+from vitft.training.loop import Training
+from vitft.training.run import finetune
+from vitft.training.state import State, metadata_of
 
 LATE = (
     "torch._dynamo",

@@ -32,9 +32,9 @@ def tiny_run(home: Path) -> None:
     """Write a model that costs nearly nothing."""
     import torch
 
-    from vitft.checkpoint import Card, save_checkpoint
-    from vitft.model import VisionTransformer, ViTConfig
-    from vitft.transforms import EvalTransform
+    from vitft.data.transforms import EvalTransform
+    from vitft.models.checkpoint import Card, save_checkpoint
+    from vitft.models.vit import VisionTransformer, ViTConfig
 
     torch.manual_seed(0)
     config = ViTConfig(

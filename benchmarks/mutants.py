@@ -24,10 +24,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from tests.test_pretrained_flavours import google_arrays, random_weights
-from vitft.errors import VitftError
-from vitft.model import ViTConfig
-from vitft.pretrained.source import open_source
+from tests.models.pretrained.test_flavours import google_arrays, random_weights
+from vitft.models.pretrained.source import open_source
+from vitft.models.vit import ViTConfig
+from vitft.system.errors import VitftError
 
 CONFIG = ViTConfig(
     image_size=(8, 8), patch_size=(4, 4), width=64, depth=1, heads=1, num_classes=3, mlp_ratio=1.0

@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 from timm.data import create_transform
 
 from tests.conftest import random_timm
-from tests.test_hybrid import random_hybrid
+from tests.models.test_stem import random_hybrid
 from vitft import load_pretrained
-from vitft.architectures import architecture_names, config_of
-from vitft.checkpoint import build_model
-from vitft.model import ViTConfig
+from vitft.models.checkpoint import build_model
+from vitft.models.registry import architecture_names, config_of
+from vitft.models.vit import ViTConfig
 
 SHARED = Path(__file__).parents[2] / "shared"
 DINO = [f"vit_{size}_patch14{reg}_dinov2" for size in ("small", "base") for reg in ("", "_reg4")]

@@ -46,10 +46,10 @@ def prepare(home: Path, model: str, run: str | None, *, int8: bool) -> None:
     import torch
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
-    from vitft.architectures import create_model
-    from vitft.checkpoint import Card, save_checkpoint
-    from vitft.predict import Predictor
-    from vitft.transforms import EvalTransform
+    from vitft.data.transforms import EvalTransform
+    from vitft.models.checkpoint import Card, save_checkpoint
+    from vitft.models.registry import create_model
+    from vitft.predict.torch_engine import Predictor
 
     torch.manual_seed(0)
     ours = create_model(model, num_classes=CLASSES).eval()
@@ -115,10 +115,10 @@ Measured = tuple[tuple[float, float], int]
 
 
 def ours(home: Path, folder: Path, precision: str) -> Measured:
-    from vitft.answering import Judge
-    from vitft.predict import Predictor
-    from vitft.rows import Rows
-    from vitft.sources import sources
+    from vitft.data.sources import sources
+    from vitft.predict.engine import Judge
+    from vitft.predict.rows import Rows
+    from vitft.predict.torch_engine import Predictor
 
     predictor = Predictor.from_run(
         str(home), device="cpu", precision="bf16" if precision == "bf16" else "fp32"
@@ -139,7 +139,7 @@ def in_onnxruntime(home: Path, predictor: Any) -> Any:
     import numpy as np
     import onnxruntime
 
-    from vitft.answering import Mirrored, Scores
+    from vitft.predict.engine import Mirrored, Scores
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -351,7 +351,7 @@ def load(args: argparse.Namespace, home: Path) -> None:
     import torch
     from safetensors import safe_open
 
-    from vitft.checkpoint import build_model, load_checkpoint
+    from vitft.models.checkpoint import build_model, load_checkpoint
 
     path = home / "model.safetensors"
     config = load_checkpoint(path)[1].architecture

@@ -25,7 +25,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.kills import SETTINGS, child, has_begun, outcome, prepare
-from vitft import stages
+from vitft.training import stages
 
 SETTINGS["optim"]["epochs"] = 5
 LIMIT_S = 15.0

@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as tv
 
-from vitft.config import Config, from_table, read_recipe
+from vitft.config.run import Config, from_table, read_recipe
 from vitft.data.split import Manifest
-from vitft.heap import freed_memory_kept
-from vitft.loop import Training
-from vitft.team import Team
-from vitft.train import begin
+from vitft.system.malloc import freed_memory_kept
+from vitft.training.distributed import Team
+from vitft.training.loop import Training
+from vitft.training.run import begin
 
 BATCH, WIDTH, HEADS, DEPTH, PATCH = 256, 48, 4, 4, 4
 

@@ -28,13 +28,15 @@ import torch
 
 from benchmarks import forked
 from benchmarks.kills import has_begun, outcome, prepare
-from vitft import cli_finetune, stages, train
-from vitft.checkpoint import load_checkpoint
-from vitft.errors import VitftError
+from vitft.cli import finetune as cli_finetune
 from vitft.export import job
-from vitft.loop import Training
-from vitft.predict import Predictor
-from vitft.resume import newest_state
+from vitft.models.checkpoint import load_checkpoint
+from vitft.predict.torch_engine import Predictor
+from vitft.system.errors import VitftError
+from vitft.training import run as train
+from vitft.training import stages
+from vitft.training.loop import Training
+from vitft.training.state import newest_state
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 MARKS: tuple[tuple[str, Any, str], ...] = (

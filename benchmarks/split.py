@@ -20,13 +20,13 @@ import time
 import torch
 from torch import nn
 
-from vitft.config import OptimSpec
-from vitft.device import peak_memory
-from vitft.features import Whole
-from vitft.loop import Batch, Training
-from vitft.model import SIZES, VisionTransformer, ViTConfig
-from vitft.sharding import split_up, tell
-from vitft.team import joined
+from vitft.config.run import OptimSpec
+from vitft.features.cut import Whole
+from vitft.models.vit import SIZES, VisionTransformer, ViTConfig
+from vitft.system.device import peak_memory
+from vitft.training.distributed import joined
+from vitft.training.fsdp import split_up, tell
+from vitft.training.loop import Batch, Training
 
 SETTINGS = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**18)}
 

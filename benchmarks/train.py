@@ -76,10 +76,10 @@ def peer_step(library: str, precision: str, batch: int) -> Any:
 
 def our_step(precision: str, batch: int) -> Any:
     """One step of vitft's loop."""
-    from vitft.architectures import create_model
-    from vitft.config import OptimSpec
-    from vitft.features import Whole
-    from vitft.loop import Batch, Training
+    from vitft.config.run import OptimSpec
+    from vitft.features.cut import Whole
+    from vitft.models.registry import create_model
+    from vitft.training.loop import Batch, Training
 
     model = create_model("vit_tiny_patch16_224", num_classes=5)
     spec = OptimSpec(solver="adamw", lr=5e-4, weight_decay=0.05, batch_size=batch, epochs=1)

@@ -9,7 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitft import config, defaults, shape, specs
+from vitft.config import model as shape
+from vitft.config import run as config
+from vitft.config import training as specs
+from vitft.config import defaults
 
 HERE = Path(__file__).parent
 TABLES = {
@@ -23,7 +26,7 @@ FILLED_IN = {"fixes_digest"}
 """By the run, not by its user."""
 HEAD = """# Settings
 
-Written by `make docs` from `vitft/config.py`, `vitft/specs.py` and `vitft/shape.py`; a test
+Written by `make docs` from the modules of `vitft/config/`; a test
 holds it true. Each may stand in a recipe or TOML file under its table, or behind `--set`:
 `--set optim.ema=0.999`. `vitft finetune ... --dry-run` prints all of them as a run would take them.
 """

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vitft.checkpoint import Card, save_checkpoint
-from vitft.model import VisionTransformer, ViTConfig
-from vitft.transforms import EvalTransform
+from vitft.data.transforms import EvalTransform
+from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.vit import VisionTransformer, ViTConfig
 
 COLOURS = {"blue": (40, 60, 200), "green": (50, 190, 60), "red": (200, 50, 40)}
 

@@ -14,11 +14,11 @@ from PIL import Image
 import vitft
 from tests.conftest import draw_folder
 from vitft.api import Trained
-from vitft.checkpoint import Card, save_checkpoint
 from vitft.data.images import open_image
-from vitft.errors import DataError, ImageError, UsageError
-from vitft.model import VisionTransformer, ViTConfig
-from vitft.transforms import EvalTransform
+from vitft.data.transforms import EvalTransform
+from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.system.errors import DataError, ImageError, UsageError
 
 ROOT = Path(__file__).parents[1]
 
@@ -157,7 +157,7 @@ def test_the_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["flowers.py", str(tmp_path / "out")])
-    from vitft.data import demo
+    from vitft.data import flowers as demo
 
     drawn = demo.draw_demo
     monkeypatch.setattr(demo, "draw_demo", lambda root: drawn(root, per_class=12))

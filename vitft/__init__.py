@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitft.api import finetune as finetune
     from vitft.api import load as load
-    from vitft.architectures import create_model as create_model
-    from vitft.errors import VitftError as VitftError
-    from vitft.model import VisionTransformer as VisionTransformer
-    from vitft.pretrained import load_pretrained as load_pretrained
+    from vitft.models.pretrained import load_pretrained as load_pretrained
+    from vitft.models.registry import create_model as create_model
+    from vitft.models.vit import VisionTransformer as VisionTransformer
+    from vitft.system.errors import VitftError as VitftError
 
 HOMES = {
-    "VisionTransformer": "vitft.model",
-    "VitftError": "vitft.errors",
-    "create_model": "vitft.architectures",
+    "VisionTransformer": "vitft.models.vit",
+    "VitftError": "vitft.system.errors",
+    "create_model": "vitft.models.registry",
     "finetune": "vitft.api",
     "load": "vitft.api",
-    "load_pretrained": "vitft.pretrained",
+    "load_pretrained": "vitft.models.pretrained",
 }
 
 __all__ = [

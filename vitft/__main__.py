@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from vitft.imports import ENDING, leave
+from vitft.system.imports import ENDING, leave
 
 
 def run() -> NoReturn:
@@ -17,7 +17,7 @@ def run() -> NoReturn:
     numbers = [n for n in ENDING if signal.getsignal(n) != signal.SIG_IGN]
     for number in numbers:
         signal.signal(number, leave)
-    from vitft.cli import main
+    from vitft.cli.main import main
 
     code = main()
     for number in numbers:  # what was asked for is done: no need to wait for the interpreter's end

@@ -12,14 +12,14 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image
 
-from vitft.answering import Floats, Judge, Looked, Prediction, Views, judged
-from vitft.config import from_table, merged, read_recipe
+from vitft.config.run import from_table, merged, read_recipe
 from vitft.data.images import DAMAGE, TURNS, orientation_of, read_bytes, to_rgb
-from vitft.errors import ImageError, UsageError
-from vitft.predict import BATCH, Predictor
-from vitft.rundir import find_model
-from vitft.train import Result
-from vitft.unlike import read_reference
+from vitft.features.ood import read_reference
+from vitft.models.find import find_model
+from vitft.predict.engine import Floats, Judge, Looked, Prediction, Views, judged
+from vitft.predict.torch_engine import BATCH, Predictor
+from vitft.system.errors import ImageError, UsageError
+from vitft.training.run import Result
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any]
 """A path, the bytes of a file, a PIL image, or an array uint8 (H, W, 3) or (H, W)."""
@@ -48,11 +48,11 @@ def finetune(
         returns with `interrupted` set.
 
     Raises:
-        VitftError: What the command would print; see `vitft.errors`.
+        VitftError: What the command would print; see `vitft.system.errors`.
     """
-    from vitft.demo import demo_data
-    from vitft.preflight import check_request
-    from vitft.train import finetune as train
+    from vitft.data.demo import demo_data
+    from vitft.training.preflight import check_request
+    from vitft.training.run import finetune as train
 
     named = [("data.path", os.fspath(data)), ("weights.name", os.fspath(weights))]
     named += [pair for name, value in settings.items() for pair in named_setting(name, value)]
@@ -66,7 +66,7 @@ def named_setting(name: str, value: Any) -> list[tuple[str, Any]]:  # noqa: ANN4
     Raises:
         UsageError: The command has no such option.
     """
-    from vitft.cli_finetune import FINETUNE_OPTIONS
+    from vitft.config.options import FINETUNE_OPTIONS
 
     if "__" in name:
         return [(name.replace("__", ".", 1), value)]
@@ -151,8 +151,8 @@ class Trained:
         """
         import torch
 
-        from vitft.backbone import own
         from vitft.explain import overlay, relevance_map
+        from vitft.models.timm_model import own
 
         model = own(self.predictor.model, "explain")
         if about is not None and about not in self.classes:

@@ -20,17 +20,17 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from formulas import COLOURS, Pixels, formula_image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.checkpoint import Card, save_checkpoint
-from vitft.config import OptimSpec
-from vitft.data.formulas import COLOURS, Pixels, formula_image
-from vitft.loop import Batch, Step, Training, fit
-from vitft.model import Attention, Block, VisionTransformer, ViTConfig
-from vitft.pretrained.adapt import resize_positions
-from vitft.scratch import waves
-from vitft.transforms import EvalTransform
+from vitft.config.run import OptimSpec
+from vitft.data.transforms import EvalTransform
+from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.initial import waves
+from vitft.models.pretrained.adapt import resize_positions
+from vitft.models.vit import Attention, Block, VisionTransformer, ViTConfig
+from vitft.training.loop import Batch, Step, Training, fit
 
 CLASSES = 200
 FORM = 3 / 4

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitft import console
-from vitft.errors import DataError
+from vitft.system import console
+from vitft.system.errors import DataError
 
 TORCHVISION = "torchvision:"
 CLASSES: Mapping[str, str] = {

@@ -18,7 +18,7 @@ import numpy as np
 
 from vitft.data import array_files
 from vitft.data.array_files import TORCHVISION, Part
-from vitft.errors import DataError
+from vitft.system.errors import DataError
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Split = Literal["train", "val", ""]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vitft.data.sketches import SIDE, brightness, colour, is_blank
+from vitft.data.fingerprint import SIDE, brightness, colour, is_blank
 
 HASH_SIDE = 8
 """Lowest frequencies per side that the hash looks at: 64 bits."""

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitft.config import DataSpec
-from vitft.console import harmless
+from vitft.config.run import DataSpec
 from vitft.data.folder import File, Folder, counted
 from vitft.data.split import quoted
-from vitft.errors import DataError
-from vitft.files import write_atomically
+from vitft.system.console import harmless
+from vitft.system.errors import DataError
+from vitft.system.files import write_atomically
 
 COLUMNS = ("path", "action", "label", "new_label", "reason", "kind", "confidence")
 NEEDED = ("path", "action")

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Literal
 
 from vitft.data.arrays import ArraySet, find_arrays
+from vitft.data.download.registry import KNOWN
 from vitft.data.images import MAX_PIXELS, decode, read_bytes
-from vitft.data.known import KNOWN
 from vitft.data.loading import in_order
 from vitft.data.walk import Walk
-from vitft.errors import DataError, ImageError
+from vitft.system.errors import DataError, ImageError
 
 Part = Literal["train", "val", ""]
 

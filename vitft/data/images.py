@@ -50,7 +50,7 @@ from vitft.data.signatures import (
     declared_size,
     kind_of,
 )
-from vitft.errors import ImageError
+from vitft.system.errors import ImageError
 
 MAX_PIXELS = 100_000_000
 WHITE = (255, 255, 255)

@@ -14,7 +14,7 @@ from pathlib import Path
 from vitft.data.arrays import ArraySet, find_arrays
 from vitft.data.folder import check_is_folder, counted, listed, split_parts
 from vitft.data.walk import Walk
-from vitft.errors import DataError, UsageError
+from vitft.system.errors import DataError, UsageError
 
 SUBSETS = ("train", "val")
 

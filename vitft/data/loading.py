@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from vitft.data.images import MAX_PIXELS, open_image
-from vitft.errors import ImageError
+from vitft.system.errors import ImageError
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from vitft.config import DataSpec
+from vitft.config.run import DataSpec
 from vitft.data.folder import Checked, CheckedFile, listed
-from vitft.errors import DataError
-from vitft.files import write_atomically
+from vitft.system.errors import DataError
+from vitft.system.files import write_atomically
 
 COLUMNS = ("path", "label", "split", "sha256")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitft.data.signatures import SUFFIXES
-from vitft.errors import DataError
+from vitft.system.errors import DataError
 
 REFERENCE_SUFFIXES = frozenset({".jpg", ".JPG", ".png", ".PNG"})
 CLUTTER = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin"})

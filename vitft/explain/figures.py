@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitft.explain.maps import traced
-from vitft.hybrid import StdConv2d
-from vitft.model import VisionTransformer
+from vitft.models.stem import StdConv2d
+from vitft.models.vit import VisionTransformer
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 COMPONENTS = 28

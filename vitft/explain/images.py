@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitft.console import visible
 from vitft.data.loading import Pixels, decoded, stacked
 from vitft.explain.maps import attention_maps, explain, scaled
 from vitft.explain.method import Method
 from vitft.explain.pictures import Tile, as_png, contact_sheet, heads_sheet, overlay
 from vitft.explain.subject import Subject
-from vitft.files import write_atomically, writing
+from vitft.system.console import visible
+from vitft.system.files import write_atomically, writing
 
 SHEET = "sheet.png"
 BATCH, ON_SHEET = 8, 48

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitft.backbone import TimmModel
-from vitft.errors import RunError, UsageError
 from vitft.explain.method import Method
-from vitft.model import Attention, Block, VisionTransformer, ViTConfig, shares
+from vitft.models.timm_model import TimmModel
+from vitft.models.vit import Attention, Block, VisionTransformer, ViTConfig, shares
+from vitft.system.errors import RunError, UsageError
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 NUMBERS_AT_ONCE = 20_000_000

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitft.errors import UsageError
+from vitft.system.errors import UsageError
 
 METHODS = ("relevance", "rollout", "attention")
 FUSIONS = ("mean", "max", "min")

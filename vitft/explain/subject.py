@@ -6,20 +6,21 @@ from pathlib import Path
 
 import torch
 
-from vitft.checkpoint import build_model, load_checkpoint
-from vitft.config import read_toml
+from vitft.config.run import read_toml
 from vitft.data.loading import Pixels
 from vitft.data.split import Manifest
-from vitft.device import pick_device
-from vitft.errors import UsageError, VitftError
+from vitft.data.transforms import EvalTransform
 from vitft.explain.maps import explainable
-from vitft.model import VisionTransformer
-from vitft.pretrained.backbone import holds_timm
-from vitft.pretrained.catalog import Entry
-from vitft.pretrained.locate import locate
-from vitft.pretrained.source import open_source
-from vitft.rundir import RunDir, find_model
-from vitft.transforms import EvalTransform
+from vitft.models.checkpoint import build_model, load_checkpoint
+from vitft.models.find import find_model
+from vitft.models.pretrained.backbone import holds_timm
+from vitft.models.pretrained.catalog import Entry
+from vitft.models.pretrained.locate import locate
+from vitft.models.pretrained.source import open_source
+from vitft.models.vit import VisionTransformer
+from vitft.system.device import pick_device
+from vitft.system.errors import UsageError, VitftError
+from vitft.system.rundir import RunDir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from vitft.backbone import TimmConfig
-from vitft.checkpoint import Card
-from vitft.config import read_toml
-from vitft.errors import VitftError
+from vitft.config.run import read_toml
 from vitft.export.compare import Compared
 from vitft.export.native import not_for_timm
 from vitft.export.trained import Trained
-from vitft.files import write_atomically
+from vitft.models.checkpoint import Card
+from vitft.models.timm_model import TimmConfig
+from vitft.system.errors import VitftError
+from vitft.system.files import write_atomically
 
 README = "README.md"
 SHOWN = 200

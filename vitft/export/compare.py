@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitft.errors import RunError
 from vitft.export.trained import Sample
-from vitft.intervals import wilson
+from vitft.metrics.intervals import wilson
+from vitft.system.errors import RunError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

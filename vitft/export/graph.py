@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitft.backbone import Model
-from vitft.errors import RunError
+from vitft.data.transforms import EvalTransform
 from vitft.export.compare import Array, Opened
 from vitft.export.native import normalised
 from vitft.export.resize import INPUT, rgb_bytes, write_resizing
 from vitft.export.trained import Trained
-from vitft.files import write_atomically, writing
-from vitft.transforms import EvalTransform
+from vitft.models.timm_model import Model
+from vitft.system.errors import RunError
+from vitft.system.files import write_atomically, writing
 
 ONNX = "model.onnx"
 PROGRAM = "model.pt2"

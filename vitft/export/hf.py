@@ -17,14 +17,14 @@ import torch
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from vitft.backbone import TimmConfig
-from vitft.checkpoint import Card
 from vitft.export.compare import Array, Opened
 from vitft.export.native import timm_preprocessing
 from vitft.export.trained import Trained
-from vitft.files import write_atomically
-from vitft.model import ViTConfig
-from vitft.rundir import MODEL
+from vitft.models.checkpoint import Card
+from vitft.models.timm_model import TimmConfig
+from vitft.models.vit import ViTConfig
+from vitft.system.files import write_atomically
+from vitft.system.rundir import MODEL
 
 OUTER = {
     "cls_token": "vit.embeddings.cls_token",

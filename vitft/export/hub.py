@@ -10,10 +10,10 @@ import shlex
 from collections.abc import Iterator
 from importlib.metadata import version
 
-from vitft.errors import VitftError, WeightsError
 from vitft.export.job import Exported
 from vitft.export.plan import Order
-from vitft.pretrained.fetch import http_error, plain_http, reason_of, status_of
+from vitft.models.pretrained.fetch import http_error, plain_http, reason_of, status_of
+from vitft.system.errors import VitftError, WeightsError
 
 
 def push(done: Exported, order: Order) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from vitft.errors import RunError
 from vitft.export.compare import Array
 from vitft.export.graph import ONNX, quietly, write_onnx
 from vitft.export.trained import Trained
-from vitft.files import writing
+from vitft.system.errors import RunError
+from vitft.system.files import writing
 
 ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
 """Operators that end an activation function; the exact GELU ends in a product."""

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vitft.checkpoint import Card
-from vitft.errors import RunError
 from vitft.export.card import write_readme
 from vitft.export.compare import EXACT, RESIZED, Compared, Opened, check, compare
 from vitft.export.graph import OPSET, open_onnx, open_program, write_onnx, write_program
@@ -22,8 +20,10 @@ from vitft.export.native import (
 from vitft.export.plan import Order, plan_export
 from vitft.export.resize import not_inside, view_difference
 from vitft.export.trained import Trained, load_trained, samples
-from vitft.files import whole_folder, writing
-from vitft.stopping import Stopper
+from vitft.models.checkpoint import Card
+from vitft.system.errors import RunError
+from vitft.system.files import whole_folder, writing
+from vitft.system.signals import Stopper
 
 Writer = Callable[[Trained, Path], None]
 

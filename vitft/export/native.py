@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitft.backbone import TimmConfig, TimmModel
-from vitft.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
+from vitft.data.transforms import EvalTransform
 from vitft.export.compare import Array, Opened
 from vitft.export.trained import Trained
-from vitft.files import write_atomically
-from vitft.model import SIZES, ViTConfig
-from vitft.rundir import MODEL
-from vitft.transforms import EvalTransform
+from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
+from vitft.models.timm_model import TimmConfig, TimmModel
+from vitft.models.vit import SIZES, ViTConfig
+from vitft.system.files import write_atomically
+from vitft.system.rundir import MODEL
 
 CONFIG = "config.json"
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.errors import UsageError
-from vitft.rundir import free_name, plan_run
+from vitft.system.errors import UsageError
+from vitft.system.rundir import free_name, plan_run
 
 FORMATS = {
     "safetensors": "one self-describing file, and timm's config.json beside it",

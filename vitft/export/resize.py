@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitft.checkpoint import Card
-from vitft.errors import RunError
+from vitft.data.transforms import EvalTransform
 from vitft.export.compare import Array
 from vitft.export.trained import Sample
-from vitft.transforms import EvalTransform
+from vitft.models.checkpoint import Card
+from vitft.system.errors import RunError
 
 INPUT, VIEW = "image", "view"
 MODES = {"bilinear": "linear", "bicubic": "cubic"}

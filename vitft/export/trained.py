@@ -15,13 +15,14 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitft.backbone import Model
-from vitft.checkpoint import Card, build_model, load_checkpoint
-from vitft.config import read_toml
+from vitft.config.run import read_toml
 from vitft.data.images import open_image, read_bytes
 from vitft.data.split import Manifest, Row
-from vitft.errors import ImageError, RunError, VitftError
-from vitft.rundir import RunDir, find_model
+from vitft.models.checkpoint import Card, build_model, load_checkpoint
+from vitft.models.find import find_model
+from vitft.models.timm_model import Model
+from vitft.system.errors import ImageError, RunError, VitftError
+from vitft.system.rundir import RunDir
 
 NOISE = 8
 """How many images of noise stand in for validation images that are gone."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vitft.report.pairing import Comparison
+    from vitft.report.paired_test import Comparison
 
 __all__ = ["write_comparison", "write_report"]
 
@@ -32,10 +32,10 @@ def write_report(run: Path, out: Path | None = None) -> Path:
         RunError: A file of the run is damaged, or the page cannot be written.
         DataError: split.csv is not as it was written.
     """
-    from vitft.files import write_atomically
     from vitft.report.page import render
     from vitft.report.reading import read_run
     from vitft.report.sections import report_view
+    from vitft.system.files import write_atomically
 
     path = out or run / "report.html"
     write_atomically(path, render("report.html.j2", report_view(read_run(run))))
@@ -48,9 +48,9 @@ def write_comparison(comparison: "Comparison", out: Path) -> Path:
     Raises:
         RunError: The page cannot be written.
     """
-    from vitft.files import write_atomically
     from vitft.report.comparing import comparison_view
     from vitft.report.page import render
+    from vitft.system.files import write_atomically
 
     write_atomically(out, render("compare.html.j2", comparison_view(comparison)))
     return out

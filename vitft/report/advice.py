@@ -9,11 +9,11 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from vitft.intervals import wilson
+from vitft.metrics.intervals import wilson
+from vitft.predict.validation import mistakes
 from vitft.report.chance import images_for
 from vitft.report.reading import Run
 from vitft.report.words import count, interval, percent, points
-from vitft.verdicts import mistakes
 
 WIDE = 0.08
 """An accuracy interval wider than this, from end to end, hides most improvements."""

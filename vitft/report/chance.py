@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from vitft.intervals import Z
+from vitft.metrics.intervals import Z
 
 
 def mcnemar(only_one: int, only_other: int) -> float:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitft.intervals import wilson
+from vitft.metrics.intervals import wilson
 from vitft.report.vector import Axis, Chart, Series, round_ticks, spanned
 
 MANY_POINTS = 25

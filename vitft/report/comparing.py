@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from vitft.intervals import wilson
+from vitft.metrics.intervals import wilson
 from vitft.report import charts
 from vitft.report.overview import flat, toml_word, weights_name
-from vitft.report.pairing import Comparison, Shared
+from vitft.report.paired_test import Comparison, Shared
 from vitft.report.words import count, interval, percent, points, sure
 
 SHOWN = 60

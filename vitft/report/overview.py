@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitft.config import Config, from_table, merged
-from vitft.errors import UsageError
+from vitft.config.run import Config, from_table, merged
+from vitft.predict.validation import mistakes
 from vitft.report.advice import cross_validated_spots, held_back_spots
 from vitft.report.reading import Run
 from vitft.report.words import count, interval, listing, percent
-from vitft.verdicts import mistakes
+from vitft.system.errors import UsageError
 
 TRAINED: Mapping[str, str] = {
     "head": "only a new linear head on top of it was fitted",

@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitft.console import visible
 from vitft.report.palette import style
+from vitft.system.console import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment

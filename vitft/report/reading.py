@@ -13,11 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitft.config import read_toml
+from vitft.config.run import read_toml
 from vitft.data.split import Row
-from vitft.errors import RunError, UsageError
-from vitft.rundir import BASE, LATEST, RunDir
-from vitft.verdicts import (
+from vitft.predict.validation import (
     THUMBS,
     Verdict,
     damaged,
@@ -27,6 +25,8 @@ from vitft.verdicts import (
     thumb_name,
     verdicts_in,
 )
+from vitft.system.errors import RunError, UsageError
+from vitft.system.rundir import BASE, LATEST, RunDir
 
 Table = Mapping[str, Any]
 

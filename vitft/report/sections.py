@@ -7,12 +7,12 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
+from vitft.predict.validation import mistakes
 from vitft.report import charts, overview
 from vitft.report.advice import advise
-from vitft.report.album import Album, Part, confusion, suspects, worst_mistakes
+from vitft.report.examples import Album, Part, confusion, suspects, worst_mistakes
 from vitft.report.reading import Run
 from vitft.report.words import count, interval, percent, points
-from vitft.verdicts import mistakes
 
 
 def report_view(run: Run) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from vitft.errors import UsageError
+from vitft.system.errors import UsageError
 
 HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9._-]{1,253}?)\.?)(?::(\d{1,5}))?", re.ASCII)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -13,7 +13,6 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
-from vitft.errors import ImageError
 from vitft.serve.access import Access
 from vitft.serve.answers import Answers, Health, Json, Labels, Problem
 from vitft.serve.engine import BusyError, Engine, Shares
@@ -22,6 +21,7 @@ from vitft.serve.guard import Guard
 from vitft.serve.limits import ANSWER_SECONDS
 from vitft.serve.page import build_page
 from vitft.serve.upload import BUSY, Memory, read_body
+from vitft.system.errors import ImageError
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     408: {"model": Problem, "description": "The body came too slowly."},

@@ -19,13 +19,13 @@ import torch
 from PIL import Image
 
 from vitft.data.images import decode
-from vitft.errors import ImageError, RunError
 from vitft.explain import overlay, relevance_map
-from vitft.heap import give_back
-from vitft.model import VisionTransformer
-from vitft.predict import Predictor
-from vitft.serve.crew import Crew
+from vitft.models.vit import VisionTransformer
+from vitft.predict.torch_engine import Predictor
 from vitft.serve.limits import MAX_BATCH, MAX_PIXELS, MAX_SCANS, TIDY_SECONDS, Limits
+from vitft.serve.workers import Crew
+from vitft.system.errors import ImageError, RunError
+from vitft.system.malloc import give_back
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Shares = np.ndarray[Any, np.dtype[np.float32]]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitft.errors import UsageError
+from vitft.system.errors import UsageError
 
 MAX_BATCH = 32
 """Images that the model sees at once."""

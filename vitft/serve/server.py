@@ -6,13 +6,13 @@ from types import FrameType
 
 import uvicorn
 
-from vitft.errors import UsageError
-from vitft.predict import Predictor
+from vitft.predict.torch_engine import Predictor
 from vitft.serve.access import Access
 from vitft.serve.app import make_app
 from vitft.serve.engine import Engine
 from vitft.serve.limits import STOP_SECONDS, TURN_SECONDS, Limits
 from vitft.serve.protocol import PatientProtocol
+from vitft.system.errors import UsageError
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft import console
-from vitft.cache import default_folder, prune
-from vitft.config import Config
+from vitft.config.run import Config
 from vitft.data.folder import CheckedFile
-from vitft.device import describe_device, one_thread, pick_device, pick_precision
-from vitft.intervals import Interval, Z, student, wilson
-from vitft.probe import FOLDS, SMALL, Scaling, choose_penalty, scores, solve
+from vitft.features.cache import default_folder, prune
+from vitft.features.probe import FOLDS, SMALL, Scaling, choose_penalty, scores, solve
+from vitft.metrics.intervals import Interval, Z, student, wilson
 from vitft.study.draws import Draw, draw, pictures
 from vitft.study.features import Eyes, baselines, checked_only
 from vitft.study.plan import Plan, fitting_shots, too_few
+from vitft.system import console
+from vitft.system.device import describe_device, one_thread, pick_device, pick_precision
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 

@@ -11,26 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft import console
-from vitft.backbone import Model, TimmConfig, untrained
-from vitft.config import Config
+from vitft.config.run import Config
 from vitft.data.folder import Checked, CheckedFile, File, Folder, check_images
 from vitft.data.images import open_image
 from vitft.data.loading import in_order
-from vitft.device import describe_device, pick_device, pick_precision
-from vitft.errors import ImageError
-from vitft.extract import Extractor, plain
-from vitft.features import cut_model
-from vitft.feed import gone
-from vitft.optim import freeze_model
-from vitft.pretrained import load_backbone
-from vitft.pretrained.catalog import Entry
-from vitft.pretrained.locate import locate
-from vitft.pretrained.through_timm import resolved, transform_of
+from vitft.data.transforms import EvalTransform
+from vitft.features.cut import cut_model
+from vitft.features.extract import Extractor, gone, make_extractor, plain
+from vitft.features.scan import look_at, say_oddities
+from vitft.models.freeze import freeze_model
+from vitft.models.pretrained import load_backbone
+from vitft.models.pretrained.catalog import Entry
+from vitft.models.pretrained.locate import locate
+from vitft.models.pretrained.timm_weights import resolved, transform_of
+from vitft.models.timm_model import Model, TimmConfig, untrained
 from vitft.study.plan import Contestant
-from vitft.survey import look_at, say_oddities
-from vitft.train import make_extractor
-from vitft.transforms import EvalTransform
+from vitft.system import console
+from vitft.system.device import describe_device, pick_device, pick_precision
+from vitft.system.errors import ImageError
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from vitft.console import visible
-from vitft.explain.plots import head, png
+from vitft.report.figures import head, png
 from vitft.study.plan import BASELINES
+from vitft.system.console import visible
 
 if TYPE_CHECKING:
     from vitft.study.curves import Curve, Study

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from vitft.console import visible
+from vitft.system.console import visible
 
 if TYPE_CHECKING:
     from vitft.study.curves import Curve, Study

@@ -1,0 +1,120 @@
+"""Findings as a table, and what is proposed: only what is sure is dropped."""
+
+from typing import Any
+
+import pytest
+
+from vitft.check.audit import Audit, Item, audit_of, lines_of, proposals
+
+A, B = "1" * 64, "2" * 64
+
+
+def item(path: str, sha256: str, split: str = "") -> Item:
+    return Item(path=path, label=path.split("/")[0], split=split, sha256=sha256)
+
+
+def actions(audit: Audit, shares: Any = None) -> dict[str, tuple[str, str]]:
+    return {fix.path: (fix.action, fix.kind) for fix in proposals(audit, shares or {})}
+
+
+def test_copies_of_one_label_are_dropped_but_the_first() -> None:
+    audit = audit_of([item("cat/1.jpg", A), item("cat/2.jpg", A), item("cat/3.jpg", A)])
+
+    assert audit["duplicates"][0]["kind"] == "exact"
+    assert actions(audit) == {"cat/2.jpg": ("drop", "exact"), "cat/3.jpg": ("drop", "exact")}
+
+
+def test_of_a_copy_across_the_split_the_validation_image_stays() -> None:
+    audit = audit_of([item("cat/1.jpg", A, "train"), item("cat/2.jpg", A, "val")])
+
+    assert audit["duplicates"][0]["across_split"]
+    assert actions(audit) == {"cat/1.jpg": ("drop", "exact")}
+
+
+def test_a_picture_under_two_labels_is_kept_while_nobody_knows_better() -> None:
+    audit = audit_of([item("cat/1.jpg", A), item("dog/1.jpg", A), item("dog/2.jpg", A)])
+
+    assert audit["duplicates"][0]["labels_differ"]
+    assert actions(audit) == {
+        "cat/1.jpg": ("keep", "two labels"),
+        "dog/1.jpg": ("keep", "two labels"),
+        "dog/2.jpg": ("drop", "exact"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("cat", "dog", "bird", "dropped"),
+    [
+        pytest.param(0.98, 0.01, 0.01, {"dog/1.jpg"}, id="sure"),
+        pytest.param(0.70, 0.29, 0.01, set(), id="unsure"),
+        pytest.param(0.10, 0.001, 0.899, set(), id="neither of the two"),
+    ],
+)
+def test_a_picture_under_two_labels_loses_the_one_that_is_surely_wrong(
+    cat: float, dog: float, bird: float, dropped: set[str]
+) -> None:
+    audit = audit_of([item("cat/1.jpg", A), item("dog/1.jpg", A)])
+    likely = {"cat": cat, "dog": dog, "bird": bird}
+
+    fixes = proposals(audit, {"cat/1.jpg": likely, "dog/1.jpg": likely})
+
+    assert {fix.path for fix in fixes if fix.action == "drop"} == dropped
+
+
+def test_near_copies_and_suspected_labels_are_kept_with_their_reason() -> None:
+    audit = audit_of(
+        [item("cat/1.jpg", A), item("dog/1.jpg", B)],
+        groups={A: A, B: A},
+        mislabels=[
+            {
+                "path": "dog/1.jpg",
+                "label": "dog",
+                "suggested": "cat",
+                "given_probability": 0.01,
+                "suggested_probability": 0.97,
+            }
+        ],
+    )
+
+    (fix,) = proposals(audit, {})
+
+    assert (fix.path, fix.action, fix.kind) == ("dog/1.jpg", "keep", "mislabel")
+    assert (fix.label, fix.new_label) == ("dog", "cat")
+    assert "nearly the same picture as cat/1.jpg, which lies under cat" in fix.reason
+    assert "looks like cat" in fix.reason
+
+
+def test_one_row_per_image_with_the_strongest_action_first() -> None:
+    audit = audit_of(
+        [item("cat/1.jpg", A), item("cat/2.jpg", A)],
+        bad=[("cat/0.jpg", "empty file")],
+        odd=[("cat/2.jpg", "blurry"), ("cat/1.jpg", "converted from L")],
+    )
+
+    fixes = proposals(audit, {})
+
+    assert [(fix.path, fix.action) for fix in fixes] == [
+        ("cat/0.jpg", "drop"),
+        ("cat/2.jpg", "drop"),
+    ]
+    assert fixes[1].reason == "the same file as cat/1.jpg; blurry"
+    assert audit["odd"] == [{"path": "cat/2.jpg", "reason": "blurry"}]
+
+
+def test_imbalance_is_told_by_the_largest_and_the_smallest_class() -> None:
+    items = [item(f"cat/{i}", f"{i:064}") for i in range(6)] + [item("dog/1", A), item("dog/2", B)]
+
+    assert audit_of(items)["imbalance"] == {
+        "largest": ["cat", 6],
+        "smallest": ["dog", 2],
+        "ratio": 3.0,
+    }
+    assert audit_of([])["imbalance"]["ratio"] is None
+
+
+def test_a_clean_folder_has_nothing_to_say() -> None:
+    audit = audit_of([item("cat/1", A), item("dog/1", B)])
+
+    assert lines_of(audit) == []
+    assert proposals(audit, {}) == []
+    assert audit["duplicates"] == audit["mislabels"] == audit["bad"] == []

@@ -1,0 +1,322 @@
+"""`vitft check` as a user runs it, and what a finetune makes of its proposals."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import draw_folder
+from tests.support.pictures import contents, encoded, read, scene, scenes_folder
+from vitft.cli.main import main
+from vitft.config.run import read_toml
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Path:
+    """Two classes of five scenes, and one fault of each kind."""
+    root = scenes_folder(tmp_path / "pets")
+    shutil.copy(root / "cat" / "0.jpg", root / "cat" / "same.jpg")
+    shutil.copy(root / "cat" / "1.jpg", root / "dog" / "other.jpg")
+    (root / "dog" / "smaller.jpg").write_bytes(encoded(scene(100).resize((112, 84)), 70))
+    (root / "dog" / "torn.jpg").write_bytes((root / "dog" / "0.jpg").read_bytes()[:900])
+    scene(7, (20, 30)).save(root / "cat" / "icon.png")
+    return root
+
+
+def checked(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["check", *arguments, "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def table(path: Path) -> dict[str, dict[str, str]]:
+    with path.open(newline="") as file:
+        return {row["path"]: row for row in csv.DictReader(file)}
+
+
+def test_every_kind_of_fault_is_found_and_nothing_is_touched(
+    here: Path, faulty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(faulty)
+
+    audit = checked(capsys, str(faulty))
+
+    assert audit["images"] == 14
+    assert [entry["path"] for entry in audit["bad"]] == ["dog/torn.jpg"]
+    assert {"path": "cat/icon.png", "reason": "tiny: 20x30 pixels"} in audit["odd"]
+    kinds = {
+        (group["kind"], tuple(member["path"] for member in group["members"]))
+        for group in audit["duplicates"]
+    }
+    assert kinds == {
+        ("exact", ("cat/0.jpg", "cat/same.jpg")),
+        ("exact", ("cat/1.jpg", "dog/other.jpg")),
+        ("near", ("dog/0.jpg", "dog/smaller.jpg")),
+    }
+    rows = table(here / "fixes.csv")
+    assert {path for path, row in rows.items() if row["action"] == "drop"} == {
+        "cat/same.jpg",
+        "dog/torn.jpg",
+    }
+    assert contents(faulty) == before
+
+
+def test_the_summary_names_counts_examples_and_the_next_step(
+    here: Path, faulty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(faulty)]) == 0
+
+    said = capsys.readouterr()
+    assert "groups of identical files: 2" in said.out
+    assert "  cat/0.jpg = cat/same.jpg" in said.out
+    assert "classes: cat 7 to dog 7 images, 1.0 to 1" in said.out
+    assert "labels were not judged" in said.err
+    assert "--fixes fixes.csv --group-duplicates" in said.err
+
+
+def test_a_second_check_decodes_nothing_and_finds_the_same(
+    here: Path, faulty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = checked(capsys, str(faulty))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a picture was decoded again")
+
+    monkeypatch.setattr("vitft.features.fingerprints.sketch_of", refuse)
+    second = checked(capsys, str(faulty))
+
+    assert second | {"fixes": ""} == first | {"fixes": ""}
+
+
+def test_no_table_is_overwritten_and_none_lies_in_the_data(
+    here: Path, faulty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "fixes.csv").write_text("mine")
+
+    assert checked(capsys, str(faulty))["fixes"] == "fixes-2.csv"
+    assert (here / "fixes.csv").read_text() == "mine"
+    assert main(["check", str(faulty), "--out", str(faulty / "cat")]) == 2
+    assert "would lie inside the data" in capsys.readouterr().err
+
+
+def test_a_clean_folder_leaves_no_table(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(scenes_folder(tmp_path / "pets"))]) == 0
+
+    assert "nothing to fix" in capsys.readouterr().out
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        pytest.param(["nowhere"], 3, "data folder not found", id="no folder"),
+        pytest.param(["{data}", "--weights", "vit_nope"], 4, "vit_nope", id="no such weights"),
+        pytest.param(["{data}", "--run", "nowhere"], 5, "is no run folder", id="no run"),
+        pytest.param(["{data}", "--out", "file"], 5, "is a file", id="out is a file"),
+        pytest.param(["{data}", "--weights", "demo", "--run", "x"], 2, "not allowed", id="both"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence(
+    here: Path,
+    faulty: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    said: str,
+) -> None:
+    (here / "file").touch()
+
+    assert main(["check", *(word.replace("{data}", str(faulty)) for word in arguments)]) == code
+
+    assert said in capsys.readouterr().err
+    assert not (here / "fixes.csv").exists()
+
+
+def test_without_weights_torch_is_not_imported(here: Path, faulty: Path) -> None:
+    code = (
+        "import sys\nfrom vitft.cli.main import main\n"
+        f"main(['check', {str(faulty)!r}, '--cache', 'none'])\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+# ---- labels, and fine-tuning with the table
+
+
+def test_weights_judge_the_labels(
+    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=25)
+    (data / "red" / "003.png").rename(data / "blue" / "moved.png")
+
+    audit = checked(capsys, str(data), "--weights", str(tiny_weights))
+
+    assert [(m["path"], m["suggested"]) for m in audit["mislabels"]] == [("blue/moved.png", "red")]
+    row = table(here / "fixes.csv")["blue/moved.png"]
+    assert (row["action"], row["new_label"]) == ("keep", "red")
+
+
+def finetune(data: Path, weights: Path, out: str, *more: str) -> int:
+    return main(["finetune", "--data", str(data), "--weights", str(weights), "--out", out, *more])
+
+
+def test_finetune_applies_the_table_and_records_it(
+    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=25)
+    (data / "red" / "003.png").rename(data / "blue" / "moved.png")
+    shutil.copy(data / "red" / "004.png", data / "red" / "copy.png")
+    (data / "red" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    checked(capsys, str(data), "--weights", str(tiny_weights))
+    text = (here / "fixes.csv").read_text()
+    (here / "fixes.csv").write_text(text.replace("moved.png,keep", "moved.png,move"))
+    before = contents(data)
+
+    assert finetune(data, tiny_weights, "run", "--fixes", "fixes.csv") == 0
+
+    rows = table(here / "run" / "split.csv")
+    assert rows["blue/moved.png"]["label"] == "red"
+    assert not {"red/copy.png", "red/torn.png"} & rows.keys()
+    settings = read_toml(here / "run" / "config.toml")["data"]
+    assert settings["fixes"] == str(here / "fixes.csv")
+    assert len(settings["fixes_digest"]) == 64
+    assert "1 under another label" in capsys.readouterr().err
+    assert contents(data) == before
+
+
+def test_a_table_that_does_not_fit_is_refused_before_anything_loads(
+    here: Path, image_folder: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("fixes.csv").write_text("path,action\nred/nope.png,drop\n")
+
+    assert finetune(image_folder, tiny_weights, "run", "--fixes", "fixes.csv") == 3
+
+    assert "fixes.csv, line 2: 'red/nope.png' is no image" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+def test_group_duplicates_keeps_near_copies_on_one_side(
+    here: Path, tmp_path: Path, tiny_weights: Path
+) -> None:
+    data = scenes_folder(tmp_path / "pets", each=20)
+    for name in ("cat", "dog"):
+        for i in range(20):
+            copy = read((data / name / f"{i}.jpg").read_bytes()).resize((120, 90))
+            (data / name / f"{i}-again.jpg").write_bytes(encoded(copy))
+
+    assert finetune(data, tiny_weights, "run", "--group-duplicates") == 0
+
+    side = {path: row["split"] for path, row in table(here / "run" / "split.csv").items()}
+    assert {"train", "val"} == set(side.values())
+    assert all(side[p] == side[p.replace("-again", "")] for p in side)
+    audit = json.loads((here / "run" / "audit.json").read_text())
+    assert len(audit["duplicates"]) == 40
+    assert not any(group["across_split"] for group in audit["duplicates"])
+
+
+@pytest.mark.parametrize("kind", ["reference", "folder"])
+def test_group_duplicates_is_refused_where_the_split_is_given(
+    here: Path,
+    image_folder: Path,
+    tiny_weights: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+) -> None:
+    parts = here / "parts"
+    for part in ("train", "val"):
+        shutil.copytree(image_folder, parts / part)
+    data, more = (image_folder, ["--split", "reference"]) if kind == "reference" else (parts, [])
+
+    assert finetune(data, tiny_weights, "run", "--group-duplicates", *more) == 2
+
+    said = capsys.readouterr().err
+    assert ("the random split only" if kind == "reference" else "brings its own split") in said
+
+
+def test_a_run_says_what_it_noticed_about_its_images(
+    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=25)
+    (data / "red" / "003.png").rename(data / "blue" / "moved.png")
+    shutil.copy(data / "green" / "004.png", data / "red" / "other.png")
+
+    assert finetune(data, tiny_weights, "run") == 0
+
+    said = [line for line in capsys.readouterr().err.splitlines() if "vitft check" in line]
+    assert len(said) == 1
+    assert "1 image looks mislabelled" in said[0]
+    assert "1 picture under two labels" in said[0]
+    audit = json.loads((here / "run" / "audit.json").read_text())
+    assert [entry["path"] for entry in audit["mislabels"]] == ["blue/moved.png"]
+    assert audit["images"] == 76
+
+
+@pytest.mark.parametrize(
+    ("freeze", "judged"),
+    [
+        pytest.param(["--epochs", "2"], True, id="head in steps"),
+        pytest.param(["--freeze", "blocks:1", "--epochs", "1"], False, id="blocks"),
+        pytest.param(["--freeze", "none", "--epochs", "1"], False, id="nothing cached"),
+    ],
+)
+def test_every_run_has_an_audit_and_labels_are_judged_where_features_are_cached(
+    here: Path, tmp_path: Path, tiny_weights: Path, freeze: list[str], judged: bool
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=25)
+    (data / "red" / "003.png").rename(data / "blue" / "moved.png")
+
+    assert finetune(data, tiny_weights, "run", *freeze) == 0
+
+    audit = json.loads((here / "run" / "audit.json").read_text())
+    assert audit["images"] == 75
+    assert bool(audit["mislabels"]) == judged
+
+
+def test_a_check_with_a_run_knows_its_split_and_its_weights(
+    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_folder(tmp_path / "colours", per_class=10)
+    assert finetune(data, tiny_weights, "run", "--split", "reference") == 0
+    rows = table(here / "run" / "split.csv")
+    val = next(path for path in rows if rows[path]["split"] == "val")
+    train = next(
+        path
+        for path in rows
+        if rows[path]["split"] == "train" and rows[path]["label"] == rows[val]["label"]
+    )
+    shutil.copy(data / val, data / train)
+
+    audit = checked(capsys, str(data), "--run", "run")
+
+    assert [group["across_split"] for group in audit["duplicates"]] == [True]
+    assert table(here / "fixes.csv")[train]["action"] == "drop"
+
+
+def test_a_run_on_another_folder_is_refused(
+    here: Path, image_folder: Path, faulty: Path, tiny_weights: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert finetune(image_folder, tiny_weights, "run") == 0
+
+    assert main(["check", str(faulty), "--run", "run"]) == 3
+
+    assert "no image of" in capsys.readouterr().err

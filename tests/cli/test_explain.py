@@ -1,0 +1,242 @@
+"""`vitft explain`: what is written, what is said, what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitft.cli.main import main
+from vitft.data.transforms import EvalTransform
+from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.vit import VisionTransformer, ViTConfig
+
+CLASSES = ("blue", "green", "red")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_config: ViTConfig) -> Path:
+    """A run folder with a random model; commands are given in the folder above."""
+    monkeypatch.chdir(tmp_path)
+    return write_run(tmp_path / "run", tiny_config)
+
+
+def write_run(folder: Path, config: ViTConfig) -> Path:
+    torch.manual_seed(0)
+    model = VisionTransformer(config)
+    torch.nn.init.normal_(model.get_parameter("head.weight"))
+    folder.mkdir()
+    transform = EvalTransform(image_size=config.image_size)
+    card = Card(architecture=config, transform=transform, classes=CLASSES)
+    save_checkpoint(folder / "model.safetensors", model.state_dict(), card)
+    return folder
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_images_become_overlays_and_a_sheet(
+    run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = [str(image_folder / "red" / "000.png"), str(image_folder / "blue" / "000.png")]
+
+    assert main(["explain", *images, "--run", str(run)]) == 0
+
+    assert files_in(Path("explained")) == ["001-000.png", "002-000.png", "sheet.png"]
+    with Image.open("explained/001-000.png", formats=["PNG"]) as picture:
+        assert (picture.size, picture.mode) == ((16, 16), "RGB")
+        assert "exif" not in picture.info
+    out = capsys.readouterr().out
+    assert "relevance of 2 images in explained/, all on sheet.png" in out
+    assert images[0] in out
+
+
+def test_a_second_call_takes_the_next_folder_and_a_named_one_must_be_empty(
+    run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = str(image_folder / "red" / "000.png")
+    for _ in range(2):
+        assert main(["explain", image, "--run", str(run)]) == 0
+    before = Path("explained/001-000.png").read_bytes()
+
+    assert files_in(Path("explained-2")) == ["001-000.png"]
+    assert main(["explain", image, "--run", str(run), "--out", "explained"]) == 5
+    assert "not empty" in capsys.readouterr().err
+    assert Path("explained/001-000.png").read_bytes() == before
+
+
+def test_a_photo_that_lies_on_its_side_is_explained_upright(run: Path, image_folder: Path) -> None:
+    pixels = np.zeros((24, 24, 3), np.uint8)
+    pixels[:12, :12] = (250, 30, 30)
+    upright = Image.fromarray(pixels)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # shown turned by 90 degrees clockwise
+    exif[0x010E] = "secret place"
+    upright.save("upright.png")
+    upright.transpose(Image.Transpose.ROTATE_90).save("turned.png", exif=exif)
+
+    assert main(["explain", "upright.png", "turned.png", "--run", str(run), "--out", "o"]) == 0
+
+    first, second = (Path("o") / f"00{n}.png" for n in ("1-upright", "2-turned"))
+    assert first.read_bytes() == second.read_bytes()
+    assert b"secret" not in second.read_bytes()
+
+
+def test_arrays_hold_the_raw_numbers(run: Path, image_folder: Path) -> None:
+    image = str(image_folder / "red" / "000.png")
+
+    command = ["explain", image, "--run", str(run), "--arrays", "--method", "rollout"]
+    assert main([*command, "--out", "o"]) == 0
+
+    with np.load("o/001-000.npz") as arrays:
+        assert {name: arrays[name].shape for name in arrays} == {
+            "heat": (4, 4),
+            "attention": (2, 2, 17, 17),  # blocks, heads, tokens, tokens
+            "logits": (3,),
+        }
+        assert arrays["attention"].sum(axis=-1) == pytest.approx(1, abs=1e-5)
+        assert 0.5 < arrays["heat"].sum() <= 0.75  # each block leaves the class token half of it
+
+
+def test_attention_also_shows_every_block_and_head(run: Path, image_folder: Path) -> None:
+    image = str(image_folder / "red" / "000.png")
+    command = ["explain", image, "--run", str(run), "--method", "attention"]
+
+    assert main([*command, "--out", "all"]) == 0
+    assert main([*command, "--block", "0", "--head", "1", "--out", "one"]) == 0
+
+    assert files_in(Path("all")) == ["001-000-heads.png", "001-000.png"]
+    assert files_in(Path("one")) == ["001-000.png"]
+
+
+def test_a_class_is_asked_for_by_name(
+    run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = str(image_folder / "red" / "000.png")
+    for name in CLASSES:
+        assert main(["explain", image, "--run", str(run), "--class", name, "--out", name]) == 0
+
+    pictures = {(Path(name) / "001-000.png").read_bytes() for name in CLASSES}
+    assert len(pictures) == 3
+    capsys.readouterr()
+    assert main(["explain", image, "--run", str(run), "--class", "rod"]) == 2
+    assert "no class 'rod'\n  fix: the nearest: red" in capsys.readouterr().err
+
+
+def test_bad_files_get_their_reason_and_the_others_their_picture(
+    run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("page.jpg").write_text("<html>")
+    good = str(image_folder / "red" / "000.png")
+
+    assert main(["explain", "page.jpg", good, "none.jpg", "--run", str(run)]) == 3
+
+    assert files_in(Path("explained")) == ["002-000.png"]
+    out = capsys.readouterr().out
+    assert out.count("error: ") == 2
+    assert "relevance of 1 image in explained/" in out
+
+
+def test_hostile_names_become_plain_files(run: Path) -> None:
+    names = ["a\nb.png", "..;rm -rf.png", "x" * 200 + ".png", "\u202egnp.png", "花.png"]
+    for name in names:
+        Image.new("RGB", (20, 20), (9, 99, 9)).save(name)
+
+    assert main(["explain", *names, "--run", str(run), "--out", "o"]) == 0
+
+    written = files_in(Path("o"))
+    assert len(written) == 6
+    assert "001-a_b.png" in written
+    assert all(len(name) < 60 and "\u202e" not in name for name in written)
+
+
+def test_figures_of_the_weights(
+    run: Path, tiny_weights: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = str(image_folder / "red")
+    assert main(["explain", "--model", images, "--run", str(run), "--out", "a"]) == 0
+    assert main(["explain", "--model", "--weights", str(tiny_weights), "--out", "b"]) == 0
+
+    assert files_in(Path("a")) == ["distance.png", "filters.png", "positions.png"]
+    assert files_in(Path("b")) == ["filters.png", "positions.png"]
+    assert "no distance.png: attention needs images" in capsys.readouterr().err
+    for path in Path("a").iterdir():
+        with Image.open(path, formats=["PNG"]) as figure:
+            assert min(figure.size) > 300
+            assert len(figure.convert("RGB").getcolors(1_000_000) or ()) > 20
+            assert "Software" not in figure.info
+
+
+def test_distances_are_taken_over_the_runs_own_validation_images(
+    run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"red/00{n}.png,red,val,{n:064}" for n in range(3)]
+    rows.append("red/005.png,red,train," + "f" * 64)
+    (run / "split.csv").write_text("path,label,split,sha256\n" + "\n".join(rows) + "\n")
+    (run / "config.toml").write_text(f"[data]\npath = {json.dumps(str(image_folder))}\n")
+    from vitft.explain.subject import validation_images
+
+    assert [Path(name).name for name in validation_images(run)] == ["000.png", "001.png", "002.png"]
+    assert main(["explain", "--model", "--run", str(run), "--out", "o"]) == 0
+    assert "distance.png" in files_in(Path("o"))
+
+
+def test_weights_without_a_head_show_their_attention(
+    run: Path, tiny_weights: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = str(image_folder / "red" / "000.png")
+    command = ["explain", image, "--weights", str(tiny_weights)]
+
+    assert main([*command, "--method", "rollout"]) == 0
+    assert main(command) == 2
+
+    assert "no classes that patches could be relevant for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("field", [{"pool": "mean"}, {"registers": 2}, {"distilled": True}])
+def test_runs_of_every_build_are_explained(
+    tiny_config: ViTConfig,
+    tmp_path: Path,
+    image_folder: Path,
+    field: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = replace(tiny_config, **field, image_size=(8, 24))  # type: ignore[arg-type]
+    other = write_run(tmp_path / "other", config)
+    image = str(image_folder / "red" / "000.png")
+
+    for method in ("relevance", "rollout", "attention"):
+        out = ["--out", method, "--method", method]
+        assert main(["explain", image, "--run", str(other), *out]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param([], "no image to explain", id="nothing"),
+        pytest.param(["x.png", "--method", "gradcam"], "invalid choice", id="method"),
+        pytest.param(["x.png", "--fusion", "max"], "--fusion does not concern --method", id="idle"),
+        pytest.param(["x.png", "--method", "rollout", "--class", "a"], "--class does", id="class"),
+        pytest.param(["x.png", "--method", "rollout", "--discard", "1"], "discard is 1.0", id="1"),
+        pytest.param(["x.png", "--block", "1"], "--block does not concern", id="block"),
+        pytest.param(["--model", "--arrays"], "--arrays does not concern --model", id="model"),
+        pytest.param(["x.png", "--run", "a", "--weights", "b"], "both name a model", id="both"),
+        pytest.param(
+            ["x.png", "--method", "attention", "--head", "0", "--fusion", "max"],
+            "--fusion fuses all heads",
+            id="head and fusion",
+        ),
+    ],
+)
+def test_what_would_change_nothing_is_refused(
+    options: list[str], message: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", *options]) == 2
+
+    assert message in capsys.readouterr().err
+    assert not Path("explained").exists()

@@ -1,0 +1,261 @@
+"""The door: exit codes, sentences, and one whole journey."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vitft.cli.main import main
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_finetune_predict_export_is_three_commands(
+    here: Path, image_folder: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(image_folder), "--weights", str(tiny_weights), "--epochs", "5"]
+    assert main(["finetune", *data]) == 0
+    assert "accuracy 100.0% (95 % interval 61.0% to 100.0%) on 6" in capsys.readouterr().out
+
+    assert main(["predict", str(image_folder / "red"), "--format", "jsonl", "--top-k", "2"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["classes"][0]["class"] for row in rows] == ["red"] * 10
+
+    assert main(["export", "--safetensors"]) == 0
+    assert "0 changed classes, on 6 validation images" in capsys.readouterr().out
+    assert sorted(p.name for p in (here / "export").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+@pytest.fixture
+def trained(here: Path, image_folder: Path, tiny_weights: Path) -> Path:
+    main(["finetune", "--data", str(image_folder), "--weights", str(tiny_weights), "--epochs", "2"])
+    return here
+
+
+@pytest.mark.parametrize("style", ["table", "json", "jsonl", "csv"])
+def test_every_format_has_one_row_per_input_and_an_error_row_for_a_bad_one(
+    trained: Path, image_folder: Path, capsys: pytest.CaptureFixture[str], style: str
+) -> None:
+    (trained / "=bad.jpg").write_text("<html>")
+    capsys.readouterr()
+
+    code = main(["predict", str(image_folder / "red" / "000.png"), "=bad.jpg", "--format", style])
+
+    out = capsys.readouterr().out
+    assert code == 3
+    if style == "csv":
+        header, good, bad = csv.reader(io.StringIO(out))
+        assert header == ["path", "class_1", "share_1", "note", "error"]
+        assert (good[1], good[4]) == ("red", "")
+        assert bad[0] == "'=bad.jpg"  # not a formula
+        assert "not an image" in bad[4]
+    elif style == "table":
+        assert "red/000.png" in out.replace("\n", "")
+        assert "error: not an image" in out
+    else:
+        rows = json.loads(out) if style == "json" else [json.loads(s) for s in out.splitlines()]
+        assert rows[0]["classes"][0]["class"] == "red"
+        assert rows[1] == {"path": "=bad.jpg", "error": rows[1]["error"]}
+
+
+WRONG = [
+    (["finetune", "--data", "nowhere", "--weights", "W"], 3, "data folder not found: nowhere"),
+    (["finetune", "--data", "D/red/000.png", "--weights", "W"], 3, "is a file, not a folder"),
+    (["finetune", "--data", "D/red", "--weights", "W"], 3, "no class folders in"),
+    (["finetune", "--data", "ONE", "--weights", "W"], 3, "need at least 2 classes, found 1"),
+    (["finetune", "--data", "HOLLOW", "--weights", "W"], 3, "0 images in 1 of 2 class folders"),
+    (["finetune", "--weights", "W"], 2, "no data given"),
+    (["finetune", "--data", "D"], 2, "no weights given"),
+    (["finetune", "--data", "D", "--weights", "vit_bose_patch16_224"], 4, "vit_bose_patch16_224"),
+    (["finetune", "--data", "D", "--weights", "./no.safetensors"], 4, "weights not found"),
+    (["finetune", "--data", "D", "--weights", "D/red/000.png"], 4, "suffix"),
+    (["finetune", "--data", "D", "--weights", "W", "--bach-size", "4"], 2, "--bach-size"),
+    (["finetune", "--data", "D", "--weights", "W", "--lr", "-1"], 2, "optim.lr is -1.0"),
+    (["finetune", "--data", "D", "--weights", "W", "--lr", "fast"], 2, "invalid float value"),
+    (["finetune", "--data", "D", "--weights", "W", "--epochs", "0"], 2, "optim.epochs is 0"),
+    (["finetune", "--data", "D", "--weights", "W", "--image-size", "17"], 2, "patches of 4"),
+    (["finetune", "--data", "D", "--weights", "W", "--freeze", "all"], 2, "train.freeze is 'all'"),
+    (["finetune", "--data", "D", "--weights", "W", "--freeze", "blocks:9"], 2, "has 2 blocks"),
+    (["finetune", "--data", "D", "--weights", "W", "--freeze", "pre_logits"], 2, "--pre-logits"),
+    (["finetune", "--data", "D", "--weights", "W", "--mean", "0.5"], 2, "weights.mean"),
+    (["finetune", "--data", "D", "--weights", "W", "--device", "tpu"], 2, "device 'tpu'"),
+    (["finetune", "--data", "D", "--weights", "W", "--out", "D/red/000.png"], 5, "cannot write"),
+    (["finetune", "--data", "D", "--weights", "W", "--out", "D"], 5, "is not empty"),
+    (["finetune", "--data", "D", "--weights", "W", "--out", "D/run"], 2, "lies inside the data"),
+    (["finetune", "--recipe", "nonsense"], 2, "no recipe is called"),
+    (["finetune", "--set", "optim.lr"], 2, "is not key=value"),
+    (["finetune", "--lr", "1", "--set", "optim.lr=2"], 2, "named by an option and by --set"),
+    (["fintune"], 2, "fintune"),
+    ([], 2, "VERB"),
+    (["predict", "a.jpg"], 5, "no finished run"),
+    (["predict", "a.jpg", "--run", "nowhere"], 5, "no model in nowhere"),
+    (["predict", "a.jpg", "--run", "W"], 5, "backbone without classes"),
+    (["predict"], 2, "IMAGE"),
+    (["predict", "a.jpg", "--top-k", "0"], 2, "--top-k is 0"),
+    (["predict", "a.jpg", "--format", "xml"], 2, "xml"),
+    (["export", "--safetensors"], 5, "no finished run"),
+    (["export"], 2, "--safetensors"),
+    (["weights", "show", "vit_base_patch16_225"], 4, "vit_base_patch16_225"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"), WRONG, ids=[" ".join(row[0]) or "nothing" for row in WRONG]
+)
+def test_a_wrong_command_is_told_in_three_lines_with_a_fix(
+    here: Path,
+    image_folder: Path,
+    tiny_weights: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    (here / "D").symlink_to(image_folder)
+    (here / "W").symlink_to(tiny_weights.parent / "tiny.safetensors")
+    for folder in ("ONE/cat", "HOLLOW/cat", "HOLLOW/dog"):
+        (here / folder).mkdir(parents=True)
+    for folder in ("ONE/cat", "HOLLOW/cat"):
+        Image.new("RGB", (9, 9)).save(here / folder / "a.png")
+    words = [str(tiny_weights) if word == "W" else word for word in arguments]
+
+    assert main(words) == code
+
+    captured = capsys.readouterr()
+    error = captured.err[captured.err.index("vitft: error: ") :]
+    assert message in error
+    assert "\n  fix: " in error
+    assert len(error.strip().splitlines()) <= 3
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        pytest.param(["finetune", "--bach-size", "4"], "--batch-size", id="option"),
+        pytest.param(["fintune"], "finetune", id="verb"),
+        pytest.param(["predict", "x", "--format", "jsn"], "json", id="choice"),
+    ],
+)
+def test_a_near_miss_is_suggested(
+    capsys: pytest.CaptureFixture[str], word: list[str], near: str
+) -> None:
+    main(word)
+
+    assert f"did you mean {near}?" in capsys.readouterr().err
+
+
+def test_a_wrong_setting_is_refused_before_torch_is_imported(image_folder: Path) -> None:
+    code = (
+        "import sys; from vitft.cli.main import main\n"
+        f"code = main(['finetune', '--data', {str(image_folder)!r}, '--weights', 'vit_tinny'])\n"
+        "sys.exit(100 if 'torch' in sys.modules else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 4, done.stderr
+
+
+def test_the_weights_of_the_catalogue_are_listed_and_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["weights", "list"]) == 0
+    assert "vit_base_patch16_224_in21k" in capsys.readouterr().out
+
+    assert main(["weights", "show", "vit_base_patch16_224_in21k"]) == 0
+    shown = capsys.readouterr().out
+    assert "google/vit-base-patch16-224-in21k" in shown
+    assert "mean" in shown
+
+
+def test_a_weight_file_is_shown_with_its_statistics(
+    tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["weights", "show", str(tiny_weights)]) == 0
+
+    assert "mean 0.5, std 0.5" in capsys.readouterr().out
+
+
+def test_kept_features_are_listed_and_deleted(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["cache", "list"]) == 0
+    assert "pooled" in capsys.readouterr().out
+
+    assert main(["cache", "clean"]) == 0
+    assert "MB deleted" in capsys.readouterr().out
+    main(["cache", "list"])
+    assert "pooled" not in capsys.readouterr().out
+
+
+def test_an_unexpected_error_is_called_a_bug_with_its_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a wire is loose")
+
+    monkeypatch.setattr("vitft.models.find.find_model", broken)
+
+    assert main(["predict", "x.jpg"]) == 1
+    err = capsys.readouterr().err
+    assert "a wire is loose" in err
+    assert "please report it" in err
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(trained: Path, image_folder: Path) -> None:
+    command = f"{sys.executable} -m vitft predict {image_folder} --format jsonl | head -1"
+
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert done.stdout.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+def test_ctrl_c_ends_in_130_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitft.models.find.find_model", interrupted)
+
+    assert main(["predict", "x.jpg"]) == 130
+    assert capsys.readouterr().err == "vitft: interrupted\n"
+
+
+def test_a_terminal_without_utf8_still_gets_its_answer(trained: Path, image_folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vitft", "predict", str(image_folder / "red" / "000.png")],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert b"red" in done.stdout

@@ -1,0 +1,150 @@
+"""`vitft weights` says what there is, what is in a file, and where a fetched one lies."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.models.pretrained.test_flavours import CONFIG, google_arrays, random_weights
+from vitft.cli.parser import Parser
+from vitft.cli.weights import add_weights
+from vitft.system.errors import UsageError, WeightsError
+
+
+def run(*words: str) -> int:
+    """One command line, through the verb's own parser."""
+    parser = Parser(prog="vitft")
+    add_weights(parser.add_subparsers())
+    args: argparse.Namespace = parser.parse_args(["weights", *words])
+    code: int = args.command(args)
+    return code
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the last commands wrote to stdout; the console is made anew to see the capture."""
+    from vitft.system import console
+
+    console.stdout.cache_clear()
+    console.stderr.cache_clear()
+    yield lambda: capsys.readouterr().out
+    console.stdout.cache_clear()
+    console.stderr.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("filters", "shown", "hidden"),
+    [
+        pytest.param([], "vit_huge_patch14_224.mae", "no such", id="everything"),
+        pytest.param(["--size", "tiny"], "vit_tiny_r_s16_p8_224", "vit_small", id="size"),
+        pytest.param(["--licence", "commercial"], "deit_tiny", ".mae", id="no -nc"),
+        pytest.param(["--licence", "CC-BY-NC-4.0"], ".mae", "augreg", id="one licence"),
+        pytest.param(["--data", "lvd"], "reg4_dinov2", "augreg", id="data"),
+    ],
+)
+def test_the_list_shows_what_the_filters_leave(
+    filters: list[str], shown: str, hidden: str, printed: Any
+) -> None:
+    run("list", *filters)
+
+    table = printed()
+    assert shown in table
+    assert hidden not in table
+
+
+def test_filters_that_leave_nothing_say_so() -> None:
+    with pytest.raises(UsageError, match=r"no weights of the catalogue are like that"):
+        run("list", "--size", "tiny", "--data", "lvd")
+
+
+def test_a_name_is_shown_with_its_licence_and_where_it_comes_from(printed: Any) -> None:
+    run("show", "vit_small_patch14_reg4_dinov2.lvd142m")
+
+    text = printed()
+    assert "registers=4" in text
+    assert "lvd-142m without labels" in text
+    assert "apache-2.0" in text
+
+
+def test_a_file_is_inspected_for_a_task(tmp_path: Path, printed: Any) -> None:
+    file = tmp_path / "vit.safetensors"
+    save_file(random_weights(replace(CONFIG, pre_logits=True)), file)
+
+    run("inspect", str(file), "--classes", "5", "--image-size", "48", "64")
+
+    facts = [line.split() for line in printed().splitlines()]
+    lines = [" ".join(words) for words in facts]
+    assert "flavour: timm's names" in lines
+    assert "head: 7 classes" in lines
+    assert "pre_logits: yes" in lines
+    assert "would be kept: 30 tensors" in lines
+    assert "would be new: head.weight (5, 192), head.bias (5,)" in lines
+    assert "would be resized: pos_embed 4x4 -> 6x8, bicubic" in lines
+    dropped = next(line for line in lines if line.startswith("would be dropped:"))
+    assert "pre_logits.fc.weight (192, 192)" in dropped
+
+
+def test_a_file_that_is_only_looked_at_is_not_adapted(tmp_path: Path, printed: Any) -> None:
+    import numpy as np
+
+    state = random_weights(CONFIG)
+    state["head.weight"] = torch.zeros(7, 192)
+    np.savez(tmp_path / "vit.npz", **google_arrays(CONFIG, state))
+
+    run("inspect", str(tmp_path / "vit.npz"))
+
+    text = printed()
+    assert "Google's layout" in text
+    assert "7 classes, all zeros: it tells nothing" in text
+    assert "would be" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        pytest.param(["missing.safetensors"], WeightsError, "weights not found", id="no file"),
+        pytest.param(["a.pth"], WeightsError, "is a Python pickle", id="pickle"),
+        pytest.param(["a.pth", "--image-size", "0"], UsageError, "is no size", id="no size"),
+        pytest.param(["a.pth", "--classes", "-1"], UsageError, "--classes is -1", id="classes"),
+        pytest.param(
+            ["vit.safetensors", "--image-size", "50"], UsageError, "50 pixels high", id="odd size"
+        ),
+    ],
+)
+def test_what_cannot_be_inspected_is_refused(
+    words: list[str],
+    error: type[Exception],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.pth").touch()
+    save_file(random_weights(CONFIG), "vit.safetensors")
+
+    with pytest.raises(error, match=message):
+        run("inspect", *words)
+
+
+def test_what_came_with_vitft_is_fetched_from_itself(
+    printed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitft.models.pretrained import locate
+
+    monkeypatch.setattr(locate, "resource", lambda _: tmp_path)
+    (tmp_path / "demo.safetensors").write_bytes(b"all there is")
+
+    run("fetch", "demo")
+
+    assert f"file:       {tmp_path / 'demo.safetensors'}" in printed()
+
+
+def test_a_file_needs_no_fetching(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").touch()
+
+    with pytest.raises(UsageError, match=r"is a file already"):
+        run("fetch", str(tmp_path / "a.safetensors"))

@@ -1,0 +1,55 @@
+"""What is set unless the user says otherwise."""
+
+import pytest
+
+from vitft.config.defaults import usual_lr
+from vitft.config.run import from_table
+from vitft.system.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("freeze", "width", "lr"),
+    [
+        pytest.param("none", 192, 5e-4, id="ViT-Ti, measured"),
+        pytest.param("none", 768, 1.25e-4, id="ViT-B: four times as wide, a quarter"),
+        pytest.param("none", 64, 5e-4, id="never more than measured"),
+        pytest.param("head,none", 192, 5e-4, id="the last stage decides"),
+        pytest.param("blocks:2", 384, 5e-5, id="some blocks"),
+        pytest.param("head", 768, 1e-2, id="a head does not depend on the width"),
+    ],
+)
+def test_wider_models_take_smaller_steps(freeze: str, width: int, lr: float) -> None:
+    assert usual_lr(freeze, width) == pytest.approx(lr)
+
+
+def test_training_everything_augments_and_decays_by_layer() -> None:
+    config = from_table({"train": {"freeze": "head,none"}})
+
+    assert config.train.augment == "crop"
+    assert config.train.crop_scale == 0.4
+    assert (config.optim.solver, config.optim.layer_decay) == ("adamw", 0.75)
+    assert config.solves("head")
+    assert not config.solves("none")
+
+
+def test_what_is_named_stands() -> None:
+    config = from_table(
+        {"train": {"freeze": "none", "augment": "none"}, "optim": {"layer_decay": 1.0}}
+    )
+
+    assert config.train.augment == "none"
+    assert config.optim.layer_decay == 1.0
+
+
+@pytest.mark.parametrize(
+    "freeze", ["none,head", "head,head", "blocks:2,blocks:1", "head,", "head,all", ",", "blocks:0"]
+)
+def test_stages_go_from_few_to_many(freeze: str) -> None:
+    with pytest.raises(UsageError, match=r"train\.freeze"):
+        from_table({"train": {"freeze": freeze}})
+
+
+@pytest.mark.parametrize("key", ["mixup", "cutmix", "erasing", "drop_path"])
+def test_what_only_pixels_can_have_is_refused_on_features(key: str) -> None:
+    with pytest.raises(UsageError, match=rf"train\.{key}"):
+        from_table({"train": {"freeze": "head", key: 0.5}})

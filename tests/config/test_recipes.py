@@ -1,0 +1,170 @@
+"""Every recipe can be listed, parsed and rehearsed, without its weights and data."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitft.cli.main import main
+from vitft.config.run import from_table, read_recipe, read_toml
+from vitft.system.resources import resource
+
+RECIPES = sorted(path.stem for path in resource("recipes").glob("*.toml"))
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
+    code = main(["finetune", "--dry-run", *options])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_rehearsed_and_its_settings_are_its_own(
+    name: str,
+    image_folder: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = ["--data", str(image_folder), "--weights", str(tiny_weights), "--image-size", "16"]
+    if read_recipe(name).get("weights", {}).get("name") == "none":  # it describes its own model
+        data = ["--data", str(image_folder), "--image-size", "28"]  # in patches of 4 or 7
+    blocks = {"last-blocks": ["--freeze", "blocks:1"], "tiny-cpu": ["--freeze", "head,blocks:1"]}
+    before = sorted(tmp_path.rglob("*"))
+
+    code, out, err = dry_run(capsys, "--recipe", name, *data, *blocks.get(name, []))
+
+    assert code == 0, err
+    told = tomllib.loads(out)
+    for section, settings in read_recipe(name).items():
+        for key, value in settings.items():
+            if (section, key) not in {("weights", "image_size"), ("train", "freeze")} | NAMED:
+                assert told[section][key] == value, key
+    from_table(told)  # what it prints is a recipe itself
+    assert "parameters train" in err
+    assert "nothing was trained" in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+NAMED = {("data", "path"), ("weights", "name")}
+
+
+def test_the_recipes_that_come_with_vitft() -> None:
+    assert {*RECIPES} >= {
+        *("demo", "finetune", "imbalance", "last-blocks", "lora"),
+        *("lp-ft", "paper", "probe", "reference", "tiny-cpu"),
+    }
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_command_of_a_recipe_is_one_that_vitft_understands(name: str) -> None:
+    from vitft.cli.finetune import requested
+    from vitft.cli.main import build_parser
+
+    command = read_toml(resource("recipes") / f"{name}.toml")["recipe"]["command"].split()
+
+    assert command[:2] == ["vitft", "finetune"]
+    requested(build_parser().parse_args(command[1:]))
+
+
+def test_recipes_are_listed_with_what_they_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+
+    shown = capsys.readouterr().out
+    for name in RECIPES:
+        says = read_toml(resource("recipes") / f"{name}.toml")["recipe"]
+        assert f"{name}: {says['what']}" in shown
+        assert says["expected"] in shown
+        assert says["command"] in shown
+
+
+def test_recipes_are_listed_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "--format", "json"]) == 0
+
+    assert sorted(json.loads(capsys.readouterr().out)) == RECIPES
+
+
+def test_one_recipe_is_shown_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "probe"]) == 0
+
+    assert capsys.readouterr().out == (resource("recipes") / "probe.toml").read_text()
+
+
+def test_a_recipe_that_is_none_is_answered_with_those_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipes", "prob"]) == 2
+
+    assert "demo, finetune, " in capsys.readouterr().err
+
+
+def test_a_rehearsal_tells_what_each_stage_would_do(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(image_folder), "--weights", f"random:{tiny_weights}"]
+    place = ["--out", str(tmp_path / "run")]
+    steps = ["--freeze", "head,none", "--batch-size", "10", "--set", "train.sampling=balanced"]
+
+    code, out, err = dry_run(capsys, *data, *place, *steps)
+
+    assert code == 0, err
+    assert "30 files in 3 classes, not opened yet: about 24 train, 6 validate" in err
+    assert "head: 99 parameters train, solved at once by lbfgs" in err
+    assert "adamw at 0.0005: 10 epochs of 3 steps of 10 images" in err
+    assert tomllib.loads(out)["optim"]["lr"] == 5e-4  # what was left open is filled in
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        pytest.param(["--data", "nowhere"], 3, "nowhere", id="no such folder"),
+        pytest.param(["--weights", "nothing.npz"], 4, "weights not found", id="no such weights"),
+        pytest.param(["--freeze", "blocks:9"], 2, "the model has 2 blocks", id="too many blocks"),
+        pytest.param(["--resume", "x"], 2, "--dry-run is for a new run", id="a run to resume"),
+        pytest.param(["--device", "cuda:99"], 2, "cannot be used here", id="no such device"),
+        pytest.param(["--solver", "adam"], 2, "lbfgs, sgd or adamw", id="no such solver"),
+    ],
+)
+def test_a_rehearsal_fails_as_the_run_would(
+    image_folder: Path,
+    tiny_weights: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    code: int,
+    message: str,
+) -> None:
+    given: dict[str, Any] = {"--data": str(image_folder), "--weights": str(tiny_weights)}
+    given |= dict([options])
+
+    found, out, err = dry_run(capsys, *(word for pair in given.items() for word in pair))
+
+    assert (found, out) == (code, "")
+    assert message in err
+
+
+def test_flowers_drawn_for_a_rehearsal_are_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    code, out, _ = dry_run(capsys, "--recipe", "demo")
+
+    assert code == 0
+    assert tomllib.loads(out)["data"]["path"] == "demo"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_solver_is_an_option(
+    image_folder: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(image_folder), "--weights", str(tiny_weights)]
+
+    code, out, _ = dry_run(capsys, *data, "--solver", "sgd")
+
+    assert code == 0
+    assert tomllib.loads(out)["optim"]["solver"] == "sgd"

@@ -1,0 +1,219 @@
+"""An archive is unpacked into new plain files, or refused before anything is written."""
+
+import gzip
+import io
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vitft.data.download.archive import unpack
+from vitft.data.download.entries import Limits
+from vitft.system.errors import DataError
+
+SMALL = Limits(small=10_000)
+"""The ratio counts from here on, so that a bomb of a test stays small."""
+
+
+def member(name: str, **fields: object) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    for key, value in fields.items():
+        setattr(info, key, value)
+    return info
+
+
+def tar_bytes(*members: tuple[tarfile.TarInfo, bytes], gz: bool = False) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for info, content in members:
+            if info.type == tarfile.REGTYPE:
+                info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return gzip.compress(buffer.getvalue()) if gz else buffer.getvalue()
+
+
+def zip_bytes(*entries: tuple[str, bytes], mode: int = 0o100644) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in entries:
+            info = zipfile.ZipInfo(name)
+            info.filename = info.orig_filename = name  # as it is, be it hostile
+            info.external_attr = mode << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, content)
+    return buffer.getvalue()
+
+
+def plain(name: str, content: bytes = b"x") -> tuple[tarfile.TarInfo, bytes]:
+    return member(name), content
+
+
+def unpacked(tmp_path: Path, data: bytes, limits: Limits = SMALL) -> Path:
+    archive, folder = tmp_path / "a.part", tmp_path / "inside" / "folder"
+    archive.write_bytes(data)
+    folder.mkdir(parents=True)
+    unpack(archive, folder, name="a.tar", limits=limits)
+    return folder
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+WANTED = {"LICENSE.txt": b"free", "cat/1.jpg": b"one", "dog/2.jpg": b"two"}
+
+
+@pytest.mark.parametrize("wrapper", ["", "flowers/", "./a/b/"])
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
+def test_files_come_out_without_the_folders_that_wrap_all_of_them(
+    tmp_path: Path, kind: str, wrapper: str
+) -> None:
+    named = [(wrapper + name, content) for name, content in WANTED.items()]
+    data = (
+        zip_bytes(*named)
+        if kind == "zip"
+        else tar_bytes(*(plain(*pair) for pair in named), gz=kind == "tar.gz")
+    )
+
+    folder = unpacked(tmp_path, data)
+
+    assert tree(folder) == WANTED
+
+
+def test_what_a_mac_adds_is_left_out(tmp_path: Path) -> None:
+    folder = unpacked(tmp_path, zip_bytes(("set/a/1.jpg", b"x"), ("__MACOSX/set/a/._1.jpg", b"y")))
+
+    assert tree(folder) == {"1.jpg": b"x"}
+
+
+def test_new_files_have_nobodys_special_rights(tmp_path: Path) -> None:
+    folder = unpacked(tmp_path, tar_bytes((member("run.jpg", mode=0o4777), b"x")))
+
+    assert (folder / "run.jpg").stat().st_mode & 0o7111 == 0
+
+
+LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
+BOMB = b"\0" * 20_000
+A15 = {
+    "up": (lambda: tar_bytes(plain("a/1"), plain("../evil")), "'../evil' leads out"),
+    "up inside": (lambda: tar_bytes(plain("a/../../evil")), "'a/../../evil' leads out"),
+    "absolute": (lambda: tar_bytes(plain("/evil")), "'/evil' is an absolute path"),
+    "drive": (lambda: tar_bytes(plain("C:/evil")), "'C:/evil' is an absolute path"),
+    "backslash": (lambda: zip_bytes(("..\\evil", b"x")), "has a backslash"),
+    "symbolic link": (
+        lambda: tar_bytes((member("a/x", type=LINK, linkname="/etc"), b"")),
+        "'a/x' is a link to '/etc'",
+    ),
+    "hard link": (
+        lambda: tar_bytes(plain("a/1"), (member("a/x", type=HARD, linkname="a/1"), b"")),
+        "'a/x' is a link",
+    ),
+    "link in a zip": (lambda: zip_bytes(("a/x", b"/etc"), mode=0o120777), "'a/x' is a link"),
+    "character device": (
+        lambda: tar_bytes((member("zero", type=tarfile.CHRTYPE, devmajor=1, devminor=5), b"")),
+        "'zero' is a device",
+    ),
+    "block device": (lambda: tar_bytes((member("sda", type=tarfile.BLKTYPE), b"")), "'sda' is a"),
+    "pipe": (lambda: tar_bytes((member("p.jpg", type=tarfile.FIFOTYPE), b"")), "'p.jpg' is a"),
+    "pipe in a zip": (lambda: zip_bytes(("p.jpg", b""), mode=0o010644), "'p.jpg' is a device"),
+    "bomb by ratio": (lambda: tar_bytes(plain("b.jpg", BOMB * 10), gz=True), "'b.jpg' it holds"),
+    "bomb in a zip": (lambda: zip_bytes(("b.jpg", BOMB * 10)), "'b.jpg' it holds"),
+    "bomb behind the end": (
+        lambda: gzip.compress(tar_bytes(plain("a/1")) + b"\0" * 2**21),
+        "unpacks to more than",
+    ),
+    "twice": (lambda: tar_bytes(plain("a/1"), plain("./a//1")), "'./a//1' comes twice"),
+    "file and folder": (lambda: tar_bytes(plain("a"), plain("a/1")), "'a/1' needs the file 'a'"),
+    "long name": (lambda: tar_bytes(plain("n" * 300)), "too long a name"),
+    "nothing": (lambda: tar_bytes((member("a", type=tarfile.DIRTYPE), b"")), "holds no files"),
+    "cut tar": (lambda: tar_bytes(plain("a/1", b"x" * 5000))[:3000], "cut off or damaged"),
+    "tar cut between entries": (
+        lambda: tar_bytes(plain("a/1"), plain("a/2"))[: 2 * 512],
+        "its end is cut off",
+    ),
+    "cut gzip": (
+        lambda: tar_bytes(plain("a/1", bytes(range(256)) * 20), gz=True)[:-20],
+        "cut off or damaged",
+    ),
+    "damaged header": (
+        lambda: tar_bytes(plain("a/1"), plain("a/2")).replace(b"a/2", b"a/3"),
+        "it is damaged at byte 1,024",
+    ),
+    "cut zip": (lambda: zip_bytes(("a/1", b"x" * 999), ("a/2", b"x"))[:-30], "cut off or damaged"),
+    "web page": (lambda: b"<!doctype html><p>log in", "it is a web page"),
+    "empty file": (lambda: b"", "no .tar, .tar.gz or .zip archive"),
+}
+
+
+@pytest.mark.parametrize(("made", "said"), A15.values(), ids=A15.keys())
+def test_it_is_refused_before_anything_is_written(
+    tmp_path: Path, made: Callable[[], bytes], said: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        unpacked(tmp_path, made())
+
+    assert said in caught.value.problem
+    assert caught.value.problem.startswith("a.tar is ")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["a.part", "folder", "inside"]
+
+
+@pytest.mark.parametrize("make", [tar_bytes, None], ids=["tar", "zip"])
+def test_a_bomb_by_count_is_refused(tmp_path: Path, make: Callable[..., bytes] | None) -> None:
+    names = [f"a/{i}" for i in range(30)]
+    data = make(*(plain(n) for n in names)) if make else zip_bytes(*((n, b"x") for n in names))
+
+    with pytest.raises(DataError, match=r"more than 20 entries, from 'a/20' on"):
+        unpacked(tmp_path, data, Limits(entries=20))
+
+
+def test_a_bomb_by_size_is_refused_by_what_its_header_says(tmp_path: Path) -> None:
+    huge = member("huge.bmp", size=10**15)
+
+    with pytest.raises(DataError, match=r"'huge\.bmp' it holds 1,000,000,000,000,000 bytes"):
+        unpacked(tmp_path, huge.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
+
+
+def test_a_header_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    header = member("x", type=tarfile.XHDTYPE, size=10**11)
+
+    with pytest.raises(DataError, match="made to fill the memory"):
+        unpacked(tmp_path, header.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
+
+
+def test_a_zip_with_a_flipped_bit_is_damaged(tmp_path: Path) -> None:
+    data = bytearray(zip_bytes(("a/1.jpg", bytes(range(256)) * 8)))
+    data[60] ^= 1  # within the packed content
+
+    with pytest.raises(DataError, match="cut off or damaged"):
+        unpacked(tmp_path, bytes(data))
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
+def test_random_damage_ends_in_a_sentence_or_in_the_same_names(tmp_path: Path, kind: str) -> None:
+    import random
+
+    named = [(f"a/{i}.jpg", bytes(range(200))) for i in range(4)]
+    whole = (
+        zip_bytes(*named)
+        if kind == "zip"
+        else tar_bytes(*(plain(*p) for p in named), gz=kind == "tar.gz")
+    )
+    rng = random.Random(0)
+    for number in range(120):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 3)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        place = tmp_path / str(number)
+        place.mkdir()
+        try:
+            folder = unpacked(place, bytes(data))
+        except DataError:
+            continue
+        assert all(path.is_file() or path.is_dir() for path in folder.rglob("*"))
+        assert {p.name for p in place.iterdir()} == {"a.part", "inside"}  # nothing beside it

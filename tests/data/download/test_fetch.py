@@ -1,0 +1,422 @@
+"""Archives come over loopback, whole or in pieces, and become a folder or nothing."""
+
+import contextlib
+import hashlib
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from tests.data.download.test_archive import plain, tar_bytes, zip_bytes
+from tests.support.pictures import encoded, scene
+from vitft.cli.main import build_parser
+from vitft.data.download.fetch import fetch_folder, folder_name
+from vitft.data.download.registry import KNOWN, Archive
+from vitft.data.download.resumable import DownloadLimits, download
+from vitft.data.folder import scan
+from vitft.system.errors import DataError, LockedError, ResourceError, RunError, UsageError
+
+QUICK = DownloadLimits(stall_s=0.4, wait_s=0.01, pace=1000, attempts=3)
+NOISE = np.random.default_rng(0).bytes(300_000)
+"""Cannot be packed, so that an archive with it has some length."""
+
+
+@dataclass
+class Site:
+    """What a server has, how it fails, and what it was asked."""
+
+    files: dict[str, bytes]
+    faults: list[str] = field(default_factory=list)
+    """One per request, in order; none when they are used up."""
+    etag: str = '"one"'
+    ranges: bool = True
+    asked: list[str] = field(default_factory=list)
+    """The Range of every request, or ''."""
+    url: str = ""
+    closing: threading.Event = field(default_factory=threading.Event)
+
+
+class Handler(BaseHTTPRequestHandler):
+    site: ClassVar[Site]
+
+    def do_GET(self) -> None:
+        site = self.site
+        wanted = self.headers.get("Range", "")
+        site.asked.append(wanted)
+        fault = site.faults.pop(0) if site.faults else ""
+        if fault.isdecimal() or self.path not in site.files:
+            self.send_error(int(fault or 404))
+            return
+        body, start = site.files[self.path], 0
+        if wanted and site.ranges and self.headers.get("If-Range") == site.etag:
+            start = int(wanted.removeprefix("bytes=").rstrip("-"))
+        if start > len(body):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        if site.etag:
+            self.send_header("ETag", site.etag)
+        if fault != "no length":
+            self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        self.send_body(body[start:], fault)
+
+    def send_body(self, rest: bytes, fault: str) -> None:
+        if fault in ("drop", "reset", "stall"):
+            self.wfile.write(rest[: len(rest) // 2])
+            self.wfile.flush()
+        if fault == "reset":
+            linger = struct.pack("ii", 1, 0)  # close with RST
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.connection.close()
+        elif fault == "stall":
+            self.site.closing.wait(20)
+        elif fault == "drip":
+            while not self.site.closing.wait(0.05):
+                self.wfile.write(b"x")
+        elif fault != "drop":
+            self.wfile.write(rest)
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the client has gone, as it should
+            super().handle()
+
+    def finish(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            super().finish()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def image_tar(*, extra: bytes = NOISE) -> bytes:
+    picture = encoded(scene(0, (32, 32)))
+    names = [f"set/{kind}/{i}.jpg" for kind in ("cat", "dog") for i in range(2)]
+    return tar_bytes(*(plain(n, picture) for n in names), plain("set/README", extra), gz=True)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site(files={"/set.tar.gz": image_tar()})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("H", (Handler,), {"site": made}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    made.url = f"http://127.0.0.1:{server.server_port}/set.tar.gz"
+    yield made
+    made.closing.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def known(site: Site, **fields: object) -> Archive:
+    return Archive(name="set", url=site.url, **fields)  # type: ignore[arg-type]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_an_archive_becomes_its_folder_and_leaves_only_its_digest(
+    site: Site, tmp_path: Path
+) -> None:
+    fetched = fetch_folder(known(site), tmp_path / "mine", patience=QUICK)
+
+    assert fetched.root == tmp_path / "mine"
+    assert scan(fetched.root).classes == ("cat", "dog")
+    assert (fetched.root / "README").read_bytes() == NOISE
+    assert names(tmp_path) == ["mine", "mine.sha256"]
+    digest = hashlib.sha256(site.files["/set.tar.gz"]).hexdigest()
+    assert (tmp_path / "mine.sha256").read_text() == f"{digest}  {site.url}\n"
+
+
+def test_what_is_known_beforehand_is_compared_and_not_written_down(
+    site: Site, tmp_path: Path
+) -> None:
+    data = site.files["/set.tar.gz"]
+    right = known(site, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    fetched = fetch_folder(right, tmp_path / "set", patience=QUICK)
+
+    assert fetched.record is None
+    assert names(tmp_path) == ["set"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        pytest.param({"sha256": "0" * 64}, "it was changed", id="digest"),
+        pytest.param({"size": 5}, "not the 5 that are known of it", id="size"),
+    ],
+)
+def test_another_file_than_the_known_one_is_not_kept(
+    site: Site, tmp_path: Path, fields: dict[str, object], said: str
+) -> None:
+    with pytest.raises(DataError, match=said):
+        fetch_folder(known(site, **fields), tmp_path / "set", patience=QUICK)
+
+    assert names(tmp_path) == []
+
+
+def test_a_second_fetch_of_a_changed_archive_is_refused_by_the_digest_of_the_first(
+    site: Site, tmp_path: Path
+) -> None:
+    fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+    (tmp_path / "set").rename(tmp_path / "old")
+    site.files["/set.tar.gz"] = image_tar(extra=b"changed")
+
+    with pytest.raises(DataError, match=r"has changed.*first fetched"):
+        fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+
+    assert names(tmp_path) == ["old", "set.sha256"]
+
+
+@pytest.mark.parametrize("fault", ["drop", "reset", "stall"])
+def test_a_broken_connection_is_gone_on_with_where_it_broke(
+    site: Site, tmp_path: Path, fault: str
+) -> None:
+    site.faults = [fault]
+
+    fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+
+    assert site.asked[0] == ""
+    start = int(site.asked[1].removeprefix("bytes=").rstrip("-"))
+    assert 0 < start <= len(site.files["/set.tar.gz"]) // 2
+    assert (tmp_path / "set" / "README").read_bytes() == NOISE
+
+
+def test_a_later_process_goes_on_from_what_an_earlier_one_left(site: Site, tmp_path: Path) -> None:
+    part, once = tmp_path / "x.part", DownloadLimits(wait_s=0.01, attempts=1, pace=1)
+    site.faults = ["drop"]
+    with pytest.raises(DataError, match=r"MB are kept\n.*goes on from what has come"):
+        download(site.url, part, limits=once)
+    left = part.stat().st_size
+
+    download(site.url, part, limits=once)
+
+    assert site.asked == ["", f"bytes={left}-"]
+    assert part.read_bytes() == site.files["/set.tar.gz"]
+
+
+@pytest.mark.parametrize("change", ["other etag", "no ranges", "no etag", "shorter"])
+def test_a_part_of_another_version_is_begun_again(site: Site, tmp_path: Path, change: str) -> None:
+    part = tmp_path / "x.part"
+    site.etag = "" if change == "no etag" else site.etag
+    site.faults = ["drop"]
+    with pytest.raises(DataError):
+        download(site.url, part, limits=DownloadLimits(attempts=1, pace=1))
+    if change == "other etag":
+        site.etag, site.files["/set.tar.gz"] = '"two"', image_tar(extra=NOISE[::-1])
+    site.ranges = change != "no ranges"
+    if change == "shorter":  # and the server says that it is the same version
+        site.files["/set.tar.gz"] = image_tar(extra=b"short")
+
+    download(site.url, part, limits=QUICK)
+
+    assert part.read_bytes() == site.files["/set.tar.gz"]
+
+
+def test_a_whole_part_is_not_asked_for_again(site: Site, tmp_path: Path) -> None:
+    download(site.url, tmp_path / "x.part", limits=QUICK)
+
+    download(site.url, tmp_path / "x.part", limits=QUICK)
+
+    assert len(site.asked) == 1
+
+
+def test_a_busy_server_is_asked_again(site: Site, tmp_path: Path) -> None:
+    site.faults = ["503", "429"]
+
+    fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+
+    assert len(site.asked) == 3
+
+
+def test_a_body_of_unknown_length_is_taken_to_its_end(site: Site, tmp_path: Path) -> None:
+    site.faults = ["no length"]
+
+    assert fetch_folder(known(site), tmp_path / "set", patience=QUICK).folder.files
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        pytest.param(["404"], "the server answers 404", id="404 at once"),
+        pytest.param(["503"] * 3, "the server answers 503", id="busy for ever"),
+        pytest.param(["drip"] * 3, "came within 0.4 s", id="a byte at a time"),
+    ],
+)
+def test_what_does_not_come_is_told_in_a_sentence(
+    site: Site, tmp_path: Path, faults: list[str], said: str
+) -> None:
+    site.faults = list(faults)
+
+    with pytest.raises(DataError, match=said):
+        fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+
+    assert not (tmp_path / "set").exists()
+    assert len(site.asked) == len(faults)
+
+
+def test_more_than_the_limit_is_refused_by_what_is_announced(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="larger than"):
+        download(site.url, tmp_path / "x.part", limits=DownloadLimits(max_bytes=1000))
+
+    assert not (tmp_path / "x.part").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param(tar_bytes(plain("../evil")), "'../evil' leads out", id="hostile"),
+        pytest.param(tar_bytes(plain("a/1.txt")), "holds no image folder", id="no images"),
+        pytest.param(b"<html>log in</html>", "it is a web page", id="login page"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(
+    site: Site, tmp_path: Path, content: bytes, said: str
+) -> None:
+    site.files["/set.tar.gz"] = content
+
+    with pytest.raises(DataError, match=said):
+        fetch_folder(known(site), tmp_path / "home" / "set", patience=QUICK)
+
+    assert names(tmp_path) == ["home"]
+    assert names(tmp_path / "home") == []
+
+
+def test_an_image_folder_beside_other_files_is_found(site: Site, tmp_path: Path) -> None:
+    picture = encoded(scene(0, (32, 32)))
+    site.files["/set.tar.gz"] = zip_bytes(
+        ("README", b"x"), ("data/a/1.jpg", picture), ("data/b/1.jpg", picture)
+    )
+
+    fetched = fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+
+    assert fetched.root == tmp_path / "set" / "data"
+    assert (tmp_path / "set" / "README").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "dangling link"])
+def test_what_exists_is_never_touched(site: Site, tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "set"
+    if kind == "folder":
+        target.mkdir()
+    elif kind == "file":
+        target.write_text("mine")
+    else:
+        target.symlink_to(tmp_path / "nowhere")
+
+    with pytest.raises(RunError, match="exists already"):
+        fetch_folder(known(site), target, patience=QUICK)
+
+    assert site.asked == []
+    assert names(tmp_path) == ["set"]
+
+
+def test_two_processes_do_not_fetch_to_the_same_place(site: Site, tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    with (tmp_path / ".set.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        with pytest.raises(LockedError, match="another process is fetching"):
+            fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+
+
+@pytest.fixture
+def little_room() -> Iterator[None]:
+    """No file may grow beyond 100 kB, which is told as a full disk is."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("extra", [NOISE, b"\0" * 200_000], ids=["download", "unpacking"])
+def test_a_full_disk_is_a_sentence_and_keeps_what_came(
+    site: Site, tmp_path: Path, extra: bytes
+) -> None:
+    site.files["/set.tar.gz"] = image_tar(extra=extra)
+
+    with pytest.raises(ResourceError, match="disk full while writing"):
+        fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+
+    assert names(tmp_path) == ["set.part", "set.part.json"]
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://example.org/a/pets.tar.gz?x=1", "pets"),
+        ("http://example.org/My%20Pets.ZIP", "My_Pets"),
+        ("http://example.org/..%2fx.tgz", "x"),
+    ],
+)
+def test_a_folder_is_called_like_its_address(url: str, name: str) -> None:
+    assert folder_name(url) == name
+
+
+def command(*words: str) -> int:
+    args = build_parser().parse_args(["data", "fetch", *words])
+    code: int = args.command(args)
+    return code
+
+
+def test_the_command_takes_a_known_name_from_another_address(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(DataError, match="not the 228,813,984 that are known"):
+        command("flower_photos", "--url", site.url)
+
+    assert command("--url", site.url) == 0
+    assert scan(tmp_path / "set").classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param([], "nothing to fetch", id="nothing"),
+        pytest.param(["flower_photo"], "did you mean flower_photos", id="near"),
+        pytest.param(["http://x/y.tgz"], "behind --url", id="an address as a name"),
+        pytest.param(["--url", "ftp://x/y.tgz"], "is no address", id="ftp"),
+        pytest.param(["--url", "http://127.0.0.1/"], "does not tell a name", id="no name"),
+        pytest.param(["flower_photos", "--sha256", "12"], "is no sha256", id="digest"),
+        pytest.param(["flower_photos", "--to", ".."], "is no folder to make", id="up"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_is_asked(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        command(*words)
+
+
+def test_a_known_folder_that_is_not_there_names_the_command_that_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    for name in KNOWN:
+        with pytest.raises(DataError, match=f"fix: get it first: vitft data fetch {name}"):
+            scan(Path(name))
+
+
+def test_what_is_known_is_written_down_in_full() -> None:
+    for name, archive in KNOWN.items():
+        assert archive.name == name
+        assert archive.url.startswith("https://")
+        assert archive.what
+        assert archive.licence
+        assert len(archive.sha256) in (0, 64)

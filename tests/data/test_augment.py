@@ -1,0 +1,85 @@
+"""Augmentation beyond crop and flip."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitft.config.run import TrainSpec
+from vitft.data.augment import batch_augmentation, rand_augment
+from vitft.data.transforms import CropTransform
+from vitft.training.loop import seed_everything
+
+NOISE = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+PIXELS = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def test_rand_augment_is_drawn_by_the_key_alone_in_any_thread() -> None:
+    crop = CropTransform(image_size=(16, 16), rand=True)
+    keys = [f"0/{i}" for i in range(24)]
+
+    def view(key: str) -> bytes:
+        return crop.pixels(Image.fromarray(NOISE), key=key).tobytes()
+
+    alone = [view(key) for key in keys]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(view, keys))
+
+    assert together == alone
+    assert len({*alone}) == len(keys)
+
+
+def test_rand_augment_changes_pixels_and_not_the_size() -> None:
+    image = Image.fromarray(NOISE)
+
+    changed = [rand_augment(image, random.Random(i)) for i in range(40)]
+
+    assert {picture.size for picture in changed} == {image.size}
+    assert sum(picture.tobytes() != image.tobytes() for picture in changed) > 30
+
+
+def test_nothing_asked_for_is_nothing() -> None:
+    assert batch_augmentation(TrainSpec(freeze="none"), 3) is None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        TrainSpec(freeze="none", mixup=0.4),
+        TrainSpec(freeze="none", cutmix=1.0),
+        TrainSpec(freeze="none", mixup=0.4, cutmix=1.0, erasing=0.5),
+    ],
+    ids=["mixup", "cutmix", "all"],
+)
+def test_mixing_is_drawn_by_the_seed_and_labels_stay_shares(spec: TrainSpec) -> None:
+    change = batch_augmentation(spec, 3)
+    assert change is not None
+    before = PIXELS.clone()
+
+    results = []
+    for seed in (1, 1, 2):
+        seed_everything(0, seed)
+        results.append(change(PIXELS, LABELS))
+    (first, shares), (again, _), (other, _) = results
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(PIXELS, before)
+    assert shares.shape == (6, 3)
+    torch.testing.assert_close(shares.sum(dim=1), torch.ones(6))
+
+
+def test_erasing_changes_some_images_and_no_label() -> None:
+    change = batch_augmentation(TrainSpec(freeze="none", erasing=0.5), 3)
+    assert change is not None
+    seed_everything(0, 0)
+
+    pixels, labels = change(PIXELS, LABELS)
+
+    changed = (pixels != PIXELS).flatten(1).any(dim=1)
+    assert 0 < int(changed.sum()) < 6
+    assert torch.equal(labels, LABELS)

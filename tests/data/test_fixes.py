@@ -1,0 +1,129 @@
+"""The user's decisions as a table: written, edited, applied to nothing but the list of files."""
+
+from pathlib import Path
+
+import pytest
+
+from vitft.config.run import DataSpec
+from vitft.data.fixes import Fix, apply_fixes, write_fixes
+from vitft.data.folder import File, Folder
+from vitft.system.errors import DataError
+
+NAMES = ("a/1.jpg", "a/2.jpg", "a/=1+1.jpg", "b/1.jpg", 'b/quo"te, comma.jpg', "b/\udcff.jpg")
+
+
+@pytest.fixture
+def folder() -> Folder:
+    files = tuple(File(name, "ab".index(name[0])) for name in NAMES)
+    return Folder(
+        root=Path("d"), classes=("a", "b"), files=files, layout="classes",
+        bad=(("b/torn.jpg", "empty file"),),
+    )  # fmt: skip
+
+
+def applied(folder: Folder, path: Path, text: str) -> Folder:
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    return apply_fixes(folder, DataSpec(fixes=str(path)))[0]
+
+
+def test_keep_changes_nothing_drop_leaves_out_and_move_relabels(
+    folder: Folder, tmp_path: Path
+) -> None:
+    table = tmp_path / "fixes.csv"
+    write_fixes(
+        table,
+        [
+            Fix(path="a/1.jpg", action="drop", label="a", kind="exact", confidence=1.0),
+            Fix(path="a/2.jpg", action="move", label="a", new_label="b"),
+            Fix(path="b/1.jpg", action="keep", label="b", new_label="a"),
+            Fix(path="b/torn.jpg", action="drop", reason="empty file"),
+        ],
+    )
+
+    found, spec = apply_fixes(folder, DataSpec(fixes=str(table)))
+
+    paths = [(file.path, file.label) for file in found.files]
+    assert paths == sorted(paths, key=lambda pair: (pair[1], pair[0]))
+    assert ("a/2.jpg", 1) in paths
+    assert ("b/1.jpg", 1) in paths
+    assert "a/1.jpg" not in {path for path, _ in paths}
+    assert found.bad == ()
+    assert "1 image left out, 1 under another label" in found.notes[-1]
+    assert spec.fixes == str(table.resolve())
+
+
+def test_every_name_survives_the_table(folder: Folder, tmp_path: Path) -> None:
+    table = tmp_path / "fixes.csv"
+    write_fixes(table, [Fix(path=name, action="drop") for name in NAMES])
+
+    found, _ = apply_fixes(folder, DataSpec(fixes=str(table)))
+
+    assert found.files == ()
+
+
+def test_no_cell_is_a_formula_for_a_spreadsheet(tmp_path: Path) -> None:
+    write_fixes(tmp_path / "fixes.csv", [Fix(path="=HYPERLINK(1)", action="keep", label="@x")])
+
+    assert (
+        (tmp_path / "fixes.csv").read_text().splitlines()[1].startswith("'=HYPERLINK(1),keep,'@x")
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("\ufeffpath,action\r\na/1.jpg,drop\r\n", id="BOM and CRLF"),
+        pytest.param("path;action;new_label\na/1.jpg;drop;\n", id="semicolons"),
+        pytest.param("action,path,mine\nDROP,a/1.jpg,why not\n\n", id="other columns, blank line"),
+    ],
+)
+def test_what_spreadsheets_make_of_the_table_is_read(
+    folder: Folder, tmp_path: Path, text: str
+) -> None:
+    found = applied(folder, tmp_path / "fixes.csv", text)
+
+    assert [file.path for file in found.files] == list(NAMES[1:])
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        pytest.param("a/9.jpg,drop,", r"line 3: 'a/9.jpg' is no image", id="unknown path"),
+        pytest.param("../x.jpg,drop,", r"line 3: '../x.jpg' is no image", id="path outside"),
+        pytest.param("a/1.jpg,move,c", r"line 3: new_label is 'c'", id="unknown label"),
+        pytest.param("a/1.jpg,move,", r"line 3: new_label is ''", id="move to nowhere"),
+        pytest.param("a/1.jpg,delete,", r"line 3: the action is 'delete'", id="unknown action"),
+        pytest.param("a/1.jpg", r"line 3: the action is ''", id="cut line"),
+        pytest.param("a/2.jpg,keep,", r"line 3: 'a/2.jpg' stands there twice", id="twice"),
+        pytest.param('"a/1.jpg,drop,', r"line 3: unexpected end", id="open quote"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named_by_its_line(
+    folder: Folder, tmp_path: Path, row: str, problem: str
+) -> None:
+    text = f"path,action,new_label\na/2.jpg,keep,\n{row}\n"
+
+    with pytest.raises(DataError, match=problem):
+        applied(folder, tmp_path / "fixes.csv", text)
+
+
+def test_a_file_that_is_no_such_table_is_refused(folder: Folder, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 1: no column action"):
+        applied(folder, tmp_path / "fixes.csv", "path,label\n")
+    with pytest.raises(DataError, match="line 1: no column path and action"):
+        applied(folder, tmp_path / "fixes.csv", "")
+    with pytest.raises(DataError, match="cannot read the fixes"):
+        apply_fixes(folder, DataSpec(fixes=str(tmp_path / "none.csv")))
+
+
+def test_the_table_of_a_run_is_recognised_by_its_digest(folder: Folder, tmp_path: Path) -> None:
+    table = tmp_path / "fixes.csv"
+    table.write_text("path,action\na/1.jpg,drop\n")
+    _, spec = apply_fixes(folder, DataSpec(fixes=str(table)))
+
+    again, _ = apply_fixes(folder, spec)
+    table.write_text("path,action\na/2.jpg,drop\n")
+
+    assert len(again.files) == 5
+    with pytest.raises(DataError, match=r"is not the table of data\.fixes_digest"):
+        apply_fixes(folder, spec)

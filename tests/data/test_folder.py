@@ -1,0 +1,540 @@
+"""Data folders as people have them: found, counted, checked, and every fault in a sentence."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitft.config.run import DataSpec
+from vitft.data.folder import Folder, check_images, check_one, image_files, scan
+from vitft.data.images import open_image
+from vitft.data.split import Manifest, split
+from vitft.system.errors import DataError, ImageError
+
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared" / "data"
+
+
+def touch(root: Path, *names: str) -> Path:
+    """Empty files: `scan` opens none."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return root
+
+
+def draw(root: Path, *names: str) -> Path:
+    """Small readable images, each of another colour."""
+    touch(root, *names)
+    for name in names:
+        colour = colour_of(name)
+        Image.new("RGB", (6, 4), colour).save(root / name, "PNG")
+    return root
+
+
+def colour_of(name: str) -> tuple[int, int, int]:
+    data = os.fsencode(name)
+    return sum(data) % 256, len(data) % 256, data[-5] if len(data) > 4 else 0
+
+
+def paths(folder: Folder) -> list[str]:
+    return [file.path for file in folder.files]
+
+
+def problem(root: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        scan(root)
+    assert caught.value.exit_code == 3
+    return str(caught.value)
+
+
+# ---- the layout with one folder per class
+
+
+def test_classes_are_sorted_and_files_are_sorted_within_them(tmp_path: Path) -> None:
+    touch(tmp_path, "b/2.jpg", "b/10.jpg", "a/x.png", "B/1.jpg", "a/Y.png")
+
+    folder = scan(tmp_path)
+
+    assert folder.classes == ("B", "a", "b")
+    assert paths(folder) == ["B/1.jpg", "a/Y.png", "a/x.png", "b/10.jpg", "b/2.jpg"]
+    assert [file.label for file in folder.files] == [0, 1, 1, 2, 2]
+    assert folder.layout == "classes"
+
+
+def test_folders_within_a_class_belong_to_it(tmp_path: Path) -> None:
+    touch(tmp_path, "a/day/1.jpg", "a/night/deep/2.jpg", "a/0.jpg", "b/1.jpg")
+
+    folder = scan(tmp_path)
+
+    assert folder.classes == ("a", "b")
+    assert paths(folder)[:3] == ["a/0.jpg", "a/day/1.jpg", "a/night/deep/2.jpg"]
+
+
+def test_eight_suffixes_in_any_case_are_images(tmp_path: Path) -> None:
+    names = ["1.jpg", "2.JPEG", "3.Png", "4.webp", "5.BMP", "6.gif", "7.tif", "8.TIFF"]
+    touch(tmp_path, *(f"a/{name}" for name in names), "a/9.txt", "a/10.heic", "a/jpg", "b/1.jpg")
+
+    folder = scan(tmp_path)
+
+    assert len(folder.files) == 9
+    assert folder.ignored == 3
+    assert "3 entries ignored: hidden or of other kinds" in folder.notes
+
+
+def test_hidden_files_and_system_clutter_are_ignored_and_counted(tmp_path: Path) -> None:
+    touch(
+        tmp_path, "a/1.jpg", "b/1.jpg", "a/.DS_Store", "a/._1.jpg", "a/Thumbs.db", ".git/x.jpg",
+        "__MACOSX/a/._1.jpg", "b/.hidden/2.jpg", "b/__MACOSX/3.jpg", "b/desktop.ini",
+    )  # fmt: skip
+
+    folder = scan(tmp_path)
+
+    assert folder.classes == ("a", "b")
+    assert len(folder.files) == 2
+    assert folder.ignored == 8
+
+
+def test_images_beside_the_class_folders_are_noted(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "b/1.jpg", "loose.jpg", "README.md")
+
+    folder = scan(tmp_path)
+
+    assert "1 image outside of the class folders ignored" in folder.notes
+    assert folder.ignored == 2
+
+
+def test_the_reference_script_is_followed_in_what_it_lists(tmp_path: Path) -> None:
+    touch(
+        tmp_path, "a/1.jpg", "a/2.JPG", "a/3.png", "a/4.PNG", "a/5.jpeg", "a/6.Jpg", "a/7.webp",
+        "a/.8.jpg", "a/.jpg", "a/deep/9.jpg", "b/1.jpg", ".c/1.jpg",
+    )  # fmt: skip
+    (tmp_path / "a" / "folder.jpg").mkdir()
+    (tmp_path / "a" / "dangling.jpg").symlink_to("nowhere")
+
+    folder = scan(tmp_path, reference=True)
+
+    assert folder.classes == (".c", "a", "b")
+    assert paths(folder) == [
+        ".c/1.jpg", "a/.8.jpg", "a/1.jpg", "a/2.JPG", "a/3.png", "a/4.PNG", "a/dangling.jpg",
+        "a/folder.jpg", "b/1.jpg",
+    ]  # fmt: skip
+
+
+# ---- train and val folders
+
+
+@pytest.mark.parametrize(
+    ("train", "val"),
+    [("train", "val"), ("Training", "Validation"), ("trn", "valid"), ("TRAIN", "dev")],
+)
+def test_train_and_val_folders_under_usual_names_are_kept(
+    train: str, val: str, tmp_path: Path
+) -> None:
+    touch(tmp_path, *(f"{part}/{name}/1.jpg" for part in (train, val) for name in "ab"))
+
+    folder = scan(tmp_path)
+
+    assert folder.layout == "split"
+    assert folder.classes == ("a", "b")
+    assert [(f.path, f.label, f.part) for f in folder.files] == [
+        (f"{train}/a/1.jpg", 0, "train"),
+        (f"{val}/a/1.jpg", 0, "val"),
+        (f"{train}/b/1.jpg", 1, "train"),
+        (f"{val}/b/1.jpg", 1, "val"),
+    ]
+
+
+def test_a_test_folder_is_set_aside_if_there_is_a_val_folder(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{p}/{name}/1.jpg" for p in ("train", "val", "test") for name in "ab"))
+
+    folder = scan(tmp_path)
+
+    assert {path.split("/")[0] for path in paths(folder)} == {"train", "val"}
+    assert folder.notes == ("set aside, neither trained on nor validated with: test",)
+
+
+def test_a_test_folder_validates_if_there_is_no_val_folder(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{part}/{name}/1.jpg" for part in ("train", "test") for name in "ab"))
+
+    folder = scan(tmp_path)
+
+    assert [file.part for file in folder.files] == ["train", "val"] * 2
+    assert folder.notes == ("there is no val folder: test/ serves as validation",)
+
+
+def test_classes_that_happen_to_be_called_train_and_val_are_classes(tmp_path: Path) -> None:
+    touch(tmp_path, "train/1.jpg", "val/1.jpg")
+
+    assert scan(tmp_path).classes == ("train", "val")
+
+
+def test_unlike_classes_in_train_and_val_are_listed(tmp_path: Path) -> None:
+    touch(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "val/cat/1.jpg", "val/Dog/1.jpg")
+
+    text = problem(tmp_path)
+
+    assert "only in train/: dog" in text
+    assert "only in val/: Dog" in text
+    assert "fix: give both folders the same class folders" in text
+
+
+def test_two_val_folders_are_one_too_many(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{p}/{name}/1.jpg" for p in ("train", "val", "valid") for name in "ab"))
+
+    assert "several val folders: " in problem(tmp_path)
+
+
+def test_an_empty_class_of_the_val_folder_is_named(tmp_path: Path) -> None:
+    touch(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/b/notes.txt")
+
+    assert "0 images in 1 of 4 class folders: val/b" in problem(tmp_path)
+
+
+def test_the_reference_split_cannot_be_drawn_from_a_split_folder(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{part}/{name}/1.jpg" for part in ("train", "val") for name in "ab"))
+
+    with pytest.raises(DataError, match="brings its own split"):
+        scan(tmp_path, reference=True)
+
+
+# ---- what is no data folder
+
+
+def test_a_mistyped_folder_is_corrected(tmp_path: Path) -> None:
+    (tmp_path / "flower_photos").mkdir()
+
+    text = problem(tmp_path / "flowers_photo")
+
+    assert f"data folder not found: {tmp_path}/flowers_photo" in text
+    assert f"fix: did you mean {tmp_path}/flower_photos?" in text
+    assert f"did you mean {tmp_path}/flower_photos?" in problem(tmp_path / "flower_photo" / "train")
+    assert "fix: check the path" in problem(tmp_path / "zzz")
+    assert [p.name for p in tmp_path.iterdir()] == ["flower_photos"]
+
+
+def test_a_relative_name_is_corrected_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(draw(tmp_path, "flowers/a/1.png", "flowers/b/1.png"))
+
+    assert "did you mean flowers?" in problem(Path("flowrs"))
+    assert len(scan(Path("flowers")).files) == 2
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    touch(tmp_path, "data.zip")
+
+    assert "data.zip is a file, not a folder" in problem(tmp_path / "data.zip")
+
+
+@pytest.mark.parametrize("name", ["nul\0", "x" * 300, "lone\ud800"], ids=["nul", "long", "lone"])
+def test_impossible_names_are_errors_of_the_data(name: str, tmp_path: Path) -> None:
+    assert problem(tmp_path / name)
+
+
+def test_a_folder_without_classes_tells_how_to_arrange_the_images(tmp_path: Path) -> None:
+    touch(tmp_path, "001.jpg", "002.jpg")
+
+    text = problem(tmp_path)
+
+    assert f"no class folders in {tmp_path}: it holds 2 images" in text
+    assert "fix: put each class in its own folder" in text
+
+
+def test_an_empty_folder_has_no_classes(tmp_path: Path) -> None:
+    assert "no class folders in" in problem(tmp_path)
+
+
+def test_one_class_is_not_enough(tmp_path: Path) -> None:
+    touch(tmp_path, "cats/1.jpg")
+
+    assert "need at least 2 classes, found 1 (cats)" in problem(tmp_path)
+
+
+def test_a_wrapping_folder_is_pointed_out(tmp_path: Path) -> None:
+    touch(tmp_path, "flowers/rose/1.jpg", "flowers/tulip/1.jpg")
+
+    assert f"one folder deeper: give {tmp_path}/flowers" in problem(tmp_path)
+
+
+def test_empty_classes_are_named(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "b/1.jpg", "c/readme.txt")
+    (tmp_path / "d").mkdir()
+
+    assert "0 images in 2 of 4 class folders: c, d" in problem(tmp_path)
+
+
+def as_nobody(tmp_path: Path, code: str) -> str:
+    """Run `code` as a user without rights, inside of `tmp_path`; what it prints."""
+    folder = os.open(tmp_path, os.O_RDONLY)  # pytest's folders are closed to others
+    tmp_path.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os\nfrom pathlib import Path\n"
+         f"from vitft.data.folder import *\nos.fchdir({folder}); os.setuid(65534)\n{code}"],
+        pass_fds=[folder],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )  # fmt: skip
+    os.close(folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+@needs_root
+@pytest.mark.parametrize("closed", ["data", "data/a", "data/a/deep"])
+def test_a_closed_folder_is_named(closed: str, tmp_path: Path) -> None:
+    draw(tmp_path, "data/a/1.png", "data/a/deep/2.png", "data/b/1.png")
+    (tmp_path / closed).chmod(0)
+
+    told = as_nobody(
+        tmp_path, "try: scan(Path('data'))\nexcept DataError as e: print(e.exit_code, e.problem)"
+    )
+
+    (tmp_path / closed).chmod(0o755)
+    assert told == f"3 permission denied: {closed}\n"
+
+
+@needs_root
+def test_a_folder_behind_a_closed_one_is_an_error_of_the_data(tmp_path: Path) -> None:
+    draw(tmp_path, "home/data/a/1.png", "home/data/b/1.png")
+    (tmp_path / "home").chmod(0)
+
+    told = as_nobody(
+        tmp_path, "try: scan(Path('home/data'))\nexcept DataError as e: print(e.problem)"
+    )
+
+    (tmp_path / "home").chmod(0o755)
+    assert told == "cannot read the data folder home/data: permission denied\n"
+
+
+@needs_root
+def test_closed_files_are_bad_files(tmp_path: Path) -> None:
+    draw(tmp_path, "data/a/1.png", "data/a/2.png", "data/b/1.png")
+    (tmp_path / "data/a/2.png").chmod(0)
+
+    told = as_nobody(tmp_path, "print(check_images(scan(Path('data'))).bad)")
+
+    assert told == "(('a/2.png', 'permission denied'),)\n"
+
+
+# ---- odd entries
+
+
+def test_link_loops_end_and_dangling_links_are_listed(tmp_path: Path) -> None:
+    draw(tmp_path, "a/1.png", "b/1.png")
+    (tmp_path / "a" / "loop").symlink_to(".")
+    (tmp_path / "a" / "up").symlink_to("..")
+    (tmp_path / "again").symlink_to(tmp_path)
+    (tmp_path / "a" / "dangling.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "b" / "self.png").symlink_to("self.png")
+    before = time.monotonic()
+
+    folder = scan(tmp_path)
+
+    assert time.monotonic() - before < 5
+    assert paths(folder) == ["a/1.png", "b/1.png"]
+    assert folder.bad == (("a/dangling.jpg", "dangling link"), ("b/self.png", "dangling link"))
+    assert "3 links back into a folder not followed" in folder.notes
+
+
+def test_links_to_files_and_folders_elsewhere_are_followed(tmp_path: Path) -> None:
+    draw(tmp_path, "store/1.png", "data/b/1.png")
+    (tmp_path / "data" / "a").symlink_to(tmp_path / "store")
+    (tmp_path / "data" / "b" / "2.png").symlink_to(tmp_path / "store" / "1.png")
+
+    assert paths(scan(tmp_path / "data")) == ["a/1.png", "b/1.png", "b/2.png"]
+
+
+def test_pipes_and_sockets_with_an_images_name_are_bad_files(tmp_path: Path) -> None:
+    draw(tmp_path, "a/1.png", "b/1.png")
+    os.mkfifo(tmp_path / "a" / "pipe.jpg")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "b" / "socket.png"))
+        folder = scan(tmp_path)
+
+    assert folder.bad == (
+        ("a/pipe.jpg", "not a regular file"),
+        ("b/socket.png", "not a regular file"),
+    )
+
+
+HOSTILE = [
+    "with space", "new\nline", "car\rriage", 'quo"te', "com,ma", "\U0001f33c", "\u202egnp.exe",
+    "\udcff\udcfe", "x" * 251, "caf\u00e9", "cafe\u0301", "=1+1", "\x1b]0;title\x07", "-rf", "a\\b",
+]  # fmt: skip
+
+
+def test_hostile_names_go_all_the_way_from_the_disk_to_the_table(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    names = [f"{name[:200]}/{inner}.png" for name in HOSTILE for inner in HOSTILE]
+    for name in names:
+        path = data / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            Image.new("RGB", (2, 2), colour_of(name)).save(file, "PNG")
+
+    folder = scan(data)
+    checked = check_images(folder)
+    manifest = split(checked, DataSpec())
+    manifest.write(tmp_path / "split.csv")
+
+    assert sorted(paths(folder)) == sorted(names)
+    assert checked.bad == ()
+    assert Manifest.read(tmp_path / "split.csv", data) == manifest
+    assert all(open_image(manifest.locate(row)).size == (2, 2) for row in manifest.rows)
+
+
+def test_names_that_some_file_systems_confuse_are_noted(tmp_path: Path) -> None:
+    composed, apart = "caf\u00e9", unicodedata.normalize("NFD", "caf\u00e9")
+    touch(tmp_path, "Cat/1.jpg", "cat/1.jpg", f"{composed}/1.jpg", f"{apart}/1.jpg")
+    if len(list(tmp_path.iterdir())) < 4:
+        pytest.skip("this file system confuses them itself")
+
+    folder = scan(tmp_path)
+
+    assert len(folder.classes) == 4
+    note = next(note for note in folder.notes if "differ only by case" in note)
+    assert "Cat and cat" in note
+    assert f"{apart} and {composed}" in note
+
+
+def test_ten_thousand_files_are_found_in_a_second(tmp_path: Path) -> None:
+    for label in range(10):
+        (tmp_path / str(label)).mkdir()
+        for i in range(1000):
+            os.close(os.open(f"{tmp_path}/{label}/{i:04}.jpg", os.O_CREAT))
+
+    before = time.process_time()
+    folder = scan(tmp_path)
+
+    assert time.process_time() - before < 1
+    assert len(folder.files) == 10_000
+
+
+# ---- the files below a folder, for predict
+
+
+def test_all_image_files_below_a_folder_are_listed_with_the_bad_ones(tmp_path: Path) -> None:
+    touch(tmp_path, "z.jpg", "a/b/c.PNG", ".hidden.jpg", "note.txt")
+    (tmp_path / "dangling.jpg").symlink_to("nowhere")
+
+    assert image_files(tmp_path) == [
+        f"{tmp_path}/{n}" for n in ("a/b/c.PNG", "dangling.jpg", "z.jpg")
+    ]
+
+
+# ---- the check
+
+
+def test_every_image_is_decoded_hashed_and_measured_once(tmp_path: Path) -> None:
+    draw(tmp_path, "a/1.png", "b/1.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (6, 4)).save(tmp_path / "a" / "turned.jpg", exif=exif)
+    Image.new("L", (3, 3)).save(tmp_path / "b" / "grey.jpg", "PNG")
+    (tmp_path / "b" / "half.png").write_bytes((tmp_path / "b" / "1.png").read_bytes()[:-30])
+    done: list[tuple[int, int]] = []
+
+    checked = check_images(scan(tmp_path), progress=lambda *counts: done.append(counts))
+
+    assert [(f.path, f.width, f.height) for f in checked.good] == [
+        ("a/1.png", 6, 4), ("a/turned.jpg", 4, 6), ("b/1.png", 6, 4), ("b/grey.jpg", 3, 3)
+    ]  # fmt: skip
+    assert [path for path, _ in checked.bad] == ["b/half.png"]
+    assert checked.odd == {
+        "rotated by EXIF": 1,
+        "converted from L": 1,
+        "content is PNG but the name says jpg": 1,
+    }
+    assert done == [(n, 5) for n in range(1, 6)]
+    assert len({f.sha256 for f in checked.good}) == 4
+
+
+def test_the_result_does_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
+    folder = scan(noisy(tmp_path, bad=range(0, 60, 9)))
+
+    assert check_images(folder, workers=0) == check_images(folder, workers=5)
+
+
+def noisy(root: Path, *, bad: Iterable[int], total: int = 60) -> Path:
+    """Two classes of images, some of them empty files."""
+    stream, spoiled = np.random.default_rng(0), set(bad)
+    for i in range(total):
+        path = root / "ab"[i % 2] / f"{i:03}.png"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        image = Image.fromarray(stream.integers(0, 256, (8, 8, 3)).astype(np.uint8))
+        image.save(path)
+        if i in spoiled:
+            path.write_bytes(b"")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("bad", "total", "stops"),
+    [
+        pytest.param(10, 20, False, id="half of few"),
+        pytest.param(11, 120, False, id="less than a tenth"),
+        pytest.param(11, 100, True, id="over ten and over a tenth"),
+    ],
+)
+def test_many_unreadable_files_stop_the_run(
+    bad: int, total: int, stops: bool, tmp_path: Path
+) -> None:
+    folder = scan(noisy(tmp_path, bad=range(bad), total=total))
+
+    if stops:
+        with pytest.raises(DataError, match=r"11 of 100 files .* \(a/000.png: empty file"):
+            check_images(folder)
+    assert len(check_images(folder, allow_bad=True).bad) == bad
+
+
+def test_bad_entries_of_the_scan_stay_bad(tmp_path: Path) -> None:
+    draw(tmp_path, "a/1.png", "b/1.png")
+    (tmp_path / "a" / "0.jpg").symlink_to("nowhere")
+
+    assert check_images(scan(tmp_path)).bad == (("a/0.jpg", "dangling link"),)
+
+
+def test_a_file_that_vanished_since_the_scan_is_bad(tmp_path: Path) -> None:
+    folder = scan(draw(tmp_path, "a/1.png", "b/1.png"))
+    (tmp_path / "a" / "1.png").unlink()
+
+    result = check_one(str(tmp_path), folder.files[0])
+
+    assert isinstance(result, ImageError)
+    assert (result.path, result.reason) == ("a/1.png", "not found")
+
+
+def test_nothing_is_written_into_the_data_folder(tmp_path: Path) -> None:
+    root = noisy(tmp_path, bad=[0])
+    before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in root.rglob("*.png")}
+
+    check_images(scan(root))
+
+    assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in root.rglob("*")
+            if p.is_file()} == before  # fmt: skip
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no shared/ beside the checkout")
+def test_real_photos_are_found_split_and_read() -> None:
+    flowers = check_images(scan(SHARED / "flower_photos"))
+    clothing = split(check_images(scan(SHARED / "clothing_small")), DataSpec())
+
+    assert (len(flowers.good), flowers.bad) == (1200, ())
+    assert (len(clothing.train), len(clothing.val)) == (300, 100)
+    assert len(clothing.classes) == 10

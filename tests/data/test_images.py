@@ -1,0 +1,668 @@
+"""Untrusted bytes: an upright RGB image or an `ImageError` with a reason, never anything else."""
+
+import io
+import os
+import random
+import re
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import warnings
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile, PngImagePlugin
+
+from vitft.data.images import decode, open_image, read_bytes, read_image
+from vitft.system.errors import ImageError
+
+ROOT = Path(__file__).parents[2]
+ODD = ROOT.parent / "shared" / "data" / "odd_images"
+ODD_HERE = pytest.mark.skipif(not ODD.is_dir(), reason="no shared/ beside the checkout")
+
+
+def gradient(width: int = 56, height: int = 40) -> Image.Image:
+    """A picture without symmetry: red grows to the right, green downwards."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[:, :, 0] = np.linspace(0, 250, width).astype(np.uint8)
+    pixels[:, :, 1] = np.linspace(0, 250, height).astype(np.uint8)[:, None]
+    pixels[:, :, 2] = 40
+    return Image.fromarray(pixels)
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A one-bit PNG without pixels."""
+    size = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size)
+
+
+def reason(data: bytes, name: str = "x.jpg") -> str:
+    with pytest.raises(ImageError) as caught:
+        read_image(data, name)
+    assert caught.value.path == name
+    return caught.value.reason
+
+
+def pixel(image: Image.Image, x: int = 0, y: int = 0) -> tuple[int, ...]:
+    assert image.mode == "RGB"
+    value = image.getpixel((x, y))
+    assert isinstance(value, tuple)
+    return tuple(int(v) for v in value)
+
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "jpeg": ("JPEG", {"quality": 90}),
+    "progressive jpeg": ("JPEG", {"progressive": True}),
+    "png": ("PNG", {}),
+    "webp": ("WEBP", {}),
+    "lossless webp": ("WEBP", {"lossless": True}),
+    "bmp": ("BMP", {}),
+    "gif": ("GIF", {}),
+    "tiff": ("TIFF", {}),
+    "lzw tiff": ("TIFF", {"compression": "tiff_lzw"}),
+}
+EVERY_KIND = pytest.mark.parametrize(("kind", "options"), KINDS.values(), ids=KINDS.keys())
+
+
+# ---- what is read
+
+
+@EVERY_KIND
+def test_every_supported_format_is_read_whatever_its_suffix(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.jpg"
+    path.write_bytes(encoded(gradient(), kind, **options))
+
+    image = open_image(path)
+
+    assert (image.mode, image.size) == ("RGB", (56, 40))
+    assert np.abs(np.asarray(image).astype(int) - np.asarray(gradient())).mean() < 8  # lossy, GIF
+
+
+def test_a_suffix_that_contradicts_the_content_is_remarked() -> None:
+    png = encoded(gradient(), "PNG")
+
+    assert decode(png, "a/x.JPG").odd == ("content is PNG but the name says jpg",)
+    assert decode(png, "a/x.PNG").odd == ()
+    assert decode(png, "stdin").odd == ()
+
+
+def wide(values: Iterable[int], dtype: str = "uint16") -> Image.Image:
+    return Image.fromarray(np.array([list(values)], dtype))
+
+
+def transparent_palette() -> Image.Image:
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    image.putpixel((1, 0), 1)
+    return image
+
+
+MODES = [
+    pytest.param(encoded(Image.new("1", (1, 1), 1), "PNG"), (255, 255, 255), id="1-bit white"),
+    pytest.param(encoded(Image.new("1", (1, 1), 0), "TIFF"), (0, 0, 0), id="1-bit black"),
+    pytest.param(encoded(Image.new("L", (1, 1), 77), "PNG"), (77, 77, 77), id="grey"),
+    pytest.param(encoded(Image.new("LA", (1, 1), (0, 0)), "PNG"), (255, 255, 255), id="LA clear"),
+    pytest.param(
+        encoded(Image.new("LA", (1, 1), (100, 128)), "PNG"),
+        (177, 177, 177),  # 255 * 127/255 + 100 * 128/255 = 177.2
+        id="LA half",
+    ),
+    pytest.param(
+        encoded(Image.new("RGBA", (1, 1), (200, 100, 50, 128)), "PNG"), (227, 177, 152), id="RGBA"
+    ),
+    pytest.param(
+        encoded(Image.new("RGBA", (4, 4), (9, 9, 9, 0)), "WEBP", lossless=True),
+        (255, 255, 255),
+        id="transparent WebP",
+    ),
+    pytest.param(encoded(transparent_palette(), "PNG"), (10, 20, 30), id="palette"),
+    pytest.param(
+        encoded(transparent_palette(), "PNG", transparency=0), (255, 255, 255), id="palette tRNS"
+    ),
+    pytest.param(
+        encoded(transparent_palette(), "PNG", transparency=b"\x80\xff"),
+        (132, 137, 142),  # 255 * 127/255 + 10 * 128/255 = 132.0, and so on
+        id="palette tRNS half",
+    ),
+    pytest.param(
+        encoded(transparent_palette(), "GIF", transparency=0), (255, 255, 255), id="GIF tRNS"
+    ),
+    pytest.param(
+        encoded(Image.new("RGB", (1, 1), (1, 2, 3)), "PNG", transparency=(1, 2, 3)),
+        (255, 255, 255),
+        id="RGB tRNS",
+    ),
+    pytest.param(
+        encoded(Image.new("L", (1, 1), 9), "PNG", transparency=9), (255, 255, 255), id="grey tRNS"
+    ),
+    pytest.param(encoded(wide([65535]), "PNG"), (255, 255, 255), id="16-bit white"),
+    pytest.param(encoded(wide([0x8040]), "PNG"), (128, 128, 128), id="16-bit grey"),
+    pytest.param(encoded(wide([255]), "TIFF"), (0, 0, 0), id="16-bit, all but black"),
+    pytest.param(
+        encoded(wide([4660]), "PNG", transparency=4660), (255, 255, 255), id="16-bit tRNS"
+    ),
+    pytest.param(encoded(wide([65535], "int32"), "TIFF"), (255, 255, 255), id="I white"),
+    pytest.param(encoded(wide([10**9], "int32"), "TIFF"), (255, 255, 255), id="I too much"),
+    pytest.param(encoded(wide([-5], "int32"), "TIFF"), (0, 0, 0), id="I negative"),
+    pytest.param(encoded(wide([0x4000], "int32"), "TIFF"), (64, 64, 64), id="I quarter"),
+    pytest.param(
+        encoded(Image.new("F", (1, 1), 0.5), "TIFF"), (128, 128, 128), id="F, a share of one"
+    ),
+    pytest.param(encoded(Image.new("F", (1, 1), 99.6), "TIFF"), (100, 100, 100), id="F, to 255"),
+    pytest.param(encoded(Image.new("F", (1, 1), 1e9), "TIFF"), (255, 255, 255), id="F too much"),
+    pytest.param(encoded(Image.new("F", (1, 1), np.nan), "TIFF"), (0, 0, 0), id="F not a number"),
+    pytest.param(
+        encoded(Image.new("CMYK", (1, 1), (0, 255, 255, 0)), "TIFF"), (255, 0, 0), id="CMYK"
+    ),
+    pytest.param(
+        encoded(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", quality=100),
+        (0, 255, 255),
+        id="CMYK JPEG (Adobe, inverted)",
+    ),
+    pytest.param(
+        encoded(Image.new("YCbCr", (1, 1), (100, 128, 128)), "TIFF"), (100, 100, 100), id="YCbCr"
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "golden"), MODES)
+def test_every_mode_becomes_rgb_by_the_documented_rule(
+    data: bytes, golden: tuple[int, int, int]
+) -> None:
+    assert pixel(read_image(data, "x")) == golden
+
+
+def test_a_16_bit_ramp_becomes_all_256_greys_in_equal_shares() -> None:
+    data = encoded(Image.fromarray(np.arange(65536, dtype=np.uint16).reshape(256, 256)), "PNG")
+
+    greys = np.asarray(read_image(data, "x"))
+
+    assert (np.bincount(greys[:, :, 0].ravel()) == 256).all()
+    assert (greys[:, :, 0] == greys[:, :, 2]).all()
+
+
+def test_a_ycck_jpeg_is_converted_like_a_cmyk_one() -> None:
+    cmyk = encoded(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", quality=100)
+    adobe = cmyk.index(b"Adobe") + 11  # the byte that names the colour transform
+    ycck = cmyk[:adobe] + b"\2" + cmyk[adobe + 1 :]
+
+    assert pixel(read_image(cmyk, "x")) == (0, 255, 255)
+    assert decode(ycck, "x").odd == ("converted from CMYK",)
+
+
+# ---- orientation
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_exif_orientation_is_applied(orientation: int, kind: str) -> None:
+    upright = np.asarray(gradient())
+    turned_over = np.rot90(upright, 2)
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: turned_over,
+        4: upright[::-1],
+        5: upright.swapaxes(0, 1),
+        6: np.rot90(upright),  # np.rot90 turns to the left, the viewer turns it back
+        7: turned_over.swapaxes(0, 1),
+        8: np.rot90(upright, -1),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options: dict[str, dict[str, Any]] = {
+        "JPEG": {"quality": 100, "subsampling": 0},
+        "WEBP": {"lossless": True},
+    }
+    image = Image.fromarray(np.ascontiguousarray(stored))
+    data = encoded(image, kind, exif=exif, **options.get(kind, {}))
+
+    picture = decode(data, "x")
+
+    assert picture.image.size == (56, 40)
+    assert np.abs(np.asarray(picture.image).astype(int) - upright).max() <= 4
+    assert ("rotated by EXIF" in picture.odd) == (orientation > 1)
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [
+        b"",
+        b"not even a header",
+        b"II*\0\xff\xff\xff\xff",  # a directory beyond the end
+        b"II*\0\x08\0\0\0\xff\xff\x12\x01",  # 65535 entries announced, none there
+        b"II*\0\x08\0\0\0\1\0\x12\1\5\0\1\0\0\0x\0\0\0",  # a fraction that lies nowhere
+    ],
+)
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
+def test_damaged_exif_does_not_cost_the_image(exif: bytes, kind: str) -> None:
+    data = encoded(gradient(), kind, exif=b"Exif\0\0" + exif)
+
+    assert read_image(data, "x").size == (56, 40)
+
+
+def test_exif_that_cannot_be_read_is_remarked() -> None:
+    png = encoded(gradient(), "PNG")
+
+    assert decode(png[:33] + chunk(b"eXIf", b"garbage") + png[33:], "x").odd == (
+        "damaged EXIF ignored",
+    )
+
+
+def test_where_a_photo_was_taken_does_not_travel_with_its_pixels() -> None:
+    exif = Image.Exif()
+    exif.get_ifd(0x8825)[29] = "2020:02:02"
+    data = encoded(gradient(), "JPEG", exif=exif, comment=b"at home")
+
+    image = read_image(data, "x")
+
+    assert image.info == {}
+    assert b"2020:02:02" not in encoded(image, "JPEG")
+
+
+# ---- several frames
+
+
+@pytest.mark.parametrize(
+    ("kind", "remark"),
+    [
+        ("GIF", "animated: first frame"),
+        ("PNG", "animated: first frame"),
+        ("WEBP", "animated: first frame"),
+        ("TIFF", "first of several"),
+        ("MPO", "first of several"),
+    ],
+)
+def test_of_several_frames_the_first_is_taken(kind: str, remark: str) -> None:
+    first, second = Image.new("RGB", (16, 16), (255, 0, 0)), Image.new("RGB", (16, 16), (0, 0, 255))
+    data = encoded(first, kind, save_all=True, append_images=[second])
+
+    picture = decode(data, "x")
+
+    red, green, blue = pixel(picture.image, 8, 8)
+    assert red > 245
+    assert max(green, blue) < 10
+    assert remark in picture.odd
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "empty file"),
+        (b"<!DOCTYPE html><html>404</html>", "not an image (looks like HTML)"),
+        (b"\n <html><body>", "not an image (looks like HTML)"),
+        (b'<?xml version="1.0"?><svg xmlns=""/>', "not an image (looks like SVG)"),
+        (b'{"error": "not found"}', "not an image (looks like JSON)"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "not an image (looks like a Git LFS pointer: run git lfs pull)",
+        ),
+        (b"hello, world\n", "not an image (looks like text)"),
+        (bytes(5000), "not an image (only zero bytes)"),
+        (b"\x01\x02\xfe\x9f" * 9, "not an image (unknown bytes)"),
+    ],
+    ids=["empty", "html", "html later", "svg", "json", "lfs", "text", "zeros", "noise"],
+)
+def test_what_is_no_image_is_told_apart(data: bytes, expected: str) -> None:
+    assert reason(data) == expected
+
+
+@pytest.mark.parametrize(
+    ("start", "name"),
+    [
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "EPS"),
+        (b"%PDF-1.7\n", "PDF"),
+        (b"SIMPLE  =                    T", "FITS"),
+        (b"8BPS\0\1", "PSD"),
+        (b"DDS |\0\0\0", "DDS"),
+        (b"\0\0\1\0\1\0", "ICO"),
+        (b"P6\n1 1\n255\nabc", "PNM"),
+        (b"\0\0\0\x20ftypavif\0\0\0\0", "AVIF"),
+        (b"\0\0\0\x20ftypheic\0\0\0\0", "HEIC"),
+        (b"PK\x03\x04\x14\0", "ZIP"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_formats_are_named_and_not_opened(start: bytes, name: str) -> None:
+    accepted = "not accepted (JPEG, PNG, WebP, BMP, GIF, TIFF)"
+
+    assert reason(start + bytes(100)) == f"format {name} {accepted}"
+
+
+def test_postscript_starts_no_program(tmp_path: Path) -> None:
+    marker, fake = tmp_path / "ran", tmp_path / "bin" / "gs"
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\ntouch {marker}\n")
+    fake.chmod(0o755)
+    picture = tmp_path / "x.jpg"
+    picture.write_bytes(encoded(gradient(), "EPS"))
+    code = "import sys; from vitft.data.images import open_image; open_image(sys.argv[1])"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(picture)],
+        env={"PATH": f"{fake.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "format EPS not accepted" in done.stderr
+    assert not marker.exists()
+
+
+@EVERY_KIND
+def test_a_file_cut_anywhere_is_an_error_and_never_half_a_picture(
+    kind: str, options: dict[str, Any]
+) -> None:
+    data = encoded(gradient(), kind, **options)
+    whole = np.asarray(read_image(data, "x"))
+    stream = random.Random(0)
+
+    lengths = [
+        *range(len(data) - 20, len(data)),
+        *(stream.randrange(len(data)) for _ in range(200)),
+    ]
+    for length in lengths:
+        try:
+            image = read_image(data[:length], "x")
+        except ImageError:
+            continue
+        assert (np.asarray(image) == whole).all(), length  # only the end marker is missing
+
+
+def test_truncated_files_say_so() -> None:
+    jpeg, webp = encoded(gradient(), "JPEG"), encoded(gradient(), "WEBP")
+    bmp, png = encoded(gradient(), "BMP"), encoded(gradient(), "PNG")
+
+    assert (
+        reason(jpeg[: len(jpeg) * 3 // 4]) == f"truncated (ends after {len(jpeg) * 3 // 4} bytes)"
+    )
+    assert reason(png[:-30]) == f"truncated (ends after {len(png) - 30} bytes)"
+    assert reason(webp[:-9]) == f"truncated ({len(webp) - 9} of {len(webp)} bytes)"
+    assert reason(bmp[:-9]) == f"truncated ({len(bmp) - 9} of {len(bmp)} bytes)"
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+def riff(kind: bytes, body: bytes) -> bytes:
+    inner = b"WEBP" + kind + struct.pack("<I", len(body)) + body
+    return b"RIFF" + struct.pack("<I", len(inner)) + inner
+
+
+BOMBS = [
+    pytest.param(
+        png_header(30000, 30000) + chunk(b"IDAT", zlib.compress(bytes(3751 * 30000))),
+        "image too large: 30000x30000 = 900 Mpx, limit 100 Mpx",
+        id="PNG",
+    ),
+    pytest.param(
+        b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b",",
+        "image too large: 65535x65535 = 4,295 Mpx, limit 100 Mpx",
+        id="GIF logical screen",
+    ),
+    pytest.param(
+        riff(b"VP8X", struct.pack("<I", 0) + b"\xff\xff\0" * 2),
+        "image too large: 65536x65536 = 4,295 Mpx, limit 100 Mpx",
+        id="WebP canvas",
+    ),
+    pytest.param(
+        riff(b"VP8L", b"\x2f" + struct.pack("<I", 16383 | 16383 << 14) + bytes(9)),
+        "image too large: 16384x16384 = 268 Mpx, limit 100 Mpx",
+        id="WebP lossless",
+    ),
+    pytest.param(
+        b"BM" + struct.pack("<4I2i2H6I", 99, 0, 54, 40, 60000, 60000, 1, 24, 0, 0, 0, 0, 0, 0),
+        "image too large: 60000x60000 = 3,600 Mpx, limit 100 Mpx",
+        id="BMP",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "expected"), BOMBS)
+def test_a_bomb_is_refused_by_its_header(data: bytes, expected: str) -> None:
+    assert reason(data) == expected
+
+
+def test_a_gif_frame_larger_than_its_screen_is_no_way_around_the_limit() -> None:
+    frame = b"," + struct.pack("<HHHHB", 0, 0, 65535, 65535, 0) + b"\2\1\0\0;"
+
+    assert "image too large: 4,295 Mpx" in reason(
+        b"GIF89a" + struct.pack("<HHBBB", 9, 9, 0, 0, 0) + frame
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_a_bomb_costs_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    path.write_bytes(png_header(30000, 30000) + chunk(b"IDAT", zlib.compress(bytes(3751 * 30000))))
+    code = (
+        "import re, sys\nfrom pathlib import Path\nfrom vitft.data.images import open_image\n"
+        "try: open_image(sys.argv[1])\n"
+        "except Exception as error: print(error)\n"
+        "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "900 Mpx" in done.stdout
+    assert int(done.stdout.split()[-1]) < 300 * 2**10  # KiB
+
+
+def test_the_limit_is_the_callers_also_above_pillows_own() -> None:
+    header = png_header(15000, 14000)  # Pillow's own limit is 179 Mpx
+    data = header + chunk(b"IDAT", zlib.compress(b""))
+
+    assert "210 Mpx, limit 100 Mpx" in reason(data)
+    with pytest.raises(ImageError, match="truncated"):  # accepted, but there are no pixels
+        read_image(data, "x", max_pixels=300_000_000)
+    with pytest.raises(ImageError, match="too large: 56x40"):
+        read_image(encoded(gradient(), "PNG"), "x", max_pixels=9)
+
+
+def test_a_text_chunk_that_unpacks_to_50_mb_is_damage() -> None:
+    info = PngImagePlugin.PngInfo()
+    info.add_text("comment", "x" * 50_000_000, zip=True)
+
+    assert reason(encoded(gradient(), "PNG", pnginfo=info)).startswith("damaged PNG (")
+
+
+def test_a_broken_chunk_is_damage() -> None:
+    data = bytearray(encoded(gradient(), "PNG"))
+    data[20] ^= 1  # in the header, so that its checksum no longer fits
+
+    assert reason(bytes(data)).startswith("damaged PNG (")
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 65500), (65500, 1)])
+def test_extreme_shapes_are_read(size: tuple[int, int]) -> None:
+    assert read_image(encoded(Image.new("RGB", size), "JPEG"), "x").size == size
+
+
+# ---- the file system
+
+
+def test_a_named_pipe_does_not_block_and_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "x.jpg"
+    os.mkfifo(pipe)
+
+    with pytest.raises(ImageError, match="not a regular file"):
+        open_image(pipe)
+
+
+def test_a_socket_a_device_and_a_folder_are_refused(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "x.jpg"))
+        for path in (tmp_path / "x.jpg", Path("/dev/zero"), tmp_path):
+            with pytest.raises(ImageError, match="not a regular file"):
+                open_image(path)
+
+
+def test_missing_files_and_impossible_names_are_not_found(tmp_path: Path) -> None:
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+
+    for name in ("none.jpg", "none/x.jpg", "nul\0.jpg", "lone\ud800.jpg"):
+        with pytest.raises(ImageError, match="not found"):
+            open_image(f"{tmp_path}/{name}")
+    with pytest.raises(ImageError, match="link that leads to itself"):
+        open_image(tmp_path / "loop.jpg")
+
+
+def test_a_file_beyond_all_measure_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.jpg"
+    with path.open("wb") as file:
+        file.truncate(10**10)
+
+    with pytest.raises(ImageError, match=r"file too large: 10\.0 GB"):
+        read_bytes(path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_file_without_permission_is_told_as_that(tmp_path: Path) -> None:
+    path = tmp_path / "x.jpg"
+    path.write_bytes(encoded(gradient(), "JPEG"))
+    path.chmod(0)
+    folder = os.open(tmp_path, os.O_RDONLY)  # pytest's folders are closed to others
+    code = (
+        "import os, sys\nfrom vitft.data.images import open_image\n"
+        f"os.fchdir({folder}); os.setuid(65534)\n"
+        "try: open_image('x.jpg')\nexcept Exception as error: print(error.reason)"
+    )
+
+    tmp_path.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        pass_fds=[folder],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    os.close(folder)
+
+    assert done.stdout == "permission denied\n"
+
+
+# ---- damage by chance
+
+
+def mutated(data: bytes, stream: random.Random) -> bytes:
+    """Flip, set, insert, cut out or overwrite a few bytes, mostly near the start."""
+    result = bytearray(data)
+    act = stream.randrange(5)
+    for _ in range(stream.choice((1, 1, 2, 8))):
+        near = min(len(result), 200) if stream.random() < 0.5 else len(result)
+        place = stream.randrange(near)
+        noise = bytes(stream.randrange(256) for _ in range(stream.randrange(1, 9)))
+        if act == 0:
+            result[place] ^= 1 << stream.randrange(8)
+        elif act == 1:
+            result[place] = stream.choice((0, 1, 127, 128, 255))
+        elif act == 2:
+            result[place:place] = noise
+        elif act == 3:
+            del result[place : place + len(noise)]
+        else:
+            result[place : place + len(noise)] = noise
+    return bytes(result)
+
+
+@EVERY_KIND
+def test_a_thousand_mutants_are_images_or_image_errors(
+    kind: str, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    extra = {"exif": exif} if kind in ("JPEG", "PNG", "WEBP") else {}
+    data = encoded(gradient(), kind, **options, **extra)
+    stream = random.Random(kind)
+    read, reasons = 0, []
+
+    for _ in range(1000):
+        try:
+            assert read_image(mutated(data, stream), "x").mode == "RGB"
+            read += 1
+        except ImageError as error:
+            reasons.append(error.reason)
+
+    capfd.readouterr()  # libtiff talks to the terminal
+    assert read > 0
+    assert reasons
+    assert all(0 < len(text) < 120 for text in reasons)
+
+
+def test_pillows_warnings_neither_show_nor_fail_in_any_thread() -> None:
+    announced = chunk(b"acTL", struct.pack(">II", 0, 0))  # an animation of no frames: a warning
+    png = encoded(gradient(), "PNG")
+    data = png[:33] + announced + png[33:]
+    with pytest.raises(UserWarning, match="Invalid APNG"):
+        Image.open(io.BytesIO(data), formats=["PNG"])
+    stop = threading.Event()
+
+    def meddle() -> None:
+        while not stop.is_set():
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+
+    meddler = threading.Thread(target=meddle)
+    meddler.start()
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            images = list(pool.map(lambda _: read_image(data, "x").size, range(300)))
+    finally:
+        stop.set()
+        meddler.join()
+
+    assert images == [(56, 40)] * 300
+
+
+# ---- real files
+
+
+def odd_table() -> list[tuple[str, str]]:
+    """File names of the collection and what Pillow makes of them."""
+    if not ODD.is_dir():
+        return []
+    rows = re.findall(r"^\| (\S+\.\w+) \|(.*)\|$", (ODD / "SOURCE.md").read_text(), re.MULTILINE)
+    return [(name, rest.split(" | ")[-2].strip()) for name, rest in rows]
+
+
+@pytest.mark.real
+@ODD_HERE
+@pytest.mark.parametrize(("name", "verdict"), odd_table())
+def test_odd_images_open_or_fail_as_listed(name: str, verdict: str) -> None:
+    foreign = Path(name).suffix in (".ico", ".pgm", ".ppm", ".avif", ".jp2")
+    expected = not foreign and (verdict.startswith("ok") or name == "made_bomb_10000.png")
+
+    if expected:
+        assert open_image(ODD / name).mode == "RGB"
+        return
+    with pytest.raises(ImageError) as caught:
+        open_image(ODD / name)
+    assert foreign == caught.value.reason.startswith("format ")

@@ -1,0 +1,80 @@
+"""Small images in memory: moved as their files would be, whatever the batch and the process."""
+
+import numpy as np
+import pytest
+import torch
+
+from vitft.data.in_memory import Moves, drawn_moves, fits, moved, padding_of
+
+
+def moves_of(images: list[int], *, turns: list[int] | None = None, epoch: int = 0) -> Moves:
+    return drawn_moves(
+        torch.tensor(images),
+        torch.tensor(turns or [0] * len(images)),
+        count=10,
+        seed=3,
+        epoch=epoch,
+        padding=2,
+        flip=0.5,
+    )
+
+
+def test_a_move_is_a_crop_of_the_padded_image_and_perhaps_its_mirror_image() -> None:
+    random = np.random.default_rng(0)
+    pixels = torch.from_numpy(random.integers(0, 256, (20, 6, 5, 3), np.uint8))
+    down, across = (torch.from_numpy(random.integers(0, 5, 20)) for _ in range(2))
+    mirrored = torch.arange(20) % 2 == 0
+
+    found = moved(pixels, Moves(down, across, mirrored), 2)
+
+    padded = np.pad(pixels.numpy(), ((0, 0), (2, 2), (2, 2), (0, 0)))
+    for i in range(20):
+        wanted = padded[i, down[i] : down[i] + 6, across[i] : across[i] + 5]
+        assert np.array_equal(found[i].numpy(), wanted[:, ::-1] if mirrored[i] else wanted)
+
+
+def test_how_an_image_moves_does_not_depend_on_its_batch() -> None:
+    whole, part = moves_of([4, 1, 7, 2]), moves_of([7, 4])
+
+    for all_four, two in zip(whole, part, strict=True):
+        assert all_four[[2, 0]].tolist() == two.tolist()
+
+
+def test_an_image_moves_differently_in_each_epoch_and_each_turn() -> None:
+    images = list(range(10))
+    tables = [
+        torch.stack([*map(torch.Tensor.long, moves)]).tolist()
+        for moves in (moves_of(images), moves_of(images, epoch=1), moves_of(images, turns=[1] * 10))
+    ]
+
+    assert tables[0] != tables[1]
+    assert tables[0] != tables[2]
+    assert tables[1] != tables[2]
+
+
+def test_every_move_within_the_padding_occurs() -> None:
+    moves = drawn_moves(torch.arange(5000), torch.zeros(5000, dtype=torch.long), count=5000, seed=0,
+                        epoch=0, padding=2, flip=0.25)  # fmt: skip
+
+    assert set(moves.down.tolist()) == set(moves.across.tolist()) == {0, 1, 2, 3, 4}
+    # Four standard deviations of a share of 5,000 images are 2.4 points.
+    assert moves.mirrored.float().mean().item() == pytest.approx(0.25, abs=0.025)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "fitting"),
+    [
+        pytest.param(60_000, (32, 32), True, id="CIFAR"),
+        pytest.param(10, (65, 32), False, id="too large"),
+        pytest.param(100_000, (64, 64), False, id="too many"),
+    ],
+)
+def test_small_images_are_held_in_memory(count: int, size: tuple[int, int], fitting: bool) -> None:
+    assert fits(count, size, 3) is fitting
+
+
+@pytest.mark.parametrize(("named", "side", "padding"), [(0, 32, 4), (2, 32, 2), (0, 4, 1)])
+def test_the_padding_is_an_eighth_of_the_side_unless_named(
+    named: int, side: int, padding: int
+) -> None:
+    assert padding_of(named, (side, side)) == padding

@@ -1,0 +1,97 @@
+"""The fast way to the plain view gives what the documented way gives, or steps aside."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitft.data.images import read_image
+from vitft.data.jpeg import fast_view
+from vitft.data.transforms import EvalTransform, Interpolation
+
+
+def jpeg(
+    width: int, height: int, *, mode: str = "RGB", orientation: int = 1, **options: int
+) -> bytes:
+    """A photograph-like picture: smooth shapes, edges and a little noise."""
+    y, x = np.mgrid[0:height, 0:width]
+    noise = np.random.default_rng(0).normal(0, 6, (height, width, 3))
+    waves = np.stack([np.sin(x / 9 + c) + np.cos(y / (5 + c)) for c in range(3)], axis=-1)
+    pixels = np.clip(127 + 55 * waves + noise + 60 * (((x // 40) % 2)[..., None]), 0, 255)
+    image = Image.fromarray(pixels.astype(np.uint8)).convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=90, exif=exif, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(320, 240), (240, 320), (500, 375), (333, 500), (64, 48)])
+@pytest.mark.parametrize("fit", ["crop", "squash"])
+def test_the_fast_view_is_the_documented_one_within_two_grey_levels(
+    size: tuple[int, int], interpolation: Interpolation, fit: str
+) -> None:
+    transform = EvalTransform(interpolation=interpolation, fit=fit)  # type: ignore[arg-type]
+    data = jpeg(*size)
+
+    found = fast_view(data, transform, max_pixels=10**8)
+
+    assert found is not None
+    pixels, found_size = found
+    exact = transform.pixels(read_image(data, "a.jpg"))
+    signed = pixels.astype(int) - exact.astype(int)
+    difference = np.abs(signed)
+    assert found_size == size
+    assert difference.max() <= 2
+    assert (difference > 1).mean() < 1e-4
+    assert abs(signed.mean()) < 0.05  # rounding, not a shift
+
+
+def test_progressive_jpegs_are_taken_too() -> None:
+    data = jpeg(320, 240, progressive=1)
+
+    found = fast_view(data, EvalTransform(), max_pixels=10**8)
+
+    assert found is not None
+
+
+@pytest.mark.parametrize(
+    ("data", "transform"),
+    [
+        pytest.param(jpeg(64, 48, orientation=6), EvalTransform(), id="turned by EXIF"),
+        pytest.param(jpeg(64, 48, mode="L"), EvalTransform(), id="grey"),
+        pytest.param(jpeg(64, 48, mode="CMYK"), EvalTransform(), id="CMYK"),
+        pytest.param(jpeg(64, 48)[:-200], EvalTransform(), id="cut off"),
+        pytest.param(jpeg(64, 48)[:30], EvalTransform(), id="nothing but a beginning"),
+        pytest.param(jpeg(300, 4), EvalTransform(), id="a strip"),
+        pytest.param(b"\x89PNG", EvalTransform(), id="another format"),
+        pytest.param(b"", EvalTransform(), id="empty"),
+        pytest.param(jpeg(64, 48), EvalTransform(interpolation="lanczos"), id="another filter"),
+        pytest.param(jpeg(200, 200), EvalTransform(), id="over the limit"),
+    ],
+)
+def test_what_the_fast_way_does_not_take_is_left_to_the_other(
+    data: bytes, transform: EvalTransform
+) -> None:
+    assert fast_view(data, transform, max_pixels=30_000) is None
+
+
+PHOTOS = Path(__file__).parents[3] / "shared" / "data" / "flower_photos"
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not PHOTOS.exists(), reason="no photos beside the checkout")
+def test_real_photos_differ_by_two_grey_levels_at_most() -> None:
+    worst, taken = 0, 0
+    for path in sorted(PHOTOS.glob("*/*.jpg"))[::40]:
+        found = fast_view(path.read_bytes(), EvalTransform(), max_pixels=10**8)
+        if found is None:
+            continue
+        taken += 1
+        exact = EvalTransform().pixels(read_image(path.read_bytes(), path.name))
+        worst = max(worst, int(np.abs(found[0].astype(int) - exact.astype(int)).max()))
+    assert taken > 20
+    assert worst <= 2

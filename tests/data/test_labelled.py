@@ -1,0 +1,100 @@
+"""Images with labels to judge a model by."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import draw_folder
+from vitft.data.labelled import find_labelled
+from vitft.system.errors import DataError, UsageError
+
+
+def test_a_folder_gives_every_image_under_its_folders_name(image_folder: Path) -> None:
+    found = find_labelled(image_folder)
+
+    assert found.classes == ("blue", "green", "red")
+    assert len(found.images) == 30
+    assert all(path.split("/")[0] == label for path, label in found.images)
+    assert all(Path(found.locate(path)).is_file() for path, _ in found.images)
+
+
+def test_one_class_is_enough_and_a_class_may_be_empty(tmp_path: Path, image_folder: Path) -> None:
+    (image_folder / "red").rename(tmp_path / "red")
+    (tmp_path / "some").mkdir()
+    (tmp_path / "red").rename(tmp_path / "some" / "red")
+    (tmp_path / "some" / "green").mkdir()
+
+    found = find_labelled(tmp_path / "some")
+
+    assert found.classes == ("green", "red")
+    assert {label for _, label in found.images} == {"red"}
+
+
+@pytest.mark.parametrize(("subset", "images"), [(None, 6), ("val", 6), ("train", 15)])
+def test_of_a_folder_with_parts_val_is_judged_unless_told(
+    tmp_path: Path, subset: str | None, images: int
+) -> None:
+    draw_folder(tmp_path / "d" / "train", per_class=5)
+    draw_folder(tmp_path / "d" / "validation", per_class=2)
+
+    found = find_labelled(tmp_path / "d", subset=subset)
+
+    assert len(found.images) == images
+    assert found.classes == ("blue", "green", "red")
+    assert "are judged" in found.notes[0]
+
+
+def test_a_subset_of_what_has_no_parts_is_refused(image_folder: Path) -> None:
+    with pytest.raises(UsageError, match="no train and val parts"):
+        find_labelled(image_folder, subset="val")
+
+
+def test_a_table_names_images_relative_to_itself(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_bytes(b'\xef\xbb\xbfid,Label,path\r\n1,cat,"a, b.jpg"\r\n\r\n2,dog,../x/c.jpg\r\n')
+
+    found = find_labelled(table)
+
+    assert found.images == (("a, b.jpg", "cat"), ("../x/c.jpg", "dog"))
+    assert found.classes == ("cat", "dog")
+    assert found.locate("a, b.jpg") == str(tmp_path / "a, b.jpg")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        pytest.param("", 1, "found: nothing", id="empty"),
+        pytest.param("file,class\na,b\n", 1, "needs the columns path and label", id="header"),
+        pytest.param("path;label\na;b\n", 1, "needs the columns path and label", id="semicolons"),
+        pytest.param("path,label\na,b\nc\n", 3, "1 cells under 2 columns", id="short row"),
+        pytest.param("path,label\na,\n", 2, "an empty path or label", id="no label"),
+        pytest.param("path,label\na,b\na,c\n", 3, "stands there twice", id="twice"),
+        pytest.param('path,label\n"a,b\n', 2, "unexpected end of data", id="open quote"),
+    ],
+)
+def test_a_bad_table_is_refused_with_its_line(
+    tmp_path: Path, text: str, line: int, problem: str
+) -> None:
+    (tmp_path / "t.csv").write_text(text)
+
+    with pytest.raises(DataError, match=f"line {line}: .*{problem}"):
+        find_labelled(tmp_path / "t.csv")
+
+
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("path,label\n")
+
+    with pytest.raises(DataError, match="names no images"):
+        find_labelled(tmp_path / "t.csv")
+
+
+def test_a_folder_without_images_tells_how_to_arrange_them(tmp_path: Path) -> None:
+    (tmp_path / "loose.jpg").write_bytes(b"x")
+
+    with pytest.raises(DataError, match=r"(?s)1 image outside.*fix: put each class in its own"):
+        find_labelled(tmp_path)
+
+
+def test_a_place_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not found"):
+        find_labelled(tmp_path / "nowhere")

@@ -1,0 +1,175 @@
+"""Decoding in threads: in order, a few at a time, and nothing left behind."""
+
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitft.data.loading import Pixels, decoded, in_order, stacked
+from vitft.system.errors import ImageError
+
+
+@pytest.fixture
+def numbered(tmp_path: Path) -> list[str]:
+    """Twelve images whose grey level is their number; the third and the last are damaged."""
+    paths = []
+    for number in range(12):
+        path = tmp_path / f"{number:02}.png"
+        Image.new("RGB", (4, 4), (number, number, number)).save(path)
+        paths.append(str(path))
+    Path(paths[2]).write_bytes(b"")
+    Path(paths[11]).write_bytes(b"<html>")
+    return paths
+
+
+def as_array(_: int, image: Image.Image) -> Pixels:
+    return np.array(image)
+
+
+def threads() -> int:
+    return sum(thread.name.startswith("vitft-decode") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_results_come_in_the_order_of_the_paths(numbered: list[str], workers: int) -> None:
+    def slow_at_first(number: int, image: Image.Image) -> Pixels:
+        time.sleep(0.002 * (12 - number))
+        return np.full(1, image.getpixel((0, 0))[0] * 100 + number)  # type: ignore[index]
+
+    results = list(decoded(numbered, slow_at_first, workers=workers))
+
+    assert [-1 if isinstance(r, ImageError) else int(r[0]) for r in results] == [
+        *(0, 101, -1, 303, 404, 505, 606, 707, 808, 909, 1010, -1)
+    ]
+
+
+def test_a_bad_file_gets_its_error_and_never_another_files_picture(numbered: list[str]) -> None:
+    errors = {n: r for n, r in enumerate(decoded(numbered, as_array)) if isinstance(r, ImageError)}
+
+    assert {n: (e.path, e.reason) for n, e in errors.items()} == {
+        2: (numbered[2], "empty file"),
+        11: (numbered[11], "not an image (looks like HTML)"),
+    }
+    assert all(e.__traceback__ is None and e.__context__ is None for e in errors.values())
+
+
+def test_an_endless_list_of_paths_is_read_only_a_little_ahead(numbered: list[str]) -> None:
+    asked = 0
+
+    def endless() -> Iterator[str]:
+        nonlocal asked
+        for path in itertools.cycle(numbered):
+            asked += 1
+            yield path
+
+    images = decoded(endless(), as_array, workers=2, ahead=5)
+    first = list(itertools.islice(images, 100))
+    images.close()
+
+    assert len(first) == 100
+    assert asked <= 105
+    assert threads() == 0
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt()])
+def test_an_error_in_a_view_ends_the_stream_and_its_threads(
+    numbered: list[str], error: BaseException
+) -> None:
+    def fail(number: int, image: Image.Image) -> Pixels:
+        if number == 5:
+            raise error
+        return as_array(number, image)
+
+    with pytest.raises(type(error)):
+        list(decoded(numbered, fail))
+
+    assert threads() == 0
+
+
+def test_ctrl_c_ends_a_long_decode_at_once(numbered: list[str]) -> None:
+    code = (
+        "import itertools, sys, numpy\nfrom vitft.data.loading import decoded\n"
+        "paths = itertools.cycle(sys.argv[1:])\n"
+        "for n, _ in enumerate(decoded(paths, lambda _, image: numpy.array(image), workers=3)):\n"
+        "    if n == 50: print('on', flush=True)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *numbered],
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "on\n"
+
+        child.send_signal(signal.SIGINT)
+
+        _, told = child.communicate(timeout=10)
+    assert child.returncode == -signal.SIGINT
+    assert told.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_what_has_not_begun_is_cancelled_when_the_reader_leaves() -> None:
+    begun: list[int] = []
+
+    def work(item: int) -> int:
+        begun.append(item)
+        time.sleep(0.02)
+        return item
+
+    results = in_order(work, range(1000), workers=2, ahead=400)
+    next(results)
+    results.close()
+
+    assert len(begun) < 20
+    assert threads() == 0
+
+
+def test_an_error_of_the_list_of_paths_is_not_swallowed(numbered: list[str]) -> None:
+    def broken() -> Iterator[str]:
+        yield numbered[0]
+        raise OSError("the list ends here")
+
+    with pytest.raises(OSError, match="the list ends here"):
+        list(decoded(broken(), as_array))
+
+    assert threads() == 0
+
+
+def test_larger_images_than_allowed_are_errors(numbered: list[str]) -> None:
+    results = list(decoded(numbered[:1], as_array, max_pixels=15))
+
+    assert isinstance(results[0], ImageError)
+    assert "too large: 4x4" in results[0].reason
+
+
+def test_stacks_hold_full_batches_and_say_whose_rows_they_are(numbered: list[str]) -> None:
+    stacks = list(stacked(decoded(numbered, as_array), 4))
+
+    assert [stack.numbers for stack in stacks] == [(0, 1, 3, 4), (5, 6, 7, 8), (9, 10)]
+    assert [stack.pixels.shape for stack in stacks] == [(4, 4, 4, 3), (4, 4, 4, 3), (2, 4, 4, 3)]
+    assert all((s.pixels[:, 0, 0, 0] == s.numbers).all() for s in stacks)
+    assert [[n for n, _ in stack.failed] for stack in stacks] == [[2], [], [11]]
+
+
+def test_a_stack_of_nothing_but_errors_still_reports_them(numbered: list[str]) -> None:
+    stacks = list(stacked(decoded([numbered[2], numbered[11]], as_array), 4))
+
+    assert len(stacks) == 1
+    assert stacks[0].numbers == ()
+    assert [number for number, _ in stacks[0].failed] == [0, 1]
+
+
+@pytest.mark.parametrize("make", [lambda p: p, Path], ids=["str", "Path"])
+def test_paths_may_be_strings_or_paths(numbered: list[str], make: Callable[[str], str]) -> None:
+    assert not isinstance(next(decoded([make(numbered[0])], as_array)), ImageError)

@@ -1,0 +1,197 @@
+"""What the user named becomes one source per row of output: in order, lazily, nothing lost."""
+
+import io
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from vitft.data.folder import image_files
+from vitft.data.sources import STDIN, Source, sources
+from vitft.system.errors import DataError, UsageError
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"rest of a picture"
+
+
+def names(*inputs: str, stdin: bytes = b"", lists: tuple[str, ...] = ()) -> list[str]:
+    return [s.name for s in sources(inputs, lists=lists, stdin=io.BytesIO(stdin))]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Five images in nested folders whose names sort otherwise than their parts."""
+    for name in ("a/2.jpg", "a/b/1.jpg", "a-b/1.png", "a.jpg", "z.webp"):
+        file = tmp_path / "photos" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(PNG)
+    (tmp_path / "photos" / "notes.txt").write_text("buy milk\n")
+    (tmp_path / "photos" / ".hidden.jpg").write_bytes(PNG)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_becomes_its_images_in_the_order_of_their_whole_paths(here: Path) -> None:
+    found = names("photos")
+
+    assert found == [
+        f"photos/{n}" for n in ("a-b/1.png", "a.jpg", "a/2.jpg", "a/b/1.jpg", "z.webp")
+    ]
+    assert found == image_files(Path("photos"))  # as finetune lists them
+
+
+def test_folders_are_read_as_they_are_used(here: Path) -> None:
+    found = sources(["photos"])
+
+    first = next(found)
+    (here / "photos" / "a" / "3.jpg").write_bytes(PNG)
+
+    assert first.name == "photos/a-b/1.png"
+    assert "photos/a/3.jpg" in [s.name for s in found]  # its folder had not been opened yet
+
+
+def test_a_link_back_to_a_folder_above_is_not_followed(here: Path) -> None:
+    (here / "photos" / "a" / "loop").symlink_to(here / "photos")
+
+    assert len(names("photos")) == 5
+
+
+def test_files_keep_their_order_and_need_not_exist(here: Path) -> None:
+    assert names("z.jpg", "photos/a.jpg", "a.jpg") == ["z.jpg", "photos/a.jpg", "a.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        pytest.param("photos/*.jpg", 1, id="star"),
+        pytest.param("photos/**/*.jpg", 3, id="two stars go into folders"),
+        pytest.param("photos/a*", 4, id="a folder that matches brings its images"),
+    ],
+)
+def test_a_pattern_that_no_shell_has_expanded(here: Path, pattern: str, count: int) -> None:
+    assert len(names(pattern)) == count
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_a_file(here: Path) -> None:
+    (here / "[1].jpg").write_bytes(PNG)
+
+    assert names("[1].jpg") == ["[1].jpg"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "lists", "message"),
+    [
+        pytest.param(["photos/*.gif"], [], "no file matches", id="pattern"),
+        pytest.param(["empty"], [], "no images in empty", id="folder"),
+        pytest.param([], ["none.txt"], "cannot read the list none.txt", id="missing list"),
+        pytest.param([], ["blank.txt"], "names no images", id="empty list"),
+        pytest.param([STDIN], [], "nothing on standard input", id="stdin"),
+    ],
+)
+def test_what_is_certainly_wrong_is_said_at_once(
+    here: Path, inputs: list[str], lists: list[str], message: str
+) -> None:
+    (here / "empty").mkdir()
+    (here / "blank.txt").write_text("\n# nothing\n")
+
+    with pytest.raises(DataError, match=message):
+        sources(inputs, lists=lists, stdin=io.BytesIO())
+
+
+def test_paths_of_a_list_are_looked_for_beside_it_else_in_the_current_folder(here: Path) -> None:
+    (here / "photos" / "list.txt").write_text("a.jpg\nz.webp\r\n\n# a remark\ngone.jpg\n")
+    (here / "lists").mkdir()
+    (here / "lists" / "list.txt").write_text("photos/a.jpg\nphotos/z.webp\n")
+
+    beside = list(sources(["photos/list.txt"]))
+    current = list(sources(["lists/list.txt"]))
+
+    assert [s.path for s in beside] == ["photos/a.jpg", "photos/z.webp", "photos/gone.jpg"]
+    assert [s.name for s in beside] == ["a.jpg", "z.webp", "gone.jpg"]
+    assert [s.path for s in current] == ["photos/a.jpg", "photos/z.webp"]
+
+
+def test_a_stray_text_among_photos_is_one_row_not_many(here: Path) -> None:
+    assert names("photos/notes.txt") == ["photos/notes.txt"]
+    assert names(lists=("photos/notes.txt",)) == ["buy milk"]  # said to be a list, it is one
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param('label,path\nx,"a, b.jpg"\ny,c.jpg\n', id="column path"),
+        pytest.param('File_Name,n\n"a, b.jpg",1\nc.jpg,2\n', id="another name, any case"),
+        pytest.param('"a, b.jpg"\nc.jpg\n', id="one column without a header"),
+        pytest.param('\ufefffilename\r\n"a, b.jpg"\r\nc.jpg\r\n', id="Excel's mark"),
+    ],
+)
+def test_the_column_of_paths_is_found(here: Path, table: str) -> None:
+    (here / "t.csv").write_text(table)
+
+    assert names(lists=("t.csv",)) == ["a, b.jpg", "c.jpg"]
+
+
+def test_a_table_without_a_known_column_is_refused_with_the_columns(here: Path) -> None:
+    (here / "t.csv").write_text("id,label\n1,rose\n")
+
+    with pytest.raises(UsageError, match=r"no column of t.csv is known to hold paths: id, label"):
+        sources([], lists=["t.csv"])
+
+
+def test_inside_a_list_nothing_ends_everything(here: Path) -> None:
+    (here / "empty").mkdir()
+    (here / "l.txt").write_text("photos/a\nempty\nhttps://example.org/x.jpg\nnope.jpg\n")
+
+    found = list(sources([], lists=["l.txt"]))
+
+    assert [s.name for s in found] == [
+        "photos/a/2.jpg", "photos/a/b/1.jpg", "empty", "https://example.org/x.jpg", "nope.jpg",
+    ]  # fmt: skip
+    assert found[2].error == "a folder without images"
+
+
+def test_a_long_list_is_read_as_it_is_used(here: Path) -> None:
+    (here / "long.txt").write_text("photos/a.jpg\n" * 200_000)
+
+    found = sources([], lists=["long.txt"])
+
+    assert len(list(islice(found, 3))) == 3
+    (here / "long.txt").write_text("photos/a.jpg\n")
+    assert sum(1 for _ in found) < 200_000  # the rest had not been read
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(PNG, id="PNG"),
+        pytest.param(b"BM6\x00\x00\x00\x00\x00\x00\x00", id="BMP, which begins like a name"),
+        pytest.param(b"%PDF-1.7 text", id="a foreign format"),
+        pytest.param(b"<html><body>", id="a web page"),
+        pytest.param(b'{"error": "not found"}', id="JSON"),
+        pytest.param(b"\xff\xd8\xff\xe0", id="four bytes of a JPEG"),
+    ],
+)
+def test_bytes_of_a_file_on_standard_input_are_one_image(data: bytes) -> None:
+    (found,) = sources([STDIN], stdin=io.BytesIO(data))
+
+    assert found == Source(STDIN, data=data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"BMW/1.jpg\nx y.jpg", id="lines, the first begins like a BMP"),
+        pytest.param(b"BMW/1.jpg\r\nx y.jpg\r\n", id="Windows"),
+        pytest.param(b"BMW/1.jpg\0x y.jpg\0", id="find -print0"),
+    ],
+)
+def test_paths_on_standard_input_are_a_list(data: bytes) -> None:
+    assert names(STDIN, stdin=data) == ["BMW/1.jpg", "x y.jpg"]
+
+
+def test_a_name_with_a_line_break_survives_print0() -> None:
+    assert names(STDIN, stdin=b"a\nb.jpg\0c.jpg\0") == ["a\nb.jpg", "c.jpg"]
+
+
+def test_standard_input_is_read_once() -> None:
+    with pytest.raises(UsageError, match="named twice"):
+        sources([STDIN, STDIN], stdin=io.BytesIO(PNG))

@@ -1,0 +1,390 @@
+"""Which images validate: the reference script's draw, our default, and the table that keeps it."""
+
+import csv
+import hashlib
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vitft.config.run import DataSpec
+from vitft.data.folder import Checked, CheckedFile, File, Folder, Part
+from vitft.data.split import Manifest, Row, draw, leaks, split, write_class_indices
+from vitft.system.errors import DataError
+
+FLOWERS = {"daisy": 633, "dandelion": 898, "roses": 641, "sunflowers": 699, "tulips": 799}
+SHA = "0" * 64
+# Names that break naive writers: separators, line ends, quotes, emoji, bidi, non-UTF-8, NFC/NFD.
+HOSTILE = [
+    "a,b", 'quo"te', "new\nline", "car\rriage", "cr\r\nlf", " blank ", "=1+1", "\t", "'", "#",
+    "\U0001f33c", "\u202egnp", "caf\u00e9", "cafe\u0301", "\udcff\udc80", "\ufeffbom",
+    "\x1b]0;x\x07", "\u2028", "\x85", "x" * 250, "\\", "nul\x01",
+]  # fmt: skip
+
+
+def checked(
+    counts: dict[str, int], *, reference: bool = False, bad: frozenset[str] = frozenset()
+) -> Checked:
+    """A checked folder with `counts` files per class, named 000.jpg and so on."""
+    files = [
+        File(f"{name}/{i:03}.jpg", label)
+        for label, (name, count) in enumerate(counts.items())
+        for i in range(count)
+    ]
+    folder = Folder(
+        root=Path("data"),
+        classes=tuple(counts),
+        files=tuple(files),
+        layout="classes",
+        reference=reference,
+    )
+    return Checked(
+        folder=folder,
+        good=tuple(good(file) for file in files if file.path not in bad),
+        bad=tuple((path, "empty file") for path in sorted(bad)),
+        odd={},
+    )
+
+
+def good(file: File) -> CheckedFile:
+    digest = hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).hexdigest()
+    return CheckedFile(file.path, file.label, file.part, digest, 4, 4)
+
+
+def held_back(manifest: Manifest) -> list[int]:
+    return [sum(row.label == i for row in manifest.val) for i in range(len(manifest.classes))]
+
+
+# ---- the draw
+
+
+@pytest.mark.parametrize(
+    ("index", "first", "head", "total", "digest"),
+    [
+        (0, "394,430,41,265,523,497", "1,14,16,27,33,39", 40821, "811e902b8c3b80bd"),
+        (1, "589,122,400,93,379,853", "0,1,2,3,12,13", 78256, "a59add492c086194"),
+        (2, "186,102,487,406,83,22", "8,9,19,22,28,36", 39993, "b577fd90509059ab"),
+        (3, "559,154,107,610,499,151", "0,9,15,20,33,34", 50308, "0331375a403951d3"),
+        (4, "647,77,45,40,497,261", "3,7,8,10,21,25", 58626, "6e641bfa326e22e8"),
+    ],
+    ids=FLOWERS,
+)
+def test_the_reference_draw_is_met_exactly(
+    index: int, first: str, head: str, total: int, digest: str
+) -> None:
+    drawn = draw(list(FLOWERS.values()), 0.2, 0)[index]
+
+    assert ",".join(map(str, drawn[:6])) == first
+    assert ",".join(map(str, sorted(drawn)[:6])) == head
+    assert sum(drawn) == total
+    listed = ",".join(map(str, sorted(drawn)))
+    assert hashlib.sha256(listed.encode()).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize("mode", ["reference", "random"])
+def test_a_split_of_the_flowers_has_the_reference_counts_and_files(mode: str) -> None:
+    found = checked(FLOWERS, reference=mode == "reference")
+
+    manifest = split(found, DataSpec(split=mode))  # type: ignore[arg-type]
+
+    assert (len(manifest.train), len(manifest.val)) == (2939, 731)
+    assert held_back(manifest) == [126, 179, 128, 139, 159]
+    assert [row.path for row in manifest.val[:3]] == [
+        "daisy/001.jpg", "daisy/014.jpg", "daisy/016.jpg"
+    ]  # fmt: skip
+
+
+def test_the_draw_has_its_own_random_stream() -> None:
+    random.seed(1)
+    before = random.getstate()
+
+    draw([10, 10], 0.5, 0)
+
+    assert random.getstate() == before
+
+
+def test_other_seeds_draw_other_images() -> None:
+    assert draw([100], 0.2, 0) == draw([100], 0.2, 0)
+    assert draw([100], 0.2, 0) != draw([100], 0.2, 1)
+
+
+def test_every_draw_is_a_set_of_positions_of_the_right_size() -> None:
+    stream = random.Random(0)
+    for _ in range(300):
+        counts = [stream.randrange(60) for _ in range(stream.randrange(1, 5))]
+        rate, at_least = stream.uniform(0.01, 0.99), stream.randrange(2)
+        for n, drawn in zip(counts, draw(counts, rate, 7, at_least=at_least), strict=True):
+            wanted = max(math.floor(n * rate), at_least if n >= 2 else 0)
+            assert len(drawn) == len(set(drawn)) == wanted
+            assert all(0 <= i < n for i in drawn)
+
+
+# ---- reference and default
+
+
+def test_the_reference_split_drops_bad_files_only_after_the_draw() -> None:
+    counts = {"a": 10, "b": 10}
+    whole = split(checked(counts, reference=True), DataSpec(split="reference", val_rate=0.5))
+    gone = {whole.val[0].path, whole.train[0].path}
+
+    manifest = split(
+        checked(counts, reference=True, bad=frozenset(gone)),
+        DataSpec(split="reference", val_rate=0.5),
+    )
+
+    assert manifest.rows == tuple(row for row in whole.rows if row.path not in gone)
+
+
+def test_the_default_split_draws_from_the_readable_images() -> None:
+    bad = frozenset(f"a/{i:03}.jpg" for i in range(5))
+
+    manifest = split(checked({"a": 15, "b": 10}, bad=bad), DataSpec())
+
+    assert held_back(manifest) == [2, 2]
+    assert len(manifest.rows) == 20
+
+
+def test_a_small_class_is_validated_by_default_and_as_drawn_in_reference_mode() -> None:
+    counts = {"a": 4, "b": 10}  # int(4 * 0.2) is 0
+
+    by_default = split(checked(counts), DataSpec())
+    as_drawn = split(checked(counts, reference=True), DataSpec(split="reference"))
+
+    assert held_back(by_default) == [1, 2]
+    assert held_back(as_drawn) == [0, 2]
+
+
+def test_a_class_with_one_image_is_named_with_its_count() -> None:
+    with pytest.raises(DataError, match=r"1 of 2 classes .* too few .*: rare \(1\)"):
+        split(checked({"common": 9, "rare": 1}), DataSpec())
+
+
+def test_a_class_without_a_readable_image_is_named() -> None:
+    bad = frozenset({"a/000.jpg", "a/001.jpg"})
+
+    with pytest.raises(DataError, match=r"a \(0\); 2 files are unreadable"):
+        split(checked({"a": 2, "b": 9}, bad=bad), DataSpec())
+
+
+def test_a_reference_split_without_validation_is_refused() -> None:
+    with pytest.raises(DataError, match=r"no image for validation"):
+        split(checked({"a": 4, "b": 4}, reference=True), DataSpec(split="reference"))
+
+
+def test_a_folder_with_its_own_split_keeps_it() -> None:
+    parts: list[tuple[Part, str]] = [("train", "train"), ("val", "valid")]
+    files = tuple(
+        File(f"{folder}/{name}/{i}.jpg", label, part)
+        for label, name in enumerate(("cat", "dog"))
+        for part, folder in parts
+        for i in range(2)
+    )
+    folder = Folder(root=Path("d"), classes=("cat", "dog"), files=files, layout="split")
+    everything = Checked(folder=folder, good=tuple(map(good, files)), bad=(), odd={})
+    without_a_val_dog = Checked(folder=folder, good=everything.good[:6], bad=(), odd={})
+
+    manifest = split(everything, DataSpec())
+
+    assert [row.path.split("/")[0] for row in manifest.train] == ["train"] * 4
+    assert [row.path.split("/")[0] for row in manifest.val] == ["valid"] * 4
+    with pytest.raises(DataError, match=r"dog \(2 \+ 0\)"):
+        split(without_a_val_dog, DataSpec())
+
+
+# ---- the table
+
+
+def test_hostile_names_survive_the_round_trip(tmp_path: Path) -> None:
+    classes = tuple(sorted(HOSTILE))
+    rows = tuple(
+        Row(f"{name}/{inner}.jpg", label, "val" if place % 2 else "train", SHA)
+        for label, name in enumerate(classes)
+        for place, inner in enumerate(HOSTILE)
+    )
+    manifest = Manifest(tmp_path, classes, rows)
+
+    manifest.write(tmp_path / "split.csv")
+
+    assert Manifest.read(tmp_path / "split.csv", tmp_path) == manifest
+
+
+def test_the_table_is_plain_csv_with_class_names(tmp_path: Path) -> None:
+    manifest = split(checked({"cat": 5, "dog": 5}), DataSpec())
+
+    manifest.write(tmp_path / "split.csv")
+
+    with (tmp_path / "split.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["path", "label", "split", "sha256"]
+    assert {row["label"] for row in rows} == {"cat", "dog"}
+    assert [row["path"] for row in rows] == [row.path for row in manifest.rows]
+
+
+def test_the_digest_is_that_of_the_file_and_moves_with_any_row(tmp_path: Path) -> None:
+    manifest = split(checked({"cat": 5, "dog": 5}), DataSpec())
+    manifest.write(tmp_path / "split.csv")
+    other = split(checked({"cat": 5, "dog": 5}), DataSpec(seed=1))
+
+    assert manifest.digest == hashlib.sha256((tmp_path / "split.csv").read_bytes()).hexdigest()
+    assert manifest.digest != other.digest
+
+
+HEAD = "path,label,split,sha256\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("", "line 1: the header is not path,label,split,sha256", id="empty"),
+        pytest.param("path,label\n", "line 1: the header", id="columns missing"),
+        pytest.param(f"{HEAD}a/1.jpg,a,train\n", "line 2: 3 cells instead of 4", id="cell missing"),
+        pytest.param(f"{HEAD}a/1.jpg,a,test,{SHA}\n", "line 2: split is 'test'", id="split"),
+        pytest.param(f"{HEAD}a/1.jpg,a,val,12\n", "line 2: '12' is no sha256", id="sha256"),
+        pytest.param(f"{HEAD}/etc/x,a,val,{SHA}\n", "leads out of the data folder", id="absolute"),
+        pytest.param(f"{HEAD}a/../../x,a,val,{SHA}\n", "leads out", id="dots"),
+        pytest.param(f"{HEAD}a,a,val,{SHA}\na,b,val,{SHA}\n", "line 3: 'a' stands", id="twice"),
+        pytest.param(f'{HEAD}"a,a,val,{SHA}\n', "line 2: unexpected end of data", id="open quote"),
+        pytest.param(f"{HEAD}{'x' * 10**6},a,val,{SHA}\n", "field larger than", id="long field"),
+    ],
+)
+def test_a_broken_table_is_told_by_line(text: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "split.csv"
+    path.write_text(text)
+
+    with pytest.raises(DataError) as caught:
+        Manifest.read(path, tmp_path)
+
+    assert expected in caught.value.problem
+
+
+def test_a_missing_table_is_an_error_of_the_data(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot read"):
+        Manifest.read(tmp_path / "split.csv", tmp_path)
+
+
+def test_a_byte_order_mark_and_crlf_are_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "split.csv"
+    path.write_bytes(
+        b"\xef\xbb\xbf" + f"{HEAD}a/1.jpg,a,val,{SHA}\n".replace("\n", "\r\n").encode()
+    )
+
+    assert Manifest.read(path, tmp_path).rows == (Row("a/1.jpg", 0, "val", SHA),)
+
+
+# ---- copies stay together
+
+
+def with_copies(counts: dict[str, int], *groups: tuple[str, ...]) -> Checked:
+    """A checked folder in which the named files have the same bytes."""
+    plain = checked(counts)
+    same = {path: group[0] for group in groups for path in group}
+    files = tuple(
+        replace(file, sha256=hashlib.sha256(same[file.path].encode()).hexdigest())
+        if file.path in same
+        else file
+        for file in plain.good
+    )
+    return replace(plain, good=files)
+
+
+COPIES = (
+    ("a/000.jpg", "a/001.jpg", "a/002.jpg"),
+    ("a/010.jpg", "b/010.jpg"),
+    ("b/020.jpg", "b/021.jpg"),
+    ("b/030.jpg", "b/031.jpg", "b/032.jpg", "b/033.jpg"),
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_identical_files_are_on_one_side_of_a_random_split(seed: int) -> None:
+    manifest = split(with_copies({"a": 50, "b": 50}, *COPIES), DataSpec(seed=seed))
+
+    assert leaks(manifest).across == ()
+    assert all(8 <= count <= 13 for count in held_back(manifest))  # a fifth, give or take a group
+
+
+def test_without_copies_the_split_is_the_plain_draw() -> None:
+    plain = checked({"a": 50, "b": 31})
+
+    manifest = split(plain, DataSpec(seed=3))
+
+    drawn = draw([50, 31], 0.2, 3)
+    wanted = {f"{name}/{i:03}.jpg" for name, picks in zip("ab", drawn, strict=True) for i in picks}
+    assert {row.path for row in manifest.val} == wanted
+
+
+def test_near_copies_are_kept_together_where_their_groups_are_named() -> None:
+    plain = checked({"a": 50, "b": 50})
+    names = {file.path: file.sha256 for file in plain.good}
+    groups = {names[path]: group[0] for group in COPIES for path in group}
+
+    for seed in range(10):
+        manifest = split(plain, DataSpec(seed=seed), groups=groups)
+
+        side = {row.path: row.split for row in manifest.rows}
+        assert all(len({side[path] for path in group}) == 1 for group in COPIES)
+
+
+def test_a_group_validates_as_often_as_a_single_image() -> None:
+    folder = with_copies({"a": 50, "b": 50}, *COPIES)
+
+    drawn = [{row.path for row in split(folder, DataSpec(seed=seed)).val} for seed in range(400)]
+
+    share = sum("b/033.jpg" in paths for paths in drawn) / 400
+    assert share == pytest.approx(0.2, abs=0.06)  # three standard deviations of 400 draws
+
+
+def test_a_class_of_copies_and_one_more_still_has_both_sides() -> None:
+    folder = with_copies({"a": 4, "b": 10}, ("a/000.jpg", "a/001.jpg", "a/002.jpg"))
+
+    for seed in range(10):
+        manifest = split(folder, DataSpec(seed=seed))
+
+        assert {row.split for row in manifest.rows if row.label == 0} == {"train", "val"}
+        assert leaks(manifest).across == ()
+
+
+def test_a_class_of_one_picture_cannot_be_split() -> None:
+    folder = with_copies({"a": 3, "b": 10}, ("a/000.jpg", "a/001.jpg", "a/002.jpg"))
+
+    with pytest.raises(DataError, match=r"a \(3\)"):
+        split(folder, DataSpec())
+
+
+def test_the_reference_split_knows_no_copies() -> None:
+    folder = with_copies({"a": 50, "b": 50}, *COPIES)
+    reference = replace(folder, folder=replace(folder.folder, reference=True))
+
+    manifest = split(reference, DataSpec(split="reference"))
+
+    assert held_back(manifest) == [10, 10]
+
+
+# ---- leaks
+
+
+def test_identical_files_across_the_split_and_across_labels_are_found() -> None:
+    rows = (
+        Row("a/1.jpg", 0, "train", "1" * 64),
+        Row("a/2.jpg", 0, "val", "1" * 64),
+        Row("a/3.jpg", 0, "train", "2" * 64),
+        Row("b/1.jpg", 1, "train", "2" * 64),
+        Row("b/2.jpg", 1, "train", "3" * 64),
+        Row("b/3.jpg", 1, "train", "3" * 64),
+    )
+
+    found = leaks(Manifest(Path("d"), ("a", "b"), rows))
+
+    assert found.across == (("a/1.jpg", "a/2.jpg"),)
+    assert found.labels == (("a/3.jpg", "b/1.jpg"),)
+
+
+def test_class_indices_are_written_as_the_reference_script_does(tmp_path: Path) -> None:
+    write_class_indices(tmp_path / "class_indices.json", ["daisy", "b\udcff\n"])
+
+    text = (tmp_path / "class_indices.json").read_text()
+    assert text == '{\n    "0": "daisy",\n    "1": "b\\udcff\\n"\n}'
+    assert json.loads(text)["1"] == "b\udcff\n"

@@ -1,0 +1,409 @@
+"""Where a model looked: maps that are the model's own, for any shape, pointing at what decides."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitft.explain import overlay, relevance_map
+from vitft.explain.figures import (
+    attention_distance,
+    patch_distances,
+    patch_filters,
+    position_similarity,
+)
+from vitft.explain.maps import explain, relevance, rollout, scaled, traced, without_weak
+from vitft.explain.method import FUSIONS, Method
+from vitft.explain.pictures import Tile, as_png, coloured, contact_sheet, heads_sheet
+from vitft.models.vit import Pool, VisionTransformer, ViTConfig
+from vitft.system.errors import RunError, UsageError
+
+TINY = ViTConfig(image_size=(16, 16), patch_size=(4, 4), width=32, depth=3, heads=2, num_classes=3)
+SHAPES = [
+    pytest.param({}, id="class token"),
+    pytest.param({"pool": "mean"}, id="mean of the patches"),
+    pytest.param({"image_size": (8, 24)}, id="wider than high"),
+    pytest.param({"image_size": (24, 8), "patch_size": (8, 4)}, id="flat patches"),
+    pytest.param({"registers": 4, "layer_scale": 0.5, "prefix_positions": False}, id="registers"),
+    pytest.param({"registers": 2, "pool": "mean"}, id="registers, mean"),
+    pytest.param({"distilled": True}, id="distilled"),
+    pytest.param({"norm": "post"}, id="post-norm"),
+    pytest.param({"pre_logits": True}, id="pre_logits"),
+    pytest.param({"drop_path": 0.5}, id="drop path"),
+    pytest.param({"stem": (), "image_size": (24, 16), "patch_size": (8, 8)}, id="hybrid"),
+    pytest.param({"convs": (16, 24, 32)}, id="convolutions"),
+]
+
+
+def random_model(**options: Any) -> VisionTransformer:
+    """Weights large enough that attention is far from even and heads differ."""
+    torch.manual_seed(0)
+    model = VisionTransformer(replace(TINY, **options)).eval()
+    for name, tensor in model.named_parameters():
+        if "norm" not in name:
+            nn.init.normal_(tensor, std=0.3)
+    return model
+
+
+def images_for(model: VisionTransformer, count: int = 2) -> Tensor:
+    config = model.config
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, config.in_channels, *config.image_size, generator=generator)
+
+
+@pytest.mark.parametrize("options", SHAPES)
+@torch.no_grad()
+def test_the_traced_answer_is_the_one_of_forward(options: dict[str, Any]) -> None:
+    model = random_model(**options)
+    pixels = images_for(model)
+
+    steps = list(traced(model, model.embed(pixels)))
+
+    logits = model.classify(model.pool(steps[-1][1]))
+    assert torch.allclose(logits, model(pixels), atol=1e-5)
+    tokens = model.config.num_prefix + model.config.grid[0] * model.config.grid[1]
+    for maps, _ in steps:
+        assert maps.shape == (2, 2, tokens, tokens)
+        assert torch.allclose(maps.sum(dim=-1), torch.ones(()), atol=1e-5)
+
+
+@pytest.mark.parametrize("options", SHAPES)
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("discard", [0.0, 0.9, 0.999])
+@torch.no_grad()
+def test_rows_of_rollout_sum_to_one(options: dict[str, Any], fusion: str, discard: float) -> None:
+    model = random_model(**options)
+
+    held, _ = rollout(model, images_for(model), fusion=fusion, discard=discard)
+
+    assert bool((held >= 0).all())
+    assert torch.allclose(held.sum(dim=-1), torch.ones(()), atol=1e-5)
+
+
+@pytest.mark.parametrize("options", SHAPES)
+@pytest.mark.parametrize("name", ["relevance", "rollout", "attention"])
+def test_every_shape_of_model_has_one_number_per_patch(options: dict[str, Any], name: str) -> None:
+    model = random_model(**options)
+    pixels = images_for(model)
+
+    heat = explain(model, pixels, Method(name=name))
+
+    assert heat.values.shape == (2, *model.config.grid)
+    assert heat.values.dtype == np.float32
+    assert heat.values.min() >= 0
+    assert heat.values.max() > 0
+    with torch.no_grad():
+        assert heat.logits == pytest.approx(model(pixels).numpy(), abs=1e-5)
+
+
+@torch.no_grad()
+def test_rollout_is_the_product_of_attention_and_shortcuts() -> None:
+    model = random_model()
+    pixels = images_for(model, 1)
+    eye = np.eye(17)  # 4x4 patches and the class token
+
+    tokens, expected = model.embed(pixels), eye
+    for block in model.blocks:
+        mean = block.attn.maps(block.norm1(tokens))[0].double().numpy().mean(axis=0)
+        expected = (mean + eye) / 2 @ expected
+        tokens = block(tokens)
+
+    held, _ = rollout(model, pixels)
+    assert held[0].numpy() == pytest.approx(expected, abs=1e-5)
+
+
+def test_discarding_zeroes_the_weakest_of_each_image_but_not_the_class_tokens_own() -> None:
+    fused = torch.tensor([[[0.01, 0.9, 0.09], [0.2, 0.5, 0.3], [0.6, 0.35, 0.05]]])
+    both = torch.cat([fused, fused.flip(1)])
+
+    kept = without_weak(both, 5 / 9)
+
+    # 0.01, 0.05, 0.09, 0.2 and 0.3 are the five weakest; 0.01 stands at the class token's place.
+    assert torch.equal(kept[0], torch.tensor([[0.01, 0.9, 0], [0, 0.5, 0], [0.6, 0.35, 0]]))
+    assert (kept[1] > 0).sum() == 4
+    assert torch.equal(without_weak(both, 0.0), both)
+
+
+def test_relevance_of_one_block_is_its_map_times_what_the_map_did() -> None:
+    model = random_model(depth=1)
+    pixels, block = images_for(model, 1), model.blocks[0]
+    drawn, _ = relevance(model, pixels, torch.tensor([2]))
+
+    # The class token's mixed values are linear in its map: d logit / d map = d logit / d mixed . v
+    tokens = model.embed(pixels).detach()
+    maps = block.attn.maps(block.norm1(tokens)).detach()
+    values = block.attn.split_heads(block.norm1(tokens))[2].detach()
+    mixed = (maps @ values).requires_grad_()
+    model.classify(
+        model.pool(
+            block.add_branches(
+                tokens, tokens, lambda _: block.attn.proj(mixed.transpose(1, 2).flatten(2))
+            )
+        )
+    )[0, 2].backward()
+    assert mixed.grad is not None
+    by_hand = (maps[0, :, 0] * (mixed.grad[0, :, 0, None] * values[0]).sum(-1)).clamp(min=0).mean(0)
+
+    assert drawn[0].tolist() == pytest.approx(by_hand.tolist(), rel=1e-4, abs=1e-7)
+
+
+def test_relevance_with_mean_pooling_and_no_mixing_is_each_patchs_own_part() -> None:
+    model = random_model(pool="mean", depth=1)
+    block = model.blocks[0]
+    for layer in (block.attn.proj, block.mlp.fc2):  # both branches add nothing
+        for tensor in layer.parameters():
+            nn.init.zeros_(tensor)
+    pixels = images_for(model, 1)
+
+    drawn, logits = relevance(model, pixels, torch.tensor([1]))
+
+    tokens = model.embed(pixels).detach()
+    pooled = tokens[:, 1:].mean(dim=1).requires_grad_()
+    score = model.classify(model.fc_norm(pooled))[0, 1]
+    (slope,) = torch.autograd.grad(score, pooled)
+    own = (tokens[0, 1:] @ slope[0]).clamp(min=0) / 16
+    assert drawn[0, 0] == 0
+    assert drawn[0, 1:].tolist() == pytest.approx(own.tolist(), rel=1e-4, abs=1e-7)
+    assert logits[0, 1].item() == pytest.approx(score.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_the_explanation_moves_to_what_decides(pool: Pool) -> None:
+    # The class is the colour of one patch in noise; a small model learns it from random places.
+    torch.manual_seed(0)
+    model = VisionTransformer(replace(TINY, depth=2, pool=pool))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for step in range(150):
+        pixels, _, labels = dotted(32, seed=step)
+        F.cross_entropy(model(pixels), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    pixels, places, labels = dotted(64, seed=9999)
+    assert (model(pixels).argmax(dim=-1) == labels).float().mean() > 0.95
+
+    heat = relevance_map(model, pixels, labels).reshape(64, -1)
+
+    at = heat[np.arange(64), places.numpy()] / heat.sum(axis=1)
+    assert at.mean() > 0.3  # its share of the area is 1/16
+    assert (heat.argmax(axis=1) == places.numpy()).mean() > 0.6
+
+
+def dotted(count: int, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Noise with one patch of one strong channel: pixels, the patch's number, the channel's."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randn(count, 3, 16, 16, generator=generator) * 0.3
+    places = torch.randint(16, (count,), generator=generator)
+    labels = torch.randint(3, (count,), generator=generator)
+    for i, (place, label) in enumerate(zip(places.tolist(), labels.tolist(), strict=True)):
+        top, left = place // 4 * 4, place % 4 * 4
+        pixels[i, label, top : top + 4, left : left + 4] += 2
+    return pixels, places, labels
+
+
+def test_relevance_is_of_the_class_that_is_asked_for_and_by_default_of_the_best() -> None:
+    model = random_model()
+    pixels = images_for(model, 4)
+    best = model(pixels).argmax(dim=-1)
+
+    of_best, default = relevance_map(model, pixels, best), relevance_map(model, pixels)
+    of_other = relevance_map(model, pixels, (best + 1) % 3)
+
+    assert np.array_equal(of_best, default)
+    assert np.abs(of_other - default).max() > 0.1
+
+
+def test_an_image_is_explained_alike_alone_and_among_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = random_model()
+    pixels = images_for(model, 5)
+    together = explain(model, pixels, Method()).values
+
+    monkeypatch.setattr("vitft.explain.maps.NUMBERS_AT_ONCE", 2 * 3 * 2 * 17**2)  # two images
+    in_parts = explain(model, pixels, Method()).values
+    alone = np.concatenate([explain(model, pixels[i : i + 1], Method()).values for i in range(5)])
+
+    assert in_parts == pytest.approx(together, abs=1e-6)
+    assert alone == pytest.approx(together, abs=1e-6)
+
+
+def test_explaining_leaves_the_model_as_it_was_and_works_where_gradients_are_off() -> None:
+    model = random_model()
+    pixels = images_for(model)
+    expected = relevance_map(model, pixels)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+
+    with torch.inference_mode():
+        again = relevance_map(model, pixels * 1)  # a tensor that may not be differentiated
+
+    assert np.array_equal(expected, again)
+    assert all(p.grad is None and not p.requires_grad for p in model.parameters())
+    assert relevance_map(model, pixels[:0]).shape == (0, 4, 4)
+
+
+def test_one_block_and_head_is_that_row_of_its_map() -> None:
+    model = random_model()
+    pixels = images_for(model)
+
+    heat = explain(model, pixels, Method(name="attention", block=1, head=1)).values
+
+    with torch.no_grad():
+        maps = [maps for maps, _ in traced(model, model.embed(pixels))]
+    assert heat == pytest.approx(maps[1][:, 1, 0, 1:].reshape(2, 4, 4).numpy())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"name": "attention", "block": 3}, "no block 3.*\n.*0 to 2", id="block"),
+        pytest.param({"name": "attention", "head": 2}, "no head 2.*\n.*0 to 1", id="head"),
+        pytest.param({"name": "attention", "block": -1}, "no block -1", id="negative"),
+        pytest.param({"name": "gradcam"}, "'gradcam'.*\n.*rollout", id="method"),
+        pytest.param({"fusion": "sum"}, "'sum'.*\n.*max", id="fusion"),
+        pytest.param({"discard": 1.0}, "discard is 1.0", id="discard everything"),
+        pytest.param({"discard": float("nan")}, "discard is nan", id="nan"),
+    ],
+)
+def test_what_does_not_exist_is_refused(options: dict[str, Any], message: str) -> None:
+    model = random_model()
+
+    with pytest.raises(UsageError, match=message):
+        explain(model, images_for(model), Method(**options))
+
+
+def test_a_model_without_classes_has_no_relevance_but_a_rollout() -> None:
+    model = random_model(num_classes=0)
+
+    with pytest.raises(UsageError, match=r"no classes.*\n.*rollout"):
+        relevance_map(model, images_for(model))
+    assert explain(model, images_for(model), Method(name="rollout")).values.shape == (2, 4, 4)
+
+
+def test_another_makers_model_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"Sequential hides its attention"):
+        relevance_map(nn.Sequential(), torch.zeros(1, 3, 16, 16))
+
+
+def test_a_broken_model_is_not_explained() -> None:
+    model = random_model()
+    nn.init.constant_(model.get_parameter("blocks.0.attn.qkv.bias"), float("nan"))
+
+    with pytest.raises(RunError, match="not finite"):
+        explain(model, images_for(model), Method(name="rollout"))
+
+
+def test_scaling_goes_from_zero_to_one_and_a_flat_map_shows_nothing() -> None:
+    values = np.array([[[1, 2], [3, 5]], [[7, 7], [7, 7]], [[0, 0], [0, 0]]], np.float32)
+
+    shown = scaled(values)
+
+    assert shown[0].tolist() == [[0, 0.25], [0.5, 1]]
+    assert not shown[1:].any()
+
+
+# pictures ---------------------------------------------------------------------------------------
+
+
+def test_an_overlay_glows_where_the_patch_counted_and_leaves_the_image_alone() -> None:
+    image = Image.new("RGB", (60, 40), (90, 90, 90))
+    heat = np.zeros((4, 6), np.float32)
+    heat[1, 4] = 1  # rows from the top, columns from the left: around pixel (45, 15)
+
+    shown = overlay(image, heat)
+
+    grey = np.asarray(shown.convert("L"), int)
+    assert shown.size == (60, 40)
+    assert np.unravel_index(grey.argmax(), grey.shape) == pytest.approx((15, 45), abs=5)
+    assert grey[30:, :20].max() < 90  # dimmed elsewhere
+    assert image.getcolors() == [(2400, (90, 90, 90))]
+
+
+def test_heat_grows_brighter_all_the_way() -> None:
+    light = coloured(np.linspace(0, 1, 101, dtype=np.float32)) @ (0.2126, 0.7152, 0.0722)
+
+    assert (np.diff(light) > 0).all()
+
+
+def test_sheets_hold_every_tile_whatever_its_text(tmp_path: Any) -> None:
+    picture = Image.new("RGB", (30, 20), (255, 0, 0))
+    tiles = [Tile((picture, picture), text) for text in ("a", "long " * 99, "", "花\u202e<b>")] * 2
+
+    sheet = contact_sheet(tiles, side=40)
+    overview = heads_sheet(np.random.default_rng(0).random((3, 2, 4, 6), np.float32))
+
+    red = (np.asarray(sheet) == (255, 0, 0)).all(axis=-1).sum()
+    assert red == 8 * 2 * 60 * 40  # eight tiles of two pictures, scaled to 60 x 40
+    assert overview.width > 2 * 84
+    assert contact_sheet(tiles[:1]).size[0] < sheet.size[0] * 6
+
+
+def test_a_png_carries_no_metadata_of_its_source() -> None:
+    picture = Image.new("RGB", (8, 8))
+    picture.info["comment"] = "secret"
+    picture.info["exif"] = b"Exif\x00\x00secret"
+
+    assert b"secret" not in as_png(picture)
+
+
+# figures of the weights -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [*SHAPES, pytest.param({"in_channels": 5}, id="5 channels")])
+def test_filters_and_positions_have_their_shapes_in_every_model(options: dict[str, Any]) -> None:
+    model = random_model(**options)
+
+    pictures, shares = patch_filters(model)
+    similarity = position_similarity(model)
+
+    side = (3, 3) if options.get("convs") else model.config.patch_size
+    side = (7, 7) if options.get("stem") is not None else side
+    assert pictures.shape == (16 if options.get("convs") else 28, *side, 3)  # of 16 filters
+    assert (pictures.min(), pictures.max()) == pytest.approx((0, 1))
+    assert (np.diff(shares) <= 1e-7).all()
+    assert 0 < shares.sum() <= 1.00001
+    assert similarity.shape == model.config.grid * 2
+    rows, columns = model.config.grid
+    flat = similarity.reshape(rows * columns, -1)
+    assert np.diag(flat) == pytest.approx(1, abs=1e-5)
+    assert flat == pytest.approx(flat.T, abs=1e-6)
+
+
+def test_the_first_component_is_the_direction_in_which_filters_differ_most() -> None:
+    model = random_model()
+    ramp = torch.linspace(-1, 1, 4).expand(3, 4, 4)  # dark left, bright right
+    amounts = torch.randn(32, 1, 1, 1, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model.patch_embed.proj.weight.copy_(0.7 + amounts * ramp)
+
+    pictures, shares = patch_filters(model, 1)
+
+    expected = np.linspace(0, 1, 4)[None, :, None].repeat(4, 0).repeat(3, 2)
+    first = pictures[0] if pictures[0, 0, 0, 0] < 0.5 else 1 - pictures[0]  # its sign is free
+    assert first == pytest.approx(expected, abs=1e-6)
+    assert shares[0] == pytest.approx(1)
+
+
+def test_distances_are_in_pixels_along_both_sides() -> None:
+    distance = patch_distances((2, 3), (8, 4))
+
+    assert distance[0].tolist() == pytest.approx([0, 4, 8, 8, (64 + 16) ** 0.5, (64 + 64) ** 0.5])
+
+
+@pytest.mark.parametrize("prefix", [{}, {"registers": 3}])
+def test_attention_distance_of_known_attention(prefix: dict[str, Any]) -> None:
+    model = random_model(**prefix)
+    for block in model.blocks:  # equal scores: every head looks everywhere alike
+        for tensor in block.attn.qkv.parameters():
+            nn.init.zeros_(tensor)
+
+    distance, count = attention_distance(model, [images_for(model), images_for(model, 1)])
+
+    assert count == 3
+    assert distance == pytest.approx(np.full((3, 2), patch_distances((4, 4), (4, 4)).mean()))

@@ -1,0 +1,171 @@
+"""Rows on disk: found again, never wrong, never in the way."""
+
+import multiprocessing
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vitft.features.cache import KEY_BYTES, Store, key_of, prune, remove, spaces
+
+SPACE = {"prefix": "abc"}
+
+
+def same(found: Any, expected: Any) -> bool:
+    return found is not None and np.array_equal(found, expected)
+
+
+def keys(count: int) -> list[bytes]:
+    return [key_of(str(i)) for i in range(count)]
+
+
+def row(i: int) -> Any:
+    return np.arange(6, dtype=np.float32).reshape(2, 3) + i
+
+
+def filled(root: Path, count: int = 10) -> Store:
+    store = Store(root, SPACE, (2, 3), "float32")
+    for i, key in enumerate(keys(count)):
+        store.add(key, row(i))
+    store.flush()
+    return store
+
+
+def test_rows_are_found_by_another_process_later(tmp_path: Path) -> None:
+    filled(tmp_path)
+
+    again = Store(tmp_path, SPACE, (2, 3), "float32")
+
+    for i, key in enumerate(keys(10)):
+        found = again.get(key)
+        assert found is not None
+        assert np.array_equal(found, row(i))
+    assert again.get(key_of("other")) is None
+
+
+def test_a_row_is_there_before_it_is_flushed(tmp_path: Path) -> None:
+    store = Store(tmp_path, SPACE, (2, 3), "float32")
+    store.add(keys(1)[0], row(0))
+
+    assert same(store.get(keys(1)[0]), row(0))
+    assert not list(store.folder.glob("*.rows"))
+
+
+def test_other_settings_are_another_space(tmp_path: Path) -> None:
+    filled(tmp_path)
+
+    for space, shape, dtype in [
+        ({"prefix": "abd"}, (2, 3), "float32"),
+        (SPACE, (3, 2), "float32"),
+        (SPACE, (2, 3), "uint16"),
+    ]:
+        assert Store(tmp_path, space, shape, dtype).get(keys(1)[0]) is None
+
+
+def test_every_kind_of_damage_is_noticed_and_nothing_wrong_is_returned(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    whole = next(filled(tmp_path / "0").folder.glob("*.rows")).read_bytes()
+    noticed = 0
+    for n in range(1, 101):
+        path = next(filled(tmp_path / str(n)).folder.glob("*.rows"))
+        mutant = bytearray(whole)
+        kind = rng.choice(["flip", "cut", "longer", "zeros"])
+        place = rng.randrange(len(mutant))
+        if kind == "flip":
+            mutant[place] ^= 1 << rng.randrange(8)
+        elif kind == "cut":
+            del mutant[place:]
+        elif kind == "longer":
+            mutant += b"x"
+        else:
+            mutant[place : place + 9] = bytes(len(mutant[place : place + 9]))
+        path.write_bytes(mutant)
+
+        store = Store(tmp_path / str(n), SPACE, (2, 3), "float32")
+        found = [store.get(key) for key in keys(10)]
+
+        for i, answer in enumerate(found):
+            assert answer is None or np.array_equal(answer, row(i))
+        missing = any(answer is None for answer in found)
+        assert missing == bool(store.damaged)
+        noticed += missing
+        harmless = bytes(mutant) == whole or padding_only(whole, mutant)
+        assert missing or harmless, (kind, place)
+    assert noticed > 80
+
+
+def padding_only(whole: bytes, mutant: bytearray) -> bool:
+    """Whether only the unused bytes between index and rows differ."""
+    length = int.from_bytes(whole[8:16], "little")
+    used = 16 + length + 10 * (KEY_BYTES + 4)
+    start = used + -used % 64
+    return whole[:used] == mutant[:used] and whole[start:] == mutant[start:]
+
+
+def test_a_damaged_row_is_computed_again_and_found(tmp_path: Path) -> None:
+    path = next(filled(tmp_path).folder.glob("*.rows"))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1  # in the last row
+    path.write_bytes(content)
+
+    store = Store(tmp_path, SPACE, (2, 3), "float32")
+    assert store.get(keys(10)[9]) is None
+    store.add(keys(10)[9], row(9))
+    store.flush()
+
+    again = Store(tmp_path, SPACE, (2, 3), "float32")
+    assert same(again.get(keys(10)[9]), row(9))
+
+
+def fill_some(root: Path, start: int) -> None:
+    store = Store(root, SPACE, (2, 3), "float32")
+    for i, key in list(enumerate(keys(40)))[start:40:2]:
+        store.add(key, row(i))
+        store.flush()
+    os._exit(0)  # as abruptly as a kill
+
+
+def test_processes_fill_one_space_together(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=fill_some, args=(tmp_path, start)) for start in (0, 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+
+    store = Store(tmp_path, SPACE, (2, 3), "float32")
+    assert all(same(store.get(key), row(i)) for i, key in enumerate(keys(40)))
+    assert not list(store.folder.glob(".*"))  # no temporary files
+
+
+def test_the_cache_is_listed_and_shrinks_to_its_limit(tmp_path: Path) -> None:
+    for n in range(3):
+        store = Store(tmp_path, {"prefix": str(n)}, (1000,), "float32")
+        store.add(key_of("a"), np.zeros(1000, dtype=np.float32))
+        store.flush()
+        os.utime(store.folder, (n, n))
+
+    listed = spaces(tmp_path)
+    assert [space.settings["prefix"] for space in listed] == ["2", "1", "0"]
+    assert all(space.size > 4000 for space in listed)
+
+    freed = prune(tmp_path, limit_gb=2.5 * listed[0].size / 1e9)
+    assert freed == listed[2].size
+    assert [space.settings["prefix"] for space in spaces(tmp_path)] == ["2", "1"]
+
+    remove(spaces(tmp_path))
+    assert spaces(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"vitftrow", b"vitftrow" + b"\xff" * 8, b"x" * 500])
+def test_a_file_that_is_no_shard_is_ignored(tmp_path: Path, content: bytes) -> None:
+    folder = filled(tmp_path).folder
+    (folder / "0.rows").write_bytes(content)
+
+    store = Store(tmp_path, SPACE, (2, 3), "float32")
+
+    assert store.damaged == 1
+    assert same(store.get(keys(1)[0]), row(0))

@@ -1,0 +1,109 @@
+"""The cut at the freeze boundary."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vitft.features.cut import cut_model, run_prefix
+from vitft.models.freeze import freeze_model
+from vitft.models.vit import VisionTransformer, ViTConfig
+
+PIXELS = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("freeze", ["head", "blocks:1", "blocks:2"])
+def test_suffix_after_prefix_is_the_model(tiny_vit: VisionTransformer, freeze: str) -> None:
+    tiny_vit.head.weight.data.normal_()
+    freeze_model(tiny_vit, freeze)
+    cut = cut_model(tiny_vit, freeze)
+    assert cut.prefix is not None
+
+    inputs = run_prefix(cut.prefix, PIXELS).clone()
+    logits = cut.suffix.eval()(inputs)
+
+    torch.testing.assert_close(logits, tiny_vit(PIXELS), atol=1e-6, rtol=0)
+
+
+def test_without_a_frozen_part_there_is_no_prefix(tiny_vit: VisionTransformer) -> None:
+    freeze_model(tiny_vit, "none")
+    cut = cut_model(tiny_vit, "none")
+
+    assert cut.prefix is None
+    torch.testing.assert_close(cut.suffix(PIXELS), tiny_vit(PIXELS), atol=1e-6, rtol=0)
+
+
+def test_training_the_suffix_leaves_frozen_parts_in_eval_mode(tiny_vit: VisionTransformer) -> None:
+    freeze_model(tiny_vit, "blocks:1")
+    cut = cut_model(tiny_vit, "blocks:1")
+
+    cut.suffix.train()
+
+    assert not tiny_vit.blocks[0].training
+    assert not tiny_vit.patch_embed.training
+    assert tiny_vit.blocks[1].mlp.fc1.training
+    assert tiny_vit.head.training
+
+
+def test_cached_inputs_can_be_learnt_from(tiny_vit: VisionTransformer) -> None:
+    freeze_model(tiny_vit, "blocks:1")
+    cut = cut_model(tiny_vit, "blocks:1")
+    assert cut.prefix is not None
+    inputs = run_prefix(cut.prefix, PIXELS).clone()
+
+    cut.suffix(inputs)[:, 0].sum().backward()
+
+    assert tiny_vit.head.weight.grad is not None
+    assert tiny_vit.patch_embed.proj.weight.grad is None
+
+
+def test_drop_path_of_the_trained_blocks_is_active_only_while_training(
+    tiny_config: ViTConfig,
+) -> None:
+    torch.manual_seed(0)
+    model = VisionTransformer(replace(tiny_config, drop_path=0.9))
+    model.head.weight.data.normal_()
+    freeze_model(model, "blocks:1")
+    cut = cut_model(model, "blocks:1")
+    assert cut.prefix is not None
+    inputs = run_prefix(cut.prefix, PIXELS).clone()
+
+    assert torch.equal(cut.suffix.eval()(inputs), cut.suffix.eval()(inputs))
+    assert not torch.equal(cut.suffix.train()(inputs), cut.suffix.eval()(inputs))
+
+
+@pytest.mark.parametrize("freeze", ["head", "blocks:1"])
+def test_a_bf16_prefix_differs_by_no_more_than_bf16_does(
+    tiny_vit: VisionTransformer, freeze: str
+) -> None:
+    cut = cut_model(tiny_vit, freeze)
+    assert cut.prefix is not None
+
+    exact = run_prefix(cut.prefix, PIXELS)
+    lean = run_prefix(cut.prefix.in_precision("bf16"), PIXELS)
+
+    assert lean.dtype == torch.bfloat16
+    assert tiny_vit.cls_token.dtype == torch.float32  # the model itself is left alone
+    assert ((lean.float() - exact).norm() / exact.norm()).item() < 0.02  # 8 bits, a few layers
+
+
+@pytest.mark.parametrize("freeze", ["head", "blocks:1", "blocks:2"])
+def test_the_digest_changes_with_what_the_prefix_computes_and_with_nothing_else(
+    tiny_vit: VisionTransformer, freeze: str
+) -> None:
+    def digest() -> str:
+        prefix = cut_model(tiny_vit, freeze).prefix
+        assert prefix is not None
+        return prefix.digest()
+
+    before = digest()
+    tiny_vit.head.weight.data += 1  # behind every cut
+    unchanged = digest()
+    tiny_vit.patch_embed.proj.weight.data += 1  # in front of every cut
+    changed = digest()
+    tiny_vit.blocks[1].mlp.fc1.weight.data += 1  # the last block: frozen only under `head`
+    last = digest()
+
+    assert unchanged == before
+    assert changed != before
+    assert (last != changed) == (freeze == "head")

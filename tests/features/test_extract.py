@@ -1,0 +1,241 @@
+"""One pass over the images, and the second one that computes nothing."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitft.data.folder import File, scan
+from vitft.data.transforms import CropTransform, EvalTransform
+from vitft.features.cut import cut_model, run_prefix
+from vitft.features.extract import Extractor, crops, plain
+from vitft.models.vit import VisionTransformer
+from vitft.system.errors import ImageError
+
+TRANSFORM = EvalTransform(image_size=(16, 16))
+CROP = CropTransform(image_size=TRANSFORM.image_size)
+
+
+def extractor_of(
+    model: VisionTransformer, cache: Path | None, precision: str = "fp32", freeze: str = "head"
+) -> Extractor:
+    prefix = cut_model(model, freeze).prefix
+    assert prefix is not None
+    return Extractor(prefix, folder=cache, precision=precision, max_pixels=10**8)
+
+
+def digests(extractor: Extractor, folder: Path) -> list[str]:
+    checked = extractor.examine(
+        scan(folder), plain(TRANSFORM), allow_bad=True, progress=lambda _: None
+    )
+    return [file.sha256 for file in checked.good]
+
+
+@pytest.mark.parametrize("freeze", ["head", "blocks:1"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_rows_are_what_the_prefix_makes_of_the_documented_view(
+    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path, freeze: str, precision: str
+) -> None:
+    extractor = extractor_of(tiny_vit, tmp_path / "cache", precision, freeze)
+    found = extractor.rows(digests(extractor, image_folder), plain(TRANSFORM))
+
+    files = scan(image_folder).files
+    views = [TRANSFORM.pixels(Image.open(image_folder / f.path)) for f in files]
+    expected = run_prefix(extractor.prefix, TRANSFORM.normalise(torch.from_numpy(np.stack(views))))
+    tolerance = 1e-6 if precision == "fp32" else 0.05  # bf16 has 8 bits, and batches differ
+    torch.testing.assert_close(found, expected.float(), atol=tolerance, rtol=tolerance)
+
+
+def test_one_added_one_changed_one_deleted_computes_two(
+    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
+) -> None:
+    first = extractor_of(tiny_vit, tmp_path / "cache")
+    digests(first, image_folder)
+    shutil.copy(image_folder / "red" / "000.png", image_folder / "red" / "same bytes.png")
+    Image.new("RGB", (30, 30), (9, 9, 9)).save(image_folder / "red" / "added.png")
+    Image.new("RGB", (30, 30), (99, 9, 9)).save(image_folder / "red" / "001.png")
+    (image_folder / "red" / "002.png").unlink()
+
+    second = extractor_of(tiny_vit, tmp_path / "cache")
+    digests(second, image_folder)
+
+    assert (first.computed, second.computed) == (30, 2)
+
+
+def test_other_weights_another_cut_and_another_view_compute_afresh(
+    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
+) -> None:
+    digests(extractor_of(tiny_vit, tmp_path / "cache"), image_folder)
+    for precision, freeze in [("bf16", "head"), ("fp32", "blocks:1")]:
+        other = extractor_of(tiny_vit, tmp_path / "cache", precision, freeze)
+        digests(other, image_folder)
+        assert other.computed == 30
+
+    tiny_vit.patch_embed.proj.weight.data += 1e-3
+    changed = extractor_of(tiny_vit, tmp_path / "cache")
+    digests(changed, image_folder)
+    assert changed.computed == 30
+
+
+def test_views_are_fixed_by_seed_view_and_image(
+    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
+) -> None:
+    files = list(scan(image_folder).files)
+    extractor = extractor_of(tiny_vit, tmp_path / "a")
+    again = extractor_of(tiny_vit, tmp_path / "b")
+    sha = digests(extractor, image_folder)
+    rows = []
+    for one, seed in ((extractor, 0), (again, 0), (again, 1)):
+        views = crops(TRANSFORM, CROP, 2, seed)
+        for view in views:
+            one.compute(str(image_folder), files, view, progress=lambda _: None)
+            rows.append(one.rows(sha, view))
+
+    assert torch.equal(rows[0], rows[2])
+    assert torch.equal(rows[1], rows[3])
+    assert not torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[0], rows[4])
+
+
+def test_a_damaged_cache_is_noticed_and_recomputed(
+    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
+) -> None:
+    first = extractor_of(tiny_vit, tmp_path / "cache")
+    sha = digests(first, image_folder)
+    whole = first.rows(sha, plain(TRANSFORM))
+    shard = next(first.store(plain(TRANSFORM)).folder.glob("*.rows"))
+    content = bytearray(shard.read_bytes())
+    content[-3] ^= 64
+    shard.write_bytes(content)
+
+    second = extractor_of(tiny_vit, tmp_path / "cache")
+    again = second.rows(digests(second, image_folder), plain(TRANSFORM))
+
+    assert second.computed == 1
+    torch.testing.assert_close(again, whole, atol=1e-6, rtol=0)
+
+
+def test_bad_files_are_reported_like_a_check_without_features(
+    tiny_vit: VisionTransformer, image_folder: Path
+) -> None:
+    from vitft.data.folder import check_images
+
+    (image_folder / "red" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    Image.new("CMYK", (20, 20)).save(image_folder / "red" / "ink.jpg")
+    extractor = extractor_of(tiny_vit, None)
+
+    for _ in range(2):  # the second time from what the first one kept
+        found = extractor.examine(
+            scan(image_folder), plain(TRANSFORM), allow_bad=False, progress=lambda _: None
+        )
+        assert found == check_images(scan(image_folder))
+
+
+def test_a_file_that_vanished_is_an_error_of_its_own(
+    tiny_vit: VisionTransformer, image_folder: Path
+) -> None:
+    extractor = extractor_of(tiny_vit, None)
+
+    with pytest.raises(ImageError, match="not found"):
+        extractor.compute(
+            str(image_folder), [File("red/none.png", 0)], plain(TRANSFORM), progress=lambda _: None
+        )
+
+
+def test_threads_are_given_back_after_the_pass(
+    tiny_vit: VisionTransformer, image_folder: Path
+) -> None:
+    torch.set_num_threads(2)
+    try:
+        digests(extractor_of(tiny_vit, None), image_folder)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+import torch
+from tests.features.test_extract import digests, extractor_of, TRANSFORM
+from vitft.features.cut import cache
+from vitft.models.checkpoint import build_model, load_checkpoint
+from vitft.features.extract import plain
+cache.time.monotonic = iter(range(0, 10**9, 11)).__next__  # flush after every row
+state, card = load_checkpoint(Path(sys.argv[1]))
+torch.set_num_threads(1)
+extractor = extractor_of(build_model(state, card.architecture), Path(sys.argv[3]))
+print("ready", flush=True)
+digests(extractor, Path(sys.argv[2]))
+print("done", flush=True)
+"""
+
+
+def test_a_pass_killed_anywhere_goes_on_with_identical_rows(
+    tiny_weights: Path, image_folder: Path, tmp_path: Path
+) -> None:
+    from vitft.models.checkpoint import build_model, load_checkpoint
+
+    state, card = load_checkpoint(tiny_weights)
+    model = build_model(state, card.architecture)
+    assert isinstance(model, VisionTransformer)
+    undisturbed = extractor_of(model, tmp_path / "other")
+    sha = digests(undisturbed, image_folder)
+    for delay_s in (0.0, 0.01, 0.03):
+        child = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                CHILD,
+                str(tiny_weights),
+                str(image_folder),
+                str(tmp_path / "c"),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(delay_s)
+        child.send_signal(signal.SIGKILL)
+        child.wait(30)
+        child.stdout.close()
+
+    resumed = extractor_of(model, tmp_path / "c")
+    assert digests(resumed, image_folder) == sha
+
+    assert resumed.computed <= 30
+    ours, theirs = (e.rows(sha, plain(TRANSFORM)) for e in (resumed, undisturbed))
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+def test_exact_pixels_are_those_of_the_documented_view_in_bf16_too(
+    tiny_vit: VisionTransformer, tmp_path: Path
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 50, 3)).astype(np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.jpg", quality=95)
+    prefix, view = cut_model(tiny_vit, "head").prefix, plain(TRANSFORM)
+    assert prefix is not None
+    fast, exact = (
+        Extractor(prefix, folder=tmp_path / "c", precision="bf16", max_pixels=10**6, exact=exact)
+        for exact in (False, True)
+    )
+
+    looked = exact.look(str(tmp_path), File("noise.jpg", 0), view, exact.store(view))
+
+    data = (tmp_path / "noise.jpg").read_bytes()
+    assert fast.quick_view(data, view) is not None
+    assert exact.quick_view(data, view) is None
+    assert looked.pixels is not None
+    with Image.open(tmp_path / "noise.jpg") as image:
+        assert np.array_equal(looked.pixels, TRANSFORM.pixels(image.convert("RGB")))
+    assert fast.store(view).folder != exact.store(view).folder  # not mistaken for one another

@@ -1,0 +1,225 @@
+"""The best linear head, against an independent solver, and what else the features tell."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from vitft.features import probe
+from vitft.features.probe import (
+    PENALTIES,
+    Scaling,
+    answers,
+    evenly,
+    folds,
+    gain_from_twice,
+    nearest_neighbours,
+    solve,
+    solve_head,
+)
+
+
+def blobs(per_class: int = 60, classes: int = 3, width: int = 8) -> tuple[torch.Tensor, ...]:
+    """Overlapping Gaussian clouds far from the origin, with unequal scales."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(classes).repeat(per_class)
+    centres = torch.randn(classes, width, generator=generator)
+    x = centres[y] + torch.randn(len(y), width, generator=generator)
+    return x * torch.linspace(0.1, 10, width) + 5, y
+
+
+@pytest.mark.parametrize("l2", [1e-3, 1e-1])
+def test_the_solution_is_scikit_learns(l2: float) -> None:
+    x, y = blobs()
+    scaled = Scaling.of(x)(x).double()
+
+    head = solve(scaled, y, torch.ones(1, len(y)), classes=3, l2=l2, tolerance=1e-8)[0]
+
+    # Their C multiplies the sum of losses, our l2 the penalty beside the mean: C = 1 / (n l2).
+    theirs = LogisticRegression(C=1 / (len(y) * l2), tol=1e-10, max_iter=10_000)
+    theirs.fit(scaled.numpy(), y.numpy())
+    ours = (scaled @ head[:, :-1].T + head[:, -1]).softmax(dim=-1).numpy()
+    assert np.abs(ours - theirs.predict_proba(scaled.numpy())).max() < 1e-4
+
+
+def test_problems_solved_side_by_side_are_the_problems_solved_alone() -> None:
+    x, y = blobs()
+    x = Scaling.of(x)(x).double()
+    counted = (torch.rand(4, len(y), generator=torch.Generator().manual_seed(1)) > 0.3).float()
+
+    together = solve(x, y, counted, classes=3, l2=0.01, tolerance=1e-7, steps=500)
+    alone = torch.cat(
+        [solve(x, y, c[None], classes=3, l2=0.01, tolerance=1e-7, steps=500) for c in counted]
+    )
+
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=0)
+
+
+def test_the_head_on_raw_features_scores_like_the_head_on_scaled_ones() -> None:
+    x, y = blobs()
+    solved = solve_head(x, y, classes=3, l2=0.01, balanced=False, seed=0)
+    scaled = Scaling.of(x)(x)
+    head = solve(scaled.double(), y, torch.ones(1, len(y)), classes=3, l2=0.01)[0]
+
+    raw = x @ solved.weight.T + solved.bias
+
+    torch.testing.assert_close(
+        raw, scaled @ head[:, :-1].T.float() + head[:, -1].float(), atol=1e-3, rtol=0
+    )
+
+
+def test_a_feature_that_never_changes_does_no_harm() -> None:
+    x, y = blobs()
+    x[:, 3] = 7.0
+
+    solved = solve_head(x, y, classes=3, l2=0.01, balanced=False, seed=0)
+
+    assert solved.weight.isfinite().all()
+    assert ((x @ solved.weight.T + solved.bias).argmax(dim=-1) == y).float().mean() > 0.7
+
+
+def test_noise_is_penalised_more_than_signal() -> None:
+    x, y = blobs()
+    noise = torch.randn(len(y), 200, generator=torch.Generator().manual_seed(2))
+
+    signal = solve_head(x, y, classes=3, l2=0, balanced=False, seed=0)
+    buried = solve_head(noise, y, classes=3, l2=0, balanced=False, seed=0)
+
+    assert buried.l2 > signal.l2
+    assert buried.l2 == max(PENALTIES)
+    assert len(signal.path) > 2
+
+
+def test_the_same_question_gets_the_same_answer() -> None:
+    x, y = blobs()
+
+    first, second = (solve_head(x, y, classes=3, l2=0, balanced=False, seed=0) for _ in range(2))
+
+    assert torch.equal(first.weight, second.weight)
+
+
+def test_balanced_classes_count_the_same() -> None:
+    x, y = blobs(per_class=100, classes=2)
+    kept = (y == 0) | (torch.arange(len(y)) % 20 == 1)  # a tenth of the second class
+    x, y = x[kept], y[kept]
+
+    plain, fair = (solve_head(x, y, classes=2, l2=0.01, balanced=b, seed=0) for b in (False, True))
+
+    found = [
+        ((x @ s.weight.T + s.bias).argmax(-1)[y == 1] == 1).float().mean() for s in (plain, fair)
+    ]
+    assert found[1] >= found[0]
+    assert not torch.equal(plain.weight, fair.weight)
+
+
+def test_views_of_an_image_are_held_out_together() -> None:
+    _, y = blobs()
+    noisy = torch.randn(len(y), 30, generator=torch.Generator().manual_seed(3))
+
+    # Two identical views: were one held out without the other, noise would look learnable.
+    solved = solve_head(
+        torch.cat([noisy, noisy]), y.repeat(2), classes=3, l2=0, balanced=False, seed=0, views=2
+    )
+
+    assert max(tried.top1 for tried in solved.path) < 0.5  # a third is chance
+
+
+def test_folds_spread_every_class_evenly() -> None:
+    y = torch.tensor([0] * 23 + [1] * 7 + [2] * 4)
+
+    held = folds(y, 5, seed=0)
+
+    for label in range(3):
+        counts = torch.bincount(held[y == label], minlength=5)
+        assert counts.max() - counts.min() <= 1
+    assert torch.bincount(held).max() - torch.bincount(held).min() <= 1
+
+
+def test_a_subset_keeps_the_shares_of_the_classes() -> None:
+    y = torch.tensor([0] * 800 + [1] * 200)
+
+    rows = evenly(y, 100, seed=0)
+
+    assert torch.bincount(y[rows]).tolist() == [80, 20]
+
+
+def test_neighbours_vote_by_similarity() -> None:
+    x, y = torch.eye(3).repeat(4, 1), torch.arange(3).repeat(4)
+
+    votes = nearest_neighbours(x, y, torch.eye(3) + 0.1, classes=3)
+
+    assert votes.argmax(dim=-1).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("points", "gain"),
+    [
+        pytest.param([(1, 0.8), (2, 0.4), (4, 0.2), (8, 0.1)], 0.05, id="halved by doubling"),
+        pytest.param([(1, 0.2), (2, 0.2), (4, 0.3), (8, 0.3)], None, id="more images do not help"),
+        pytest.param([(1, 0.2), (2, 0.1), (4, 0.0), (8, 0.0)], None, id="no errors left"),
+    ],
+)
+def test_the_gain_from_twice_the_images_follows_the_power_law(
+    points: list[tuple[float, float]], gain: float | None
+) -> None:
+    found = gain_from_twice(points)
+
+    assert found == (None if gain is None else pytest.approx(gain))
+
+
+def test_every_image_is_judged_by_a_head_that_did_not_see_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(120, 60, generator=generator), torch.arange(3).repeat(40)
+
+    told, held_out = answers(x, y, ["a", "b", "c"], l2=1e-4, balanced=False, seed=0)
+
+    assert told["images"] == 120
+    assert told["top1"] < 0.5  # noise: a third by chance, all of it if judged on what was seen
+    assert told["top1_interval"][0] < 1 / 3 < told["top1_interval"][1] or told["top1"] < 1 / 3
+    assert [point["images"] for point in told["curve"]] == [12, 24, 48, 96]
+    assert len(told["weak_spots"]) == 3
+    right = (held_out.logits.argmax(dim=-1) == y[held_out.rows]).float().mean().item()
+    assert right == pytest.approx(told["top1"])
+
+
+def test_copies_of_a_picture_are_held_out_together() -> None:
+    _, y = blobs()
+    noisy = torch.randn(len(y), 30, generator=torch.Generator().manual_seed(3))
+    twice, pictures = torch.arange(len(y)).repeat(2), torch.cat([noisy, noisy])
+
+    held = folds(y.repeat(2), 5, seed=0, groups=twice)
+    solved = solve_head(
+        pictures, y.repeat(2), classes=3, l2=0, balanced=False, seed=0, groups=twice
+    )
+
+    assert torch.equal(held[: len(y)], held[len(y) :])
+    assert max(tried.top1 for tried in solved.path) < 0.5  # a third is chance
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_features_too_many_to_copy_get_the_same_head(
+    balanced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = blobs()
+    usual = solve_head(x, y, classes=3, l2=0.03, balanced=balanced, seed=0)
+
+    monkeypatch.setattr(probe, "MANY", x.numel() - 1)
+    monkeypatch.setattr(probe, "CHUNK", 50)  # so that there are several parts, the last one smaller
+    before = x.clone()
+    streamed = solve_head(x, y, classes=3, l2=0.03, balanced=balanced, seed=0)
+
+    shares, wanted = ((x @ s.weight.T + s.bias).softmax(dim=-1) for s in (streamed, usual))
+    torch.testing.assert_close(shares, wanted, atol=1e-3, rtol=0)  # float32 against float64
+    assert torch.equal(x, before)  # it may be a file
+
+
+def test_neighbours_are_the_same_however_many_are_compared_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, y = blobs()
+    at_once = nearest_neighbours(x, y, x[:31] + 0.1, classes=3)
+
+    monkeypatch.setattr(probe, "ALIKE_NUMBERS", 2 * len(x))
+
+    one_by_one = nearest_neighbours(x, y, x[:31] + 0.1, classes=3)
+    torch.testing.assert_close(one_by_one, at_once, atol=1e-4, rtol=1e-4)

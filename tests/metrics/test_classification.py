@@ -1,0 +1,134 @@
+"""Scores and labels to numbers."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score, log_loss, precision_recall_fscore_support
+
+from vitft.metrics.calibration import Temperature
+from vitft.metrics.classification import (
+    confusion,
+    evaluation,
+    fixed_probabilities,
+    probabilities,
+    top_k,
+)
+
+
+def some(images: int = 90, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores that are right about half of the time."""
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, classes, (images,), generator=rng)
+    logits = torch.randn(images, classes, generator=rng)
+    logits[torch.arange(images), labels] += 1.5
+    return logits, labels
+
+
+def test_rows_of_the_confusion_are_true_classes() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
+
+    matrix = confusion(logits, torch.tensor([0, 0, 2]))
+
+    assert matrix.tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 1]]
+
+
+def test_top_k_counts_the_class_among_the_best_k() -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+
+    assert top_k(logits, torch.tensor([1, 2]), 2) == 1
+
+
+def test_an_evaluation_counts_every_image_once() -> None:
+    logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [2.0, 0.0]])
+
+    figures = evaluation(logits, torch.tensor([0, 0, 1, 1]), ["cat", "dog"])
+
+    assert (figures["images"], figures["top1"]) == (4, 0.75)
+    assert figures["per_class"]["dog"]["recall"] == 0.5
+    assert figures["per_class"]["cat"]["precision"] == pytest.approx(2 / 3)
+    assert figures["balanced"] == 0.75
+    assert figures["majority"] == 0.5
+
+
+def test_every_figure_is_scikit_learns() -> None:
+    logits, labels = some()
+    names = [str(i) for i in range(7)]
+    named = logits.argmax(dim=-1)
+
+    figures = evaluation(logits, labels, names)
+
+    table = precision_recall_fscore_support(labels, named, labels=range(7))
+    for name, column in zip(("precision", "recall", "f1"), table, strict=False):
+        assert [row[name] for row in figures["per_class"].values()] == pytest.approx(column)
+    assert figures["balanced"] == pytest.approx(balanced_accuracy_score(labels, named))
+    shares = logits.double().softmax(dim=-1).numpy()
+    assert figures["loss"] == pytest.approx(log_loss(labels, shares), abs=1e-6)
+
+
+def test_every_figure_lies_in_its_interval() -> None:
+    logits, labels = some()
+    figures = evaluation(logits, labels, [str(i) for i in range(7)])
+    figures |= probabilities(logits, labels, Temperature(value=1.5, held_out=np.full(90, 1.5)))
+
+    every = [(figures, name) for name in ("top1", "top5", "balanced", "loss")]
+    every += [(figures["calibration"], "ece")]
+    every += [
+        (row, name)
+        for row in figures["per_class"].values()
+        for name in ("recall", "precision", "f1")
+    ]
+
+    for table, name in every:
+        low, high = table[f"{name}_interval"]
+        assert low <= table[name] <= high
+        assert low < high
+
+
+def test_what_is_undefined_is_none() -> None:
+    figures = evaluation(torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0]), ["a", "b", "c"])
+
+    empty = figures["per_class"]["b"]
+    assert empty.pop("images") == 0
+    assert set(empty.values()) == {None}
+    assert figures["top5"] is figures["top5_interval"] is None
+    assert figures["balanced"] == 1.0
+
+
+def test_a_class_never_named_has_no_precision_and_an_f1_of_zero() -> None:
+    figures = evaluation(torch.tensor([[1.0, 0.0]] * 2), torch.tensor([0, 1]), ["cat", "dog"])
+
+    dog = figures["per_class"]["dog"]
+    assert dog["precision"] is None
+    assert dog["f1"] == 0
+    assert dog["f1_interval"][1] > 0.5  # one image says little
+
+
+def test_probabilities_are_judged_with_the_temperatures_held_out() -> None:
+    logits, labels = some()
+    temperatures = torch.rand(90, dtype=torch.float64) + 0.5
+    judged = (logits.double() / temperatures[:, None]).numpy()
+
+    figures = probabilities(
+        logits, labels, Temperature(value=3.0, held_out=temperatures.numpy(), note="")
+    )
+
+    assert figures["loss"] == pytest.approx(log_loss(labels, torch.tensor(judged).softmax(-1)))
+    assert figures["calibration"]["temperature"] == 3.0
+    assert (
+        figures["calibration"]["bins"] == fixed_probabilities(judged, labels)["calibration"]["bins"]
+    )
+
+
+def test_without_a_temperature_the_error_before_is_the_error_after() -> None:
+    logits, labels = some()
+
+    figures = probabilities(
+        logits, labels, Temperature(value=1.0, held_out=np.ones(90), note="too few")
+    )
+
+    calibration = figures["calibration"]
+    assert calibration["ece"] == calibration["ece_before"]
+    assert calibration["note"] == "too few"
+    assert figures["loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, labels).item()
+    )

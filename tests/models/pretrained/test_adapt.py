@@ -1,0 +1,185 @@
+"""Positions, architectures and heads: what adapting does to tensors."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.ndimage import zoom
+from timm.layers.pos_embed import resample_abs_pos_embed
+from torch import Tensor
+
+from vitft.models.pretrained.adapt import Hints, adapt, check_fit, infer_config, resize_positions
+from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.system.errors import WeightsError
+
+CONFIG = ViTConfig(
+    image_size=(32, 32), patch_size=(8, 8), width=192, depth=2, heads=3, num_classes=7
+)
+
+
+def positions(side: int, width: int = 32) -> Tensor:
+    return torch.randn(1, 1 + side * side, width, generator=torch.Generator().manual_seed(side))
+
+
+def weights(config: ViTConfig) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return dict(VisionTransformer(config).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("side", "grid"),
+    [
+        pytest.param(14, (24, 24), id="14 to 24"),
+        pytest.param(14, (7, 21), id="14 to 7x21"),
+        pytest.param(37, (16, 16), id="37 to 16"),
+    ],
+)
+def test_bicubic_positions_equal_timms(side: int, grid: tuple[int, int]) -> None:
+    pos = positions(side)
+
+    resized = resize_positions(pos, grid)
+
+    theirs = resample_abs_pos_embed(pos, list(grid), num_prefix_tokens=1)
+    assert (resized - theirs).abs().max() <= 1e-6
+    assert torch.equal(resized[:, 0], pos[:, 0])  # the class token has no place in the picture
+
+
+@pytest.mark.parametrize(
+    ("side", "grid"),
+    [
+        pytest.param(14, (24, 24), id="14 to 24"),
+        pytest.param(14, (7, 21), id="14 to 7x21"),
+        pytest.param(37, (16, 16), id="37 to 16"),
+        pytest.param(7, (12, 12), id="7 to 12"),
+    ],
+)
+def test_googles_rule_equals_scipys_zoom_of_order_one(side: int, grid: tuple[int, int]) -> None:
+    pos = positions(side)
+    table = pos[0, 1:].reshape(side, side, -1).numpy()
+
+    resized = resize_positions(pos, grid, mode="jax")
+
+    expected = zoom(table, (grid[0] / side, grid[1] / side, 1), order=1)
+    assert np.abs(resized[0, 1:].reshape(*grid, -1).numpy() - expected).max() <= 1e-5
+
+
+def test_positions_of_the_same_grid_are_untouched() -> None:
+    pos = positions(4)
+
+    assert resize_positions(pos, (4, 4)) is pos
+
+
+def test_positions_keep_their_type_and_all_their_prefix_tokens() -> None:
+    pos = torch.randn(1, 5 + 16, 8).bfloat16()
+
+    resized = resize_positions(pos, (2, 3), prefix=5)
+
+    assert resized.shape == (1, 5 + 6, 8)
+    assert resized.dtype == torch.bfloat16
+    assert torch.equal(resized[:, :5], pos[:, :5])
+
+
+def test_a_grid_that_is_not_square_must_be_told() -> None:
+    pos = torch.randn(1, 1 + 2 * 6, 8)
+
+    assert resize_positions(pos, (4, 4), source_grid=(2, 6)).shape == (1, 17, 8)
+    with pytest.raises(WeightsError, match=r"12 positions do not form a square"):
+        resize_positions(pos, (4, 4))
+    with pytest.raises(WeightsError, match=r"12 positions do not form 3x5"):
+        resize_positions(pos, (4, 4), source_grid=(3, 5))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(CONFIG, id="plain"),
+        pytest.param(replace(CONFIG, num_classes=0, pre_logits=True), id="no head"),
+        pytest.param(replace(CONFIG, pool="mean", in_channels=1), id="mean pooling, grey"),
+        pytest.param(replace(CONFIG, qkv_bias=False, mlp_ratio=1.3), id="odd MLP, no bias"),
+        pytest.param(replace(CONFIG, patch_size=(4, 8), image_size=(16, 32)), id="flat patches"),
+        pytest.param(replace(CONFIG, width=320, heads=5), id="64 numbers per head"),
+    ],
+)
+def test_an_architecture_is_read_off_its_tensors(config: ViTConfig) -> None:
+    tensors = weights(config)
+
+    inferred = infer_config(tensors)
+
+    check_fit(tensors, inferred)
+    ratio = pytest.approx(config.mlp_ratio, abs=0.01)  # 1.3 * 192 is not whole
+    assert inferred.mlp_ratio == ratio
+    assert replace(inferred, mlp_ratio=config.mlp_ratio) == config
+
+
+def test_hints_decide_only_what_tensors_leave_open() -> None:
+    tensors = weights(replace(CONFIG, image_size=(16, 64)))
+
+    hinted = infer_config(tensors, Hints(heads=6, image_size=(16, 64)))
+    misled = infer_config(tensors, Hints(image_size=(512, 512)))
+
+    assert (hinted.heads, hinted.image_size) == (6, (16, 64))
+    assert misled.image_size == (32, 32)  # 16 positions are a square too
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"pos_embed": None}, "pos_embed is missing", id="no positions"),
+        pytest.param({"pos_embed": (17, 192)}, r"pos_embed is \(17, 192\)", id="flat positions"),
+        pytest.param({"pos_embed": (1, 19, 192)}, "18 positions do not form", id="no square"),
+        pytest.param({"patch_embed.proj.weight": None}, "patch_embed.*missing", id="no patches"),
+        pytest.param({"blocks.0.mlp.fc1.weight": None}, "fc1.weight is missing", id="no MLP"),
+        pytest.param({"blocks.5.norm1.weight": (192,)}, "block 2 is missing", id="gap"),
+        pytest.param({"norm.bias": None}, r"missing: norm\.bias", id="one missing"),
+        pytest.param({"head.bias": (9,)}, r"misshapen: head\.bias \(9,\) for \(7,\)", id="shape"),
+        pytest.param({"fc_norm.weight": (192,)}, "missing: fc_norm.bias", id="two last norms"),
+        pytest.param({"head.weight": None}, "unexpected: head.bias", id="half a head"),
+    ],
+)
+def test_tensors_that_make_no_model_are_named(
+    change: dict[str, tuple[int, ...] | None], message: str
+) -> None:
+    tensors = weights(CONFIG)
+    for name, shape in change.items():
+        tensors.pop(name, None)
+        if shape is not None:
+            tensors[name] = torch.zeros(shape)
+
+    with pytest.raises(WeightsError, match=message):
+        check_fit(tensors, infer_config(tensors))
+
+
+def test_heads_that_nothing_tells_are_asked_for() -> None:
+    tensors = weights(replace(CONFIG, width=96, heads=2))
+
+    with pytest.raises(WeightsError, match=r"heads is not known for a width of 96"):
+        infer_config(tensors)
+    with pytest.raises(WeightsError, match=r"7 heads cannot share a width of 96"):
+        infer_config(tensors, Hints(heads=7))
+
+
+def test_a_new_head_is_zero_and_the_old_one_is_reported() -> None:
+    tensors = weights(replace(CONFIG, pre_logits=True))
+    wanted = replace(CONFIG, num_classes=5)
+
+    adapted = adapt(tensors, replace(CONFIG, pre_logits=True), wanted, new_head=True)
+
+    assert not adapted.tensors["head.weight"].any()
+    assert "head.weight (7, 192)" in adapted.dropped
+    assert "pre_logits.fc.weight (192, 192)" in adapted.dropped
+    assert adapted.loaded == len(adapted.tensors) - 2  # all but the new head's
+    assert "head.weight" in tensors  # what came in is left untouched
+
+
+def test_mean_pooling_takes_the_last_norm_and_back() -> None:
+    tensors = weights(CONFIG)
+    mean = replace(CONFIG, pool="mean")
+
+    there = adapt(tensors, CONFIG, mean, new_head=False)
+    back = adapt(there.tensors, mean, CONFIG, new_head=False)
+
+    check_fit(there.tensors, mean)
+    assert torch.equal(there.tensors["fc_norm.weight"], tensors["norm.weight"])
+    assert there.notes
+    assert back.tensors.keys() == tensors.keys()

@@ -1,0 +1,313 @@
+"""Every row of the catalogue is what its publisher says, and names lead to it."""
+
+import functools
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import transformers
+from timm.models import get_pretrained_cfg
+
+from vitft.models.pretrained import catalog, check_weights_name
+from vitft.models.pretrained.catalog import Entry
+from vitft.models.pretrained.locate import bundled, locate
+from vitft.models.registry import config_of
+from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.system.errors import WeightsError
+
+PUBLISHED = [entry for entry in catalog.entries() if entry.repo]
+TIMMS = [entry for entry in PUBLISHED if entry.repo.startswith("timm/")]
+
+PARAMETERS = {
+    "vit_base_patch16_224_in21k": 86_389_248,
+    "vit_base_patch32_224_in21k": 88_045_824,
+    "vit_large_patch16_224_in21k": 304_351_232,
+    "vit_large_patch32_224_in21k": 306_560_000,
+    "vit_huge_patch14_224_in21k": 632_404_480,
+    "vit_tiny_patch16_224.augreg_in21k": 9_740_115,
+    "vit_small_patch32_224.augreg_in21k": 30_903_507,
+    "vit_small_patch16_224.augreg_in21k": 30_075_219,
+    "vit_base_patch32_224.augreg_in21k": 104_252_499,
+    "vit_base_patch16_224.augreg_in21k": 102_595_923,
+    "vit_base_patch8_224.augreg_in21k": 102_605_139,
+    "vit_large_patch16_224.augreg_in21k": 325_690_707,
+    "vit_tiny_patch16_224.augreg_in21k_ft_in1k": 5_717_416,
+    "vit_tiny_patch16_384.augreg_in21k_ft_in1k": 5_790_376,
+    "vit_small_patch32_224.augreg_in21k_ft_in1k": 22_878_952,
+    "vit_small_patch32_384.augreg_in21k_ft_in1k": 22_915_432,
+    "vit_small_patch16_224.augreg_in21k_ft_in1k": 22_050_664,
+    "vit_small_patch16_384.augreg_in21k_ft_in1k": 22_196_584,
+    "vit_base_patch32_224.augreg_in21k_ft_in1k": 88_224_232,
+    "vit_base_patch32_384.augreg_in21k_ft_in1k": 88_297_192,
+    "vit_base_patch16_224.augreg_in21k_ft_in1k": 86_567_656,
+    "vit_base_patch16_384.augreg_in21k_ft_in1k": 86_859_496,
+    "vit_base_patch8_224.augreg_in21k_ft_in1k": 86_576_872,
+    "vit_large_patch16_224.augreg_in21k_ft_in1k": 304_326_632,
+    "vit_large_patch16_384.augreg_in21k_ft_in1k": 304_715_752,
+    "vit_base_patch16_224.augreg2_in21k_ft_in1k": 86_567_656,
+    "vit_base_patch8_224.augreg2_in21k_ft_in1k": 86_576_872,
+    "vit_base_patch32_224.orig_in21k": 87_455_232,
+    "vit_base_patch16_224.orig_in21k": 85_798_656,
+    "vit_large_patch32_224.orig_in21k": 305_510_400,
+    "vit_large_patch16_224.orig_in21k": 303_301_632,
+    "vit_huge_patch14_224.orig_in21k": 630_764_800,
+    "vit_base_patch16_224.orig_in21k_ft_in1k": 86_567_656,
+    "vit_base_patch16_384.orig_in21k_ft_in1k": 86_859_496,
+    "vit_large_patch32_384.orig_in21k_ft_in1k": 306_632_680,
+    "vit_base_patch16_224.augreg_in1k": 86_567_656,
+    "vit_base_patch16_384.augreg_in1k": 86_859_496,
+    "vit_base_patch32_224.augreg_in1k": 88_224_232,
+    "vit_base_patch32_384.augreg_in1k": 88_297_192,
+    "vit_small_patch16_224.augreg_in1k": 22_050_664,
+    "vit_small_patch16_384.augreg_in1k": 22_196_584,
+    "vit_base_patch16_224.sam_in1k": 86_567_656,
+    "vit_base_patch32_224.sam_in1k": 88_224_232,
+    "vit_base_patch8_224.dino": 85_807_872,
+    "vit_base_patch16_224.dino": 85_798_656,
+    "vit_small_patch8_224.dino": 21_670_272,
+    "vit_small_patch16_224.dino": 21_665_664,
+    "deit_base_distilled_patch16_224.fb_in1k": 87_338_192,
+    "deit_base_distilled_patch16_384.fb_in1k": 87_630_032,
+    "deit_base_patch16_224.fb_in1k": 86_567_656,
+    "deit_base_patch16_384.fb_in1k": 86_859_496,
+    "deit_small_distilled_patch16_224.fb_in1k": 22_436_432,
+    "deit_small_patch16_224.fb_in1k": 22_050_664,
+    "deit_tiny_distilled_patch16_224.fb_in1k": 5_910_800,
+    "deit_tiny_patch16_224.fb_in1k": 5_717_416,
+    "deit3_base_patch16_224.fb_in1k": 86_585_320,
+    "deit3_base_patch16_224.fb_in22k_ft_in1k": 86_585_320,
+    "deit3_base_patch16_384.fb_in1k": 86_877_160,
+    "deit3_base_patch16_384.fb_in22k_ft_in1k": 86_877_160,
+    "deit3_huge_patch14_224.fb_in1k": 632_126_440,
+    "deit3_huge_patch14_224.fb_in22k_ft_in1k": 632_126_440,
+    "deit3_large_patch16_224.fb_in1k": 304_374_760,
+    "deit3_large_patch16_224.fb_in22k_ft_in1k": 304_374_760,
+    "deit3_large_patch16_384.fb_in1k": 304_763_880,
+    "deit3_large_patch16_384.fb_in22k_ft_in1k": 304_763_880,
+    "deit3_small_patch16_224.fb_in1k": 22_059_496,
+    "deit3_small_patch16_224.fb_in22k_ft_in1k": 22_059_496,
+    "deit3_small_patch16_384.fb_in1k": 22_205_416,
+    "deit3_small_patch16_384.fb_in22k_ft_in1k": 22_205_416,
+    "vit_base_patch14_dinov2.lvd142m": 86_579_712,
+    "vit_base_patch14_reg4_dinov2.lvd142m": 86_582_016,
+    "vit_large_patch14_dinov2.lvd142m": 304_367_616,
+    "vit_large_patch14_reg4_dinov2.lvd142m": 304_370_688,
+    "vit_small_patch14_dinov2.lvd142m": 22_056_192,
+    "vit_small_patch14_reg4_dinov2.lvd142m": 22_057_344,
+    "vit_base_patch16_224_miil.in21k": 94_399_957,
+    "vit_base_patch16_224_miil.in21k_ft_in1k": 86_540_008,
+    "vit_base_r50_s16_224.orig_in21k": 97_890_112,
+    "vit_base_r50_s16_384.orig_in21k_ft_in1k": 98_950_952,
+    "vit_large_r50_s32_224.augreg_in21k": 350_358_931,
+    "vit_large_r50_s32_224.augreg_in21k_ft_in1k": 328_994_856,
+    "vit_large_r50_s32_384.augreg_in21k_ft_in1k": 329_092_136,
+    "vit_small_r26_s32_224.augreg_in21k": 44_456_467,
+    "vit_small_r26_s32_224.augreg_in21k_ft_in1k": 36_431_912,
+    "vit_small_r26_s32_384.augreg_in21k_ft_in1k": 36_468_392,
+    "vit_tiny_r_s16_p8_224.augreg_in21k": 10_360_403,
+    "vit_tiny_r_s16_p8_224.augreg_in21k_ft_in1k": 6_337_704,
+    "vit_tiny_r_s16_p8_384.augreg_in21k_ft_in1k": 6_355_944,
+    "vit_base_patch16_224.mae": 85_798_656,
+    "vit_large_patch16_224.mae": 303_301_632,
+    "vit_huge_patch14_224.mae": 630_764_800,
+}
+"""What each file holds, counted once with timm 1.0.31 or transformers 5.23."""
+
+
+def config_for(entry: Entry) -> ViTConfig:
+    return replace(
+        config_of(entry.architecture),
+        num_classes=entry.num_classes,
+        pre_logits=entry.pre_logits,
+        **entry.options,
+    )
+
+
+@functools.cache
+def count_theirs(name: str, repo: str) -> int:
+    """Parameters of the library's own model, without memory for them."""
+    with torch.device("meta"):
+        if repo.startswith("timm/"):
+            return sum(p.numel() for p in timm.create_model(name).parameters())
+        config = config_of(catalog.find(name).architecture)
+        fields = {
+            "hidden_size": config.width,
+            "num_hidden_layers": config.depth,
+            "num_attention_heads": config.heads,
+            "intermediate_size": 4 * config.width,
+            "patch_size": config.patch_size[0],
+        }
+        model = transformers.ViTModel(transformers.ViTConfig(**fields))
+        return sum(p.numel() for p in model.parameters())
+
+
+def test_every_row_has_a_parameter_count_and_every_count_a_row() -> None:
+    assert {entry.name for entry in PUBLISHED} == PARAMETERS.keys()
+
+
+@pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
+def test_a_row_has_as_many_parameters_as_its_publishers_model(entry: Entry) -> None:
+    with torch.device("meta"):
+        ours = VisionTransformer(config_for(entry))
+
+    assert sum(p.numel() for p in ours.parameters()) == PARAMETERS[entry.name]
+    assert count_theirs(entry.name, entry.repo) == PARAMETERS[entry.name]
+
+
+def test_no_plain_vit_or_hybrid_that_timm_publishes_in_these_families_is_missing() -> None:
+    families = {entry.name.partition(".")[2] for entry in TIMMS}
+    plain = re.compile(
+        r"(vit|deit|deit3)_(tiny|small|base|large|huge)(_distilled)?"
+        r"_(patch\d+(_reg4)?|r\d*_s\d+(_p8)?)_(\d+(_miil)?|dinov2)\."
+    )
+
+    published = {
+        name
+        for name in timm.list_pretrained(["vit_*", "deit*"])
+        if name.partition(".")[2] in families and plain.match(name)
+    }
+
+    assert {entry.name for entry in TIMMS} == published
+
+
+@pytest.mark.parametrize("entry", TIMMS, ids=lambda entry: entry.name)
+def test_a_row_agrees_with_timms_configuration(entry: Entry) -> None:
+    theirs = get_pretrained_cfg(entry.name)
+
+    assert theirs is not None
+    assert entry.repo == theirs.hf_hub_id
+    assert entry.image_size == theirs.input_size[1:]
+    assert (entry.mean, entry.std) == (theirs.mean, theirs.std)
+    assert (entry.crop, entry.interpolation) == (theirs.crop_pct, theirs.interpolation)
+    assert (entry.num_classes, entry.licence) == (theirs.num_classes, theirs.license)
+
+
+@pytest.mark.parametrize("entry", TIMMS, ids=lambda entry: entry.name)
+def test_a_short_name_means_what_timm_means_by_it(entry: Entry) -> None:
+    short, _, tag = entry.name.partition(".")
+    default = get_pretrained_cfg(short)
+
+    is_default = default is not None and default.tag == tag
+    assert (short in entry.aliases) == is_default
+    assert catalog.find(entry.repo) is entry
+
+
+@pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
+def test_a_row_names_an_architecture_that_can_be_built(entry: Entry) -> None:
+    assert config_for(entry).image_size == entry.image_size
+    assert entry.licence
+    assert entry.data
+    assert entry.file == "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("vit_giant_patch14_dinov2.lvd142m", "SwiGLU"),
+        ("timm/vit_base_patch16_clip_224.openai", "CLIP tower"),
+        ("vit_base_patch16_siglip_224.webli", "attention pooling"),
+        ("swin_tiny_patch4_window7_224", "windows"),
+    ],
+)
+def test_a_tower_that_is_no_plain_vit_is_refused_with_the_reason(name: str, reason: str) -> None:
+    with pytest.raises(WeightsError, match=f"does not build {name}: .*{reason}"):
+        catalog.find(name)
+
+
+@pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
+def test_a_licence_that_forbids_commerce_is_in_the_note_that_everybody_sees(entry: Entry) -> None:
+    assert ("-nc" in entry.licence) == ("commercial use" in entry.note)
+
+
+@pytest.mark.parametrize(
+    ("name", "repo", "revision"),
+    [
+        ("hf:google/vit-base-patch16-224", "google/vit-base-patch16-224", "main"),
+        ("hf:a/b@v1.0", "a/b", "v1.0"),
+        ("hf:a/b@refs/pr/3", "a/b", "refs/pr/3"),
+    ],
+)
+def test_any_repository_of_the_hub_has_a_name(name: str, repo: str, revision: str) -> None:
+    found = locate(name)
+
+    assert isinstance(found, Entry)
+    assert (found.repo, found.revision, found.is_foreign) == (repo, revision, True)
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:a", "hf:a/b/c", "hf:../b", "hf:a/b@", "hf:a/b@../x"])
+def test_what_is_no_repository_is_refused_without_a_network(name: str) -> None:
+    with pytest.raises(WeightsError, match=r"names no repository"):
+        check_weights_name(name)
+
+
+def test_the_headline_name_is_the_original_checkpoint_and_says_so() -> None:
+    entry = catalog.find("vit_base_patch16_224_in21k")
+
+    assert entry.repo == "google/vit-base-patch16-224-in21k"
+    assert entry.pre_logits
+    assert "ORIGINAL" in entry.note
+    assert "vit_base_patch16_224.augreg_in21k" in entry.note
+    assert any("ORIGINAL" in line for line in entry.lines())
+
+
+def test_an_unknown_name_names_the_five_nearest() -> None:
+    with pytest.raises(WeightsError) as caught:
+        check_weights_name("vit_base_patch16_224_in22k")
+
+    assert "vit_base_patch16_224_in21k" in caught.value.fix
+    assert caught.value.fix.count("vit_") == 5
+
+
+def test_names_are_checked_without_torch_and_without_the_hub_client() -> None:
+    code = (
+        "import sys; from vitft.models.pretrained import check_weights_name as check;"
+        "check('vit_base_patch16_224_in21k'); print({'torch', 'huggingface_hub'} & {*sys.modules})"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "set()\n"
+
+
+def test_weights_that_travel_with_vitft_are_missed_only_when_asked_for() -> None:
+    absent = Entry(name="gone", licence="apache-2.0", path="gone.safetensors")
+
+    with pytest.raises(WeightsError, match=r"missing from this installation.*gone\.safetensors"):
+        bundled(absent)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("missing.safetensors", "weights not found", id="missing file"),
+        pytest.param("./vit_base", "weights not found", id="missing path"),
+        pytest.param("model.onnx", "weights not found", id="missing file of another kind"),
+        pytest.param("notes.txt", "suffix '.txt'", id="wrong suffix"),
+        pytest.param("bare", "suffix 'none'", id="no suffix"),
+        pytest.param("empty", "without a model.safetensors", id="folder"),
+        pytest.param("model.pth", "is a Python pickle", id="pickle"),
+        pytest.param("  ", "is empty", id="no name"),
+    ],
+)
+def test_a_wrong_path_is_refused_early(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    for present in ("notes.txt", "bare", "model.pth"):
+        Path(present).write_bytes(b"")
+
+    with pytest.raises(WeightsError, match=message):
+        check_weights_name(name, allow_pickle=False)
+
+
+def test_a_folder_with_weights_in_it_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+
+    check_weights_name(tmp_path)
+    check_weights_name(str(tmp_path))

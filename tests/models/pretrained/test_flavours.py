@@ -1,0 +1,321 @@
+"""Weights of every flavour compute here what they compute at home."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.models.test_stem import random_hybrid
+from vitft import load_pretrained
+from vitft.data.transforms import EvalTransform
+from vitft.models.vit import VisionTransformer, ViTConfig
+
+SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
+CONFIG = ViTConfig(
+    image_size=(32, 32), patch_size=(8, 8), width=192, depth=2, heads=3, num_classes=7
+)
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def random_weights(config: ViTConfig) -> dict[str, Tensor]:
+    """A state dict without zeros: heads, biases and class tokens matter as well."""
+    random = torch.Generator().manual_seed(0)
+    state = VisionTransformer(config).state_dict()
+    return {
+        name: torch.randn(tensor.shape, generator=random) * 0.05 + float("norm" in name)
+        for name, tensor in state.items()
+    }
+
+
+def write_timm_config(folder: Path, **fields: object) -> None:
+    cfg = {"mean": [0.4, 0.4, 0.4], "std": [0.2, 0.2, 0.2], "crop_pct": 1.0}
+    table = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": cfg, **fields}
+    (folder / "config.json").write_text(json.dumps(table))
+
+
+def hf_folder(root: Path, kind: str, **options: object) -> tuple[Any, Path]:
+    """A random transformers model and the folder that it was saved to."""
+    fields: dict[str, Any] = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "image_size": 32,
+        "patch_size": 8,
+        "layer_norm_eps": 1e-6,
+        "num_labels": 5,
+    }
+    config = transformers.ViTConfig(**(fields | options))
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and positions start as zeros
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    model.save_pretrained(root)
+    return model, root
+
+
+# Hugging Face
+
+
+@torch.no_grad()
+def test_the_pooler_of_a_saved_hf_vit_is_our_pre_logits(tmp_path: Path, images: Tensor) -> None:
+    theirs, folder = hf_folder(tmp_path, "ViTModel")
+
+    ours, report = load_pretrained(folder, pre_logits="keep")
+
+    pooled = ours.pre_logits(ours.pool(ours.encode(ours.embed(images))))
+    assert (pooled - theirs(images).pooler_output).abs().max() <= 1e-5
+    assert (report.flavour, report.pre_logits) == ("hf", "kept")
+    assert report.head.startswith("none")
+
+
+@torch.no_grad()
+def test_both_spellings_of_hf_names_are_read(tmp_path: Path, images: Tensor) -> None:
+    theirs, folder = hf_folder(tmp_path, "ViTModel")
+    old = load_file(folder / "model.safetensors")
+    new = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
+    assert any("attention.attention.query" in name for name in old)
+    assert any("attention.q_proj" in name for name in new)
+
+    first, _ = load_pretrained(folder)
+    save_file(new, folder / "model.safetensors")
+    second, _ = load_pretrained(folder)
+
+    assert torch.equal(first(images), second(images))
+
+
+@torch.no_grad()
+def test_the_logits_of_a_saved_hf_classifier_are_ours(tmp_path: Path, images: Tensor) -> None:
+    names = {0: "rose", 1: "tulip", 2: "daisy", 3: "lily", 4: "iris"}
+    theirs, folder = hf_folder(tmp_path, "ViTForImageClassification", id2label=names)
+    transformers.ViTImageProcessorPil(
+        size={"height": 32, "width": 32}, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]
+    ).save_pretrained(folder)
+
+    ours, report = load_pretrained(folder)
+
+    assert (ours(images) - theirs(images).logits).abs().max() <= 1e-5
+    assert report.classes == tuple(names.values())
+    assert report.head == "kept, 5 classes"
+    assert report.transform == EvalTransform(
+        image_size=(32, 32),
+        mean=(0.1, 0.2, 0.3),
+        std=(0.4, 0.5, 0.6),
+        interpolation="bilinear",
+        fit="squash",
+        crop=1.0,
+    )
+    assert "preprocessor_config.json" in report.statistics_source
+
+
+@torch.no_grad()
+def test_the_epsilon_that_a_hf_config_states_is_used(tmp_path: Path, images: Tensor) -> None:
+    theirs, folder = hf_folder(tmp_path, "ViTForImageClassification", layer_norm_eps=0.1)
+
+    ours, _ = load_pretrained(folder)
+
+    assert ours.config.norm_eps == 0.1
+    assert (ours(images) - theirs(images).logits).abs().max() <= 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Dinov2", "Dinov2WithRegisters"])
+def test_a_hf_dinov2_gives_its_features(kind: str, tmp_path: Path, images: Tensor) -> None:
+    fields: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = getattr(transformers, f"{kind}Config")(**fields, image_size=32, patch_size=8)
+    torch.manual_seed(0)
+    theirs = getattr(transformers, f"{kind}Model")(config).eval()
+    for parameter in theirs.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.02)
+    theirs.save_pretrained(tmp_path)
+
+    ours, report = load_pretrained(tmp_path)
+
+    assert (ours(images) - theirs(images).pooler_output).abs().max() <= 1e-5
+    assert report.dropped == ("embeddings.mask_token (1, 64)",)
+    assert ours.config.registers == (4 if "Registers" in kind else 0)
+
+
+@torch.no_grad()
+def test_a_hf_distilled_deit_averages_its_heads(tmp_path: Path, images: Tensor) -> None:
+    fields: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.DeiTConfig(**fields, image_size=32, patch_size=8, layer_norm_eps=1e-6)
+    torch.manual_seed(0)
+    theirs = transformers.DeiTForImageClassificationWithTeacher(config).eval()
+    for parameter in theirs.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.02)
+    theirs.save_pretrained(tmp_path)
+
+    ours, report = load_pretrained(tmp_path)
+
+    assert (ours(images) - theirs(images).logits).abs().max() <= 1e-5
+    assert "distilled" in report.architecture
+
+
+# Google's .npz
+
+
+def google_arrays(config: ViTConfig, state: dict[str, Tensor]) -> dict[str, Any]:
+    """Our tensors in the layout of vit_jax, written out name by name."""
+    width, heads = config.width, config.heads
+    split = (width, heads, width // heads)
+    arrays = {
+        "cls": state["cls_token"],
+        "Transformer/posembed_input/pos_embedding": state["pos_embed"],
+        "embedding/kernel": state["patch_embed.proj.weight"].permute(2, 3, 1, 0),
+        "embedding/bias": state["patch_embed.proj.bias"],
+        "Transformer/encoder_norm/scale": state["norm.weight"],
+        "Transformer/encoder_norm/bias": state["norm.bias"],
+        "head/kernel": state["head.weight"].T,
+        "head/bias": state["head.bias"],
+    }
+    if config.pre_logits:
+        arrays["pre_logits/kernel"] = state["pre_logits.fc.weight"].T
+        arrays["pre_logits/bias"] = state["pre_logits.fc.bias"]
+    for i in range(config.depth):
+        block, there = f"blocks.{i}", f"Transformer/encoderblock_{i}"
+        for number, norm in ((0, "norm1"), (2, "norm2")):
+            arrays[f"{there}/LayerNorm_{number}/scale"] = state[f"{block}.{norm}.weight"]
+            arrays[f"{there}/LayerNorm_{number}/bias"] = state[f"{block}.{norm}.bias"]
+        attention = f"{there}/MultiHeadDotProductAttention_1"
+        weights = state[f"{block}.attn.qkv.weight"].split(width)
+        biases = state[f"{block}.attn.qkv.bias"].split(width)
+        for part, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
+            arrays[f"{attention}/{part}/kernel"] = weight.T.reshape(split)
+            arrays[f"{attention}/{part}/bias"] = bias.reshape(split[1:])
+        out = state[f"{block}.attn.proj.weight"].T
+        arrays[f"{attention}/out/kernel"] = out.reshape(*split[1:], width)
+        arrays[f"{attention}/out/bias"] = state[f"{block}.attn.proj.bias"]
+        for number in (0, 1):
+            dense, layer = f"{there}/MlpBlock_3/Dense_{number}", f"{block}.mlp.fc{number + 1}"
+            arrays[f"{dense}/kernel"] = state[f"{layer}.weight"].T
+            arrays[f"{dense}/bias"] = state[f"{layer}.bias"]
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+@torch.no_grad()
+def test_googles_npz_computes_what_timms_own_loader_makes_of_it(
+    tmp_path: Path, images: Tensor
+) -> None:
+    config = replace(CONFIG, width=64, heads=4)
+    file = tmp_path / "ViT-test.npz"
+    np.savez(file, **google_arrays(config, random_weights(config)))
+    options: dict[str, Any] = {"img_size": 32, "patch_size": 8, "num_classes": 7, **SMALL}
+
+    theirs = timm.create_model("vit_tiny_patch16_224", checkpoint_path=str(file), **options).eval()
+    ours, report = load_pretrained(file)
+
+    assert (ours(images) - theirs(images)).abs().max() <= 1e-5
+    assert ours.config.heads == 4  # the layout shows them
+    assert (report.flavour, report.loaded) == ("npz", len(ours.state_dict()))
+
+
+BIG_VISION = (
+    ("LayerNorm_2", "LayerNorm_1"),
+    ("MlpBlock_3", "MlpBlock_0"),
+    ("Attention_1/", "Attention_0/"),
+    ("Transformer/posembed_input/", ""),
+)
+
+
+def renamed_for_big_vision(arrays: dict[str, Any], *, stacked: bool) -> dict[str, Any]:
+    """The same arrays under the names of big_vision, block by block or scanned over blocks."""
+    for old, new in BIG_VISION:
+        arrays = {name.replace(old, new): array for name, array in arrays.items()}
+    if stacked:
+        first = [name for name in arrays if "encoderblock_0/" in name]
+        for name in first:
+            both = [arrays.pop(name.replace("block_0/", f"block_{i}/")) for i in (0, 1)]
+            arrays[name.replace("encoderblock_0/", "encoderblock/")] = np.stack(both)
+    return {f"params/{name}": array for name, array in arrays.items()}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stacked", [False, True], ids=["one by one", "scanned"])
+def test_big_visions_npz_computes_what_timms_own_loader_makes_of_it(
+    stacked: bool, tmp_path: Path, images: Tensor
+) -> None:
+    config = replace(CONFIG, width=64, heads=4)
+    arrays = renamed_for_big_vision(google_arrays(config, random_weights(config)), stacked=stacked)
+    np.savez(tmp_path / "vit.npz", **arrays)
+    options: dict[str, Any] = {"img_size": 32, "patch_size": 8, "num_classes": 7, **SMALL}
+
+    theirs = timm.create_model(
+        "vit_tiny_patch16_224", checkpoint_path=str(tmp_path / "vit.npz"), **options
+    ).eval()
+    ours, _ = load_pretrained(tmp_path / "vit.npz")
+
+    assert (ours(images) - theirs(images)).abs().max() <= 1e-5
+
+
+@torch.no_grad()
+def test_a_hybrids_npz_computes_what_timms_own_loader_makes_of_it(tmp_path: Path) -> None:
+    theirs = random_hybrid("vit_small_r26_s32_224", (64, 64), depth=2)
+    np.savez(tmp_path / "R26_S_32.npz", **google_hybrid(theirs))
+    images = torch.randn(1, 3, 64, 64)
+
+    again = timm.create_model(
+        "vit_small_r26_s32_224",
+        checkpoint_path=str(tmp_path / "R26_S_32.npz"),
+        img_size=64,
+        depth=2,
+        num_classes=10,
+    ).eval()
+    ours, report = load_pretrained(tmp_path / "R26_S_32.npz")
+
+    assert (again(images) - theirs(images)).abs().max() <= 1e-5  # the file is as timm expects it
+    assert (ours(images) - theirs(images)).abs().max() <= 1e-5
+    assert report.architecture.endswith("ResNet stem 2-2-2-2")
+
+
+def google_hybrid(model: Any) -> dict[str, Any]:
+    """A hybrid of timm's in the layout of vit_jax: its stem, and the rest as for any ViT."""
+    state = model.state_dict()
+    stem = {n: t for n, t in state.items() if "backbone" in n}
+    rest = {n: t for n, t in state.items() if "backbone" not in n}
+    config = ViTConfig(width=384, depth=2, heads=6, num_classes=10)
+    arrays = google_arrays(config, rest)
+    for name, tensor in stem.items():
+        place = name.removeprefix("patch_embed.backbone.")
+        leaf = "kernel" if "conv" in name else "scale" if name.endswith("weight") else "bias"
+        array = tensor.permute(2, 3, 1, 0) if tensor.ndim == 4 else tensor.view(1, 1, 1, -1)
+        if place.startswith("stem"):
+            arrays[f"{'conv' if 'conv' in place else 'gn'}_root/{leaf}"] = array.numpy()
+            continue
+        _, stage, _, block, part = place.split(".", 4)
+        kind = "conv" if "conv" in part else "gn"
+        number = "_proj" if "downsample" in part else part[4]
+        unit = f"block{int(stage) + 1}/unit{int(block) + 1}"
+        arrays[f"{unit}/{kind}{number}/{leaf}"] = array.numpy()
+    return arrays
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("renaming", ["vit_jax", "big_vision"])
+def test_an_npz_with_pre_logits_is_read_to_the_last_tensor(
+    renaming: str, tmp_path: Path, images: Tensor
+) -> None:
+    config = replace(CONFIG, pre_logits=True)
+    state = random_weights(config)
+    arrays = google_arrays(config, state)
+    if renaming == "big_vision":
+        arrays = renamed_for_big_vision(arrays, stacked=False)
+    np.savez(tmp_path / "vit.npz", **arrays)
+
+    ours, _ = load_pretrained(tmp_path / "vit.npz", pre_logits="keep")
+
+    assert ours.state_dict().keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in ours.state_dict().items())

@@ -1,0 +1,153 @@
+"""Loading is said in full: the report, the statistics, our own files, and the real ones."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.models.pretrained.test_flavours import CONFIG, random_weights, write_timm_config
+from vitft import load_pretrained
+from vitft.data.transforms import EvalTransform
+from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.system.errors import UsageError, WeightsError
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+# our own
+
+
+def test_our_own_checkpoint_brings_its_card(tmp_path: Path, images: Tensor) -> None:
+    transform = EvalTransform(image_size=(32, 32), mean=(0.1,) * 3, std=(0.3,) * 3, crop=0.8)
+    architecture = replace(CONFIG, pool="mean", heads=2, drop_path=0.1)
+    card = Card(
+        architecture=architecture,
+        transform=transform,
+        classes=tuple("abcdefg"),
+        weights={"name": "vit_tiny_patch16_224.augreg_in21k"},
+    )
+    state = random_weights(architecture)
+    save_checkpoint(tmp_path / "model.safetensors", state, card)
+
+    model, report = load_pretrained(tmp_path)
+
+    assert model.config == replace(architecture, drop_path=0.0)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert (report.flavour, report.transform, report.classes) == ("vitft", transform, card.classes)
+    assert report.provenance["from"] == "vit_tiny_patch16_224.augreg_in21k"
+
+
+def test_our_own_checkpoint_is_verified(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    card = Card(architecture=CONFIG, transform=EvalTransform(image_size=(32, 32)))
+    save_checkpoint(file, random_weights(CONFIG), card)
+    content = bytearray(file.read_bytes())
+    content[-1000] ^= 1
+    file.write_bytes(content)
+
+    with pytest.raises(WeightsError, match=r"damaged checkpoint.*sha256"):
+        load_pretrained(tmp_path)
+
+
+# the report
+
+
+def test_num_classes_always_gives_a_new_zero_head(tmp_path: Path, images: Tensor) -> None:
+    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
+
+    model, report = load_pretrained(tmp_path, num_classes=7, drop_path=0.1)
+
+    assert not model(images).any()
+    assert report.head == "new, 7 classes, zero"
+    assert report.dropped == ("head.bias (7,)", "head.weight (7, 192)")
+    assert model.config.drop_path == 0.1
+    assert not model.training
+
+
+def test_the_report_says_everything_in_lines(tmp_path: Path) -> None:
+    file = tmp_path / "vit.safetensors"
+    save_file(random_weights(CONFIG), file)
+
+    _, report = load_pretrained(file, num_classes=3, image_size=64, pos_embed="jax")
+
+    assert [line.split(":")[0] for line in report.lines()] == [
+        "weights", "model", "loaded", "dropped", "head", "pre_logits", "positions", "pixels",
+        "note",
+    ]  # fmt: skip
+    assert report.positions == "4x4 -> 8x8, jax"
+    assert report.architecture == "ViT/8 64 px, 2 blocks 192 wide, 3 heads"
+    assert report.provenance["name"] == "vit"
+    assert len(report.provenance["sha256"]) == 64
+
+
+def test_statistics_come_from_the_user_then_the_file_then_nowhere(tmp_path: Path) -> None:
+    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
+
+    _, unstated = load_pretrained(tmp_path)
+    write_timm_config(tmp_path)
+    _, stated = load_pretrained(tmp_path)
+    _, given = load_pretrained(tmp_path, mean=(0.1, 0.2, 0.3), std=(1.0, 1.0, 1.0))
+
+    assert unstated.transform.mean == (0.5, 0.5, 0.5)
+    assert "0.5 assumed" in unstated.statistics_source
+    assert stated.transform.std == (0.2, 0.2, 0.2)
+    assert stated.statistics_source == f"from {tmp_path / 'config.json'}"
+    assert given.transform.mean == (0.1, 0.2, 0.3)
+    assert given.statistics_source == "as given by --mean and --std"
+    assert given.transform.crop == 1.0  # still the file's
+
+
+@pytest.mark.parametrize(
+    ("options", "mean", "why"),
+    [
+        pytest.param({}, 0.5, "0.5 assumed", id="nothing is known"),
+        pytest.param({"pre_logits": True}, 0.5, "as all of Google's", id="pre_logits"),
+        pytest.param({"layer_scale": 1e-5}, 0.485, "with LayerScale or", id="DINOv2"),
+        pytest.param({"distilled": True}, 0.485, "or distillation", id="distilled DeiT"),
+    ],
+)
+def test_statistics_are_told_by_the_maker_where_only_one_makes_such_files(
+    options: dict[str, Any], mean: float, why: str, tmp_path: Path
+) -> None:
+    save_file(random_weights(replace(CONFIG, **options)), tmp_path / "model.safetensors")
+
+    _, report = load_pretrained(tmp_path, num_classes=3)
+
+    assert report.transform.mean[0] == mean
+    assert why in report.statistics_source
+
+
+def test_one_mean_is_not_enough(tmp_path: Path) -> None:
+    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
+
+    with pytest.raises(UsageError, match=r"for 3 channels\n.*one number per channel"):
+        load_pretrained(tmp_path, mean=(0.5,), std=(0.5,))
+
+
+def test_a_zeroed_head_is_noticed(tmp_path: Path) -> None:
+    state = random_weights(CONFIG)
+    state["head.weight"].zero_()
+    save_file(state, tmp_path / "model.safetensors")
+
+    _, report = load_pretrained(tmp_path)
+
+    assert any("all zeros" in note for note in report.notes)
+
+
+def test_heads_that_nothing_states_are_said_to_be_assumed(tmp_path: Path) -> None:
+    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
+
+    _, unstated = load_pretrained(tmp_path)
+    write_timm_config(tmp_path, model_args={"num_heads": 6})
+    model, stated = load_pretrained(tmp_path)
+
+    assert unstated.notes == ("3 heads are assumed for a width of 192: nothing states them",)
+    assert stated.notes == ()
+    assert model.config.heads == 6

@@ -1,0 +1,300 @@
+"""Damaged, hostile and foreign files end in one sentence, and none of them runs or fills memory."""
+
+import io
+import json
+import os
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save, save_file
+from torch import Tensor
+
+from vitft import load_pretrained
+from vitft.models.pretrained.convert import convert
+from vitft.models.pretrained.read import read
+from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.system.errors import WeightsError
+
+CONFIG = ViTConfig(
+    image_size=(32, 32), patch_size=(8, 8), width=192, depth=2, heads=3, num_classes=7
+)
+MARKER = "code-was-run"
+
+
+@pytest.fixture
+def state() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return dict(VisionTransformer(CONFIG).state_dict())
+
+
+class Evil:
+    """Runs a command when a pickle of it is loaded by anything careless."""
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {MARKER}",)
+
+
+def safetensors(header: object, body: bytes = b"") -> bytes:
+    """A file of the safetensors format with any header."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def tensor_at(*offsets: int, shape: tuple[int, ...] = (2,), dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+def npz(**members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return buffer.getvalue()
+
+
+def npy(array: np.ndarray[Any, Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=True)
+    return buffer.getvalue()
+
+
+def pickled(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+GOOD = save({"cls_token": torch.zeros(2)})
+OPEN_NPY = npy(np.zeros(2, np.float32)).replace(b"(2,), }", b"(2,((((")  # tokenize.TokenError
+HUGE_NPY = npy(np.zeros(2, np.float32)).replace(b"(2,), }", b"(999999999999,), }")[:200]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        pytest.param("a.safetensors", b"", r"damaged safetensors.*empty", id="no bytes"),
+        pytest.param("a.safetensors", GOOD[:-3], "damaged safetensors", id="cut at the end"),
+        pytest.param("a.safetensors", GOOD[:20], "damaged safetensors", id="cut in the header"),
+        pytest.param("a.safetensors", b"\xff" * 64, "damaged safetensors", id="vast header"),
+        pytest.param("a.safetensors", safetensors(b"\xff\xfe{}"), "damaged", id="not UTF-8"),
+        pytest.param("a.safetensors", safetensors([]), "damaged safetensors", id="a list"),
+        pytest.param(
+            "a.safetensors", safetensors({"a": tensor_at(0, 800)}), "damaged", id="past the end"
+        ),
+        pytest.param(
+            "a.safetensors",
+            safetensors({"a": tensor_at(0, 8), "b": tensor_at(4, 12)}, bytes(12)),
+            "damaged safetensors",
+            id="overlap",
+        ),
+        pytest.param(
+            "a.safetensors", safetensors({"a": tensor_at(4, 12)}, bytes(12)), "damaged", id="hole"
+        ),
+        pytest.param(
+            "a.safetensors", safetensors({"a": tensor_at(-8, 0)}, bytes(8)), "damaged", id="before"
+        ),
+        pytest.param(
+            "a.safetensors",
+            safetensors({"a": tensor_at(0, 8, shape=(2**40, 2**40))}, bytes(8)),
+            "damaged safetensors",
+            id="overflowing shape",
+        ),
+        pytest.param(
+            "a.safetensors",
+            safetensors({"a": tensor_at(0, 8, dtype="X9")}, bytes(8)),
+            "damaged safetensors",
+            id="unknown type",
+        ),
+        pytest.param(
+            "a.safetensors", b"version https://git-lfs.github.com/x", "git lfs pull", id="pointer"
+        ),
+        pytest.param("a.safetensors", b"<!DOCTYPE html><html>", "a web page", id="web page"),
+        pytest.param("a.pth", b"", "damaged torch file.*empty", id="empty pickle"),
+        pytest.param("a.pth", b"\x80\x02garbage", "damaged torch file", id="broken pickle"),
+        pytest.param("a.pth", b"PK\x03\x04 no zip", "damaged torch file", id="broken zip"),
+        pytest.param("a.pth", pickled({"a": torch.ones(9)})[:-40], "damaged", id="cut pickle"),
+        pytest.param("a.pth", pickled([1, 2]), "holds list, not named tensors", id="a list"),
+        pytest.param("a.pth", pickled({"lr": 0.1}), "not tensors: lr", id="settings"),
+        pytest.param("a.pth", npz(bomb=bytes(10**7)), "refused.*unpacks", id="pickle bomb"),
+        pytest.param("a.npz", b"PK\x05\x06", "damaged .npz", id="broken npz"),
+        pytest.param("a.npz", npz(bomb=bytes(10**7)), "refused.*unpacks", id="npz bomb"),
+        pytest.param("a.npz", npz(a=HUGE_NPY), "does not fit its", id="vast array"),
+        pytest.param("a.npz", npz(a=OPEN_NPY), "damaged .npz", id="bracket left open"),
+        pytest.param("a.npz", npz(a=b"no array"), "damaged .npz", id="not an array"),
+        pytest.param(
+            "a.npz", npz(a=npy(np.array([Evil()]))), "not of floating point", id="objects in npz"
+        ),
+    ],
+)
+def test_a_damaged_or_hostile_file_is_one_sentence(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(WeightsError, match=message) as caught:
+        read(tmp_path / name, allow_pickle=True)
+
+    assert "\n" not in caught.value.problem
+    assert name in caught.value.problem
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_in_a_pickle_is_named_and_not_run(
+    zipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weight": Evil()}, "evil.pth", _use_new_zipfile_serialization=zipped)
+
+    with pytest.raises(WeightsError, match=r"refused: evil\.pth needs (posix|nt)\.system"):
+        read(Path("evil.pth"), allow_pickle=True)
+
+    assert not Path(MARKER).exists()
+
+
+def test_a_pickle_is_read_only_when_allowed(tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(1)}, tmp_path / "a.pth")
+
+    with pytest.raises(WeightsError, match=r"is a Python pickle.*\n.*--allow-pickle"):
+        read(tmp_path / "a.pth")
+
+    assert read(tmp_path / "a.pth", allow_pickle=True).tensors.keys() == {"weight"}
+
+
+def test_numbers_that_are_not_finite_are_counted(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    state["norm.weight"][:3] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+    save_file(state, tmp_path / "a.safetensors")
+
+    with pytest.raises(WeightsError, match=r"tensor norm\.weight has 3 values that are not finite"):
+        read(tmp_path / "a.safetensors")
+
+
+def test_a_known_digest_is_compared(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    save_file(state, tmp_path / "a.safetensors")
+    digest = read(tmp_path / "a.safetensors").sha256
+
+    read(tmp_path / "a.safetensors", sha256=digest)
+    with pytest.raises(WeightsError, match=f"has the sha256 {digest}, not 00ff"):
+        read(tmp_path / "a.safetensors", sha256="00ff")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+def test_safetensors_are_mapped_and_not_copied(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    save_file(state, tmp_path / "a.safetensors")
+
+    model, _ = load_pretrained(tmp_path / "a.safetensors")
+
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ranges = [line.split()[0].split("-") for line in lines if str(tmp_path) in line]
+    mapped = [range(int(low, 16), int(high, 16)) for low, high in ranges]
+    pointers = [tensor.data_ptr() for tensor in model.state_dict().values()]
+    assert all(any(pointer in area for area in mapped) for pointer in pointers)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        pytest.param(["cls_token", "blocks.0.gamma_1"], "LayerScale under a", id="LayerScale"),
+        pytest.param(["cls_token", "blocks.0.mlp.w12.weight"], "SwiGLU", id="SwiGLU"),
+        pytest.param(
+            ["embeddings.cls_token", "encoder.layer.0.mlp.weights_in.bias"], "SwiGLU", id="giant"
+        ),
+        pytest.param(["cls_token", "norm_pre.weight"], "a CLIP tower", id="CLIP"),
+        pytest.param(
+            ["cls_token", "patch_embed.backbone.conv1.0.weight"], "not Google's", id="hybrid"
+        ),
+        pytest.param(
+            ["cls_token", *(f"x{i}" for i in range(7))],
+            r"no place here for x0, x1, x2, x3, x4 and 2 more",
+            id="many",
+        ),
+        pytest.param(
+            ["embeddings.cls_token", "encoder.layer.0.gamma"], "encoder.layer.0.gamma", id="HF"
+        ),
+        pytest.param(["embedding/kernel", "pre_logits/what"], "pre_logits/what", id="npz"),
+        pytest.param(["conv1.weight", "fc.weight"], "not the weights of a Vision", id="a ResNet"),
+        pytest.param([], "holds no tensors", id="nothing"),
+        pytest.param(
+            [
+                "embeddings.cls_token",
+                "encoder.layer.0.attention.attention.query.bias",
+                "encoder.layer.0.attention.attention.value.bias",
+            ],
+            r"do not belong together: blocks\.0\.attn\.k\.bias",
+            id="no key bias",
+        ),
+        pytest.param(
+            ["embeddings.cls_token", "encoder.layer.0.mlp.fc1.bias", "layers.0.mlp.fc1.bias"],
+            "two tensors of the file are both blocks.0.mlp.fc1.bias",
+            id="twice",
+        ),
+    ],
+)
+def test_a_key_without_a_place_is_named(names: list[str], message: str) -> None:
+    with pytest.raises(WeightsError, match=message):
+        convert({name: torch.zeros(2) for name in names})
+
+
+def test_quantised_weights_are_refused(state: dict[str, Tensor]) -> None:
+    state["head.weight"] = state["head.weight"].to(torch.int8)
+
+    with pytest.raises(WeightsError, match=r"head\.weight holds torch\.int8"):
+        convert(state)
+
+
+def deep(levels: int) -> str:
+    return "[" * levels
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("{", "is not JSON", id="not JSON"),
+        pytest.param(deep(100_000), "is not JSON", id="deep"),
+        pytest.param("[1]", "holds no JSON object", id="a list"),
+        pytest.param('{"num_attention_heads": "x"}', "num_attention_heads is x", id="text"),
+        pytest.param('{"num_attention_heads": 1e9}', "num_attention_heads is", id="float"),
+        pytest.param('{"num_attention_heads": 1000000000}', "up to 1024", id="vast"),
+        pytest.param('{"num_attention_heads": 7}', "7 heads cannot share", id="heads"),
+        pytest.param('{"num_attention_heads": 0}', "0 heads cannot share", id="no heads"),
+        pytest.param('{"num_attention_heads": 3, "hidden_act": "relu"}', "is relu", id="relu"),
+        pytest.param('{"model_args": {"img_size": "x"}}', "img_size is x", id="size"),
+        pytest.param('{"model_args": 5}', "model_args is 5, not a table", id="no table"),
+        pytest.param('{"pretrained_cfg": {"mean": 5, "std": 5}}', "mean is 5", id="mean"),
+        pytest.param('{"mean": [NaN, 0, 0], "std": [1, 1, 1]}', "mean is", id="NaN"),
+        pytest.param('{"mean": [0, 0, 0], "std": [0, 1, 1]}', "cannot normalise", id="zero std"),
+        pytest.param('{"mean": [0, 0], "std": [1, 1]}', "2 channel means", id="two channels"),
+        pytest.param('{"crop_pct": 7}', "the crop is 7", id="crop"),
+        pytest.param('{"interpolation": "magic"}', "interpolation is magic", id="filter"),
+        pytest.param('{"label_names": {"a": "b"}}', "label_names is", id="labels"),
+    ],
+)
+def test_a_hostile_config_beside_the_weights_is_refused_by_its_key(
+    text: str, message: str, tmp_path: Path, state: dict[str, Tensor]
+) -> None:
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(text)
+
+    with pytest.raises(WeightsError, match=message):
+        load_pretrained(tmp_path)
+
+
+def test_what_a_config_claims_about_shapes_is_only_believed_if_the_tensors_agree(
+    tmp_path: Path, state: dict[str, Tensor]
+) -> None:
+    save_file(state, tmp_path / "model.safetensors")
+    claims = {"depth": 10**9, "embed_dim": 10**9, "img_size": 8192}
+    text = json.dumps({"model_args": claims, "label_names": ["one", "two"]})
+    (tmp_path / "config.json").write_text(text)
+
+    model, report = load_pretrained(tmp_path)
+
+    assert model.config == CONFIG
+    assert report.classes == ()
+    assert any("(8192, 8192) does not fit" in note for note in report.notes)
+    assert any("names 2 classes, the head has 7" in note for note in report.notes)

@@ -1,0 +1,236 @@
+"""Files of timm, of Meta and of training scripts, at their own size and at others."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from timm.layers import resample_patch_embed
+from timm.models import adapt_input_conv
+from timm.models.vision_transformer import checkpoint_filter_fn
+from torch import Tensor
+
+from tests.conftest import random_timm
+from tests.models.pretrained.test_flavours import CONFIG, SMALL, random_weights, write_timm_config
+from vitft import load_pretrained
+from vitft.models.pretrained.adapt import fit_channels, resize_kernel
+from vitft.models.vit import VisionTransformer
+from vitft.system.errors import WeightsError
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+# timm, old and new
+
+
+@torch.no_grad()
+def test_an_old_jx_file_keeps_its_pre_logits_or_drops_them(tmp_path: Path, images: Tensor) -> None:
+    config = replace(CONFIG, pre_logits=True)
+    state = random_weights(config)
+    file = tmp_path / "jx_vit.pth"
+    torch.save(state, file)
+
+    kept, first = load_pretrained(file, allow_pickle=True, pre_logits="keep")
+    dropped, second = load_pretrained(file, allow_pickle=True, num_classes=5)
+
+    reference = VisionTransformer(config).eval()
+    reference.load_state_dict(state)
+    assert torch.equal(kept(images), reference(images))
+    assert (first.pre_logits, second.pre_logits) == ("kept", "dropped")
+    assert "pre_logits.fc.weight (192, 192)" in second.dropped
+    assert not dropped(images).any()  # a zero head
+
+
+def test_the_digits_in_the_name_of_a_published_file_are_those_of_its_digest(tmp_path: Path) -> None:
+    file = tmp_path / "jx_vit_base_patch16_224_in21k-e5005f0a.pth"
+    torch.save(random_weights(CONFIG), file)
+
+    with pytest.raises(WeightsError, match=r"is not the file .*: its sha256 starts with"):
+        load_pretrained(file, allow_pickle=True)
+
+
+def test_a_head_behind_pre_logits_is_not_kept_without_them(tmp_path: Path) -> None:
+    save_file(random_weights(replace(CONFIG, pre_logits=True)), tmp_path / "model.safetensors")
+
+    with pytest.raises(WeightsError, match=r"trained behind pre_logits.*\n.*give num_classes"):
+        load_pretrained(tmp_path)
+
+
+def test_pre_logits_that_are_not_there_cannot_be_kept(tmp_path: Path) -> None:
+    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
+
+    with pytest.raises(WeightsError, match=r"has no pre_logits to keep.*\n.*in21k"):
+        load_pretrained(tmp_path, num_classes=5, pre_logits="keep")
+
+
+@pytest.mark.parametrize("wrapper", ["state_dict", "model"])
+@pytest.mark.parametrize("prefix", ["module.", "model.", "module._orig_mod."])
+def test_what_training_scripts_wrap_around_weights_comes_off(
+    wrapper: str, prefix: str, tmp_path: Path
+) -> None:
+    state = random_weights(CONFIG)
+    wrapped = {wrapper: {prefix + name: tensor for name, tensor in state.items()}, "epoch": 3}
+    torch.save(wrapped, tmp_path / "last.pt")
+
+    model, _ = load_pretrained(tmp_path / "last.pt", allow_pickle=True)
+
+    assert model.state_dict().keys() == state.keys()
+
+
+@torch.no_grad()
+def test_another_image_size_computes_what_timm_computes(tmp_path: Path) -> None:
+    small = random_timm("vit_tiny_patch16_224", 64, **SMALL)
+    save_file(small.state_dict(), tmp_path / "model.safetensors")
+    write_timm_config(tmp_path, model_args={"num_heads": 4})
+    images = torch.randn(2, 3, 96, 160)
+
+    large = random_timm("vit_tiny_patch16_224", (96, 160), **SMALL)
+    large.load_state_dict(checkpoint_filter_fn(small.state_dict(), large))
+    ours, report = load_pretrained(tmp_path, image_size=(96, 160))
+
+    assert (ours(images) - large(images)).abs().max() <= 1e-5
+    assert report.positions == "4x4 -> 6x10, bicubic"
+    assert report.transform.image_size == (96, 160)
+
+
+def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
+    state = {name: tensor.half() for name, tensor in random_weights(CONFIG).items()}
+    save_file(state, tmp_path / "model.safetensors")
+
+    model, _ = load_pretrained(tmp_path)
+
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
+
+
+@torch.no_grad()
+def test_metas_own_dinov2_file_is_what_timm_makes_of_it(tmp_path: Path, images: Tensor) -> None:
+    config = replace(CONFIG, layer_scale=1e-5, registers=4, num_classes=0)
+    state = random_weights(config)
+    meta = {n: t for n, t in state.items() if n not in ("reg_token", "pos_embed")}
+    meta["register_tokens"] = state["reg_token"]
+    meta["pos_embed"] = state["pos_embed"][:, :17]  # Meta's registers have no positions
+    meta["mask_token"] = torch.zeros(1, 192)
+    torch.save(meta, tmp_path / "dinov2_vits14_reg4_pretrain.pth")
+    theirs = random_timm(
+        "vit_tiny_patch16_224",
+        32,
+        depth=2,
+        num_classes=0,
+        patch_size=8,
+        init_values=1e-5,
+        reg_tokens=4,
+        no_embed_class=True,
+    )
+    theirs.load_state_dict(checkpoint_filter_fn(dict(meta), theirs))
+
+    ours, report = load_pretrained(tmp_path / "dinov2_vits14_reg4_pretrain.pth", allow_pickle=True)
+
+    assert torch.allclose(ours(images), theirs(images), atol=1e-5)
+    assert "mask_token (1, 192)" in report.dropped
+
+
+@torch.no_grad()
+def test_a_dinov2_at_another_size_computes_what_timm_computes(tmp_path: Path) -> None:
+    options = {"init_values": 1e-5, "reg_tokens": 4, "no_embed_class": True, "num_classes": 0}
+    large = random_timm("vit_tiny_patch16_224", 112, **SMALL, **options)
+    save_file(large.state_dict(), tmp_path / "model.safetensors")
+    write_timm_config(tmp_path, model_args={"num_heads": 4})
+    small = random_timm("vit_tiny_patch16_224", (48, 80), **SMALL, **options)
+    small.load_state_dict(checkpoint_filter_fn(large.state_dict(), small))
+    images = torch.randn(1, 3, 48, 80)
+
+    ours, report = load_pretrained(tmp_path, image_size=(48, 80))
+
+    assert (ours(images) - small(images)).abs().max() <= 1e-5
+    assert report.positions == "7x7 -> 3x5, bicubic"
+
+
+def test_a_swiglu_giant_is_refused_by_name(tmp_path: Path) -> None:
+    state = random_weights(replace(CONFIG, layer_scale=1e-5, num_classes=0))
+    for i in range(2):  # as timm packs it: both halves of the gate in fc1
+        state[f"blocks.{i}.mlp.fc1.weight"] = torch.zeros(1536, 192)
+        state[f"blocks.{i}.mlp.fc1.bias"] = torch.zeros(1536)
+    save_file(state, tmp_path / "model.safetensors")
+
+    with pytest.raises(WeightsError, match=r"have SwiGLU instead of an MLP.*\n.*large"):
+        load_pretrained(tmp_path)
+
+
+def test_a_head_on_an_average_that_we_do_not_compute_is_not_kept(tmp_path: Path) -> None:
+    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
+    write_timm_config(tmp_path, global_pool="avg")  # and no fc_norm in the file
+
+    with pytest.raises(WeightsError, match=r"head .* cannot be used: it reads the mean"):
+        load_pretrained(tmp_path)
+    model, _ = load_pretrained(tmp_path, num_classes=3)
+    assert model.config.pool == "cls"
+
+
+@torch.no_grad()
+def test_a_new_head_on_a_distilled_deit_reads_the_class_token_alone(
+    tmp_path: Path, images: Tensor
+) -> None:
+    state = random_weights(replace(CONFIG, distilled=True))
+    save_file(state, tmp_path / "model.safetensors")
+
+    kept, _ = load_pretrained(tmp_path)
+    fresh, report = load_pretrained(tmp_path, num_classes=0)
+
+    tokens = kept.norm(kept.encode(kept.embed(images)))
+    assert torch.allclose(fresh(images), tokens[:, 0], atol=1e-6)
+    assert torch.equal(fresh.state_dict()["reg_token"], state["dist_token"])
+    assert {"head_dist.weight (7, 192)", "head.weight (7, 192)"} <= set(report.dropped)
+    assert any("kept as a register" in note for note in report.notes)
+
+
+# other pixels
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
+def test_kernels_for_other_channels_are_timms(channels: int) -> None:
+    kernel = torch.randn(8, 3, 4, 4)
+
+    fitted = fit_channels(kernel, channels)
+
+    assert torch.allclose(fitted, adapt_input_conv(channels, kernel.clone()), atol=1e-6)
+
+
+@pytest.mark.parametrize("sides", [(16, 16), (32, 32), (8, 8), (16, 32), (14, 14)])
+def test_kernels_for_other_patches_are_timms(sides: tuple[int, int]) -> None:
+    kernel = torch.randn(8, 3, 16, 16)
+
+    resized = resize_kernel(kernel, sides)
+
+    assert resized.shape == (8, 3, *sides)
+    assert torch.allclose(resized, resample_patch_embed(kernel, list(sides)), atol=1e-4)
+
+
+@torch.no_grad()
+def test_grey_images_are_answered_as_their_rgb_copies(tmp_path: Path) -> None:
+    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
+    grey = torch.randn(2, 1, 32, 32)
+
+    colour, _ = load_pretrained(tmp_path)
+    model, report = load_pretrained(tmp_path, in_channels=1)
+
+    assert torch.allclose(model(grey), colour(grey.expand(-1, 3, -1, -1)), atol=1e-5)
+    assert report.transform.mean == (0.5,)
+    assert any("kernels for 3 channels are summed for 1" in note for note in report.notes)
+
+
+@torch.no_grad()
+def test_larger_patches_answer_larger_images_as_before(tmp_path: Path, images: Tensor) -> None:
+    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
+    doubled = torch.nn.functional.interpolate(images, (64, 64), mode="bicubic", antialias=True)
+
+    small, _ = load_pretrained(tmp_path)
+    large, report = load_pretrained(tmp_path, patch_size=16, image_size=64)
+
+    near, far = (small(images) - large(doubled)).abs().max(), small(images).abs().max()
+    assert near < 0.2 * far  # only the borders between patches differ
+    assert report.positions == "4x4 as loaded"
+    assert any("8x8 -> 16x16, pseudo-inverse" in note for note in report.notes)

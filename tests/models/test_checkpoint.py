@@ -1,0 +1,109 @@
+"""The one file a model lives in."""
+
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vitft.data.transforms import EvalTransform
+from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
+from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.system.errors import ResourceError, RunError
+
+
+def card_of(config: ViTConfig) -> Card:
+    return Card(
+        architecture=config,
+        transform=EvalTransform(image_size=config.image_size, mean=(0.1, 0.2, 0.3)),
+        classes=("a", "b\n", "ü"),
+        weights={"name": "tiny", "sha256": "0"},
+        split="abc",
+    )
+
+
+def test_weights_and_card_read_back_equal(tmp_path: Path, tiny_vit: VisionTransformer) -> None:
+    path, card = tmp_path / "model.safetensors", card_of(tiny_vit.config)
+
+    save_checkpoint(path, tiny_vit.state_dict(), card)
+    state, found = load_checkpoint(path)
+
+    assert found == card
+    assert all(torch.equal(value, tiny_vit.state_dict()[name]) for name, value in state.items())
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_a_model_is_built_around_the_tensors_of_the_file(
+    tmp_path: Path, tiny_vit: VisionTransformer
+) -> None:
+    path, pixels = tmp_path / "model.safetensors", torch.randn(2, 3, 16, 16)
+    save_checkpoint(path, tiny_vit.state_dict(), card_of(tiny_vit.config))
+    state, card = load_checkpoint(path)
+
+    model = build_model(state, card.architecture)
+
+    assert isinstance(model, VisionTransformer)
+    assert (
+        model.blocks[0].attn.qkv.weight.data_ptr() == state["blocks.0.attn.qkv.weight"].data_ptr()
+    )
+    assert torch.equal(model(pixels), tiny_vit(pixels))
+
+
+def test_no_damage_to_the_file_goes_unnoticed(tmp_path: Path, tiny_vit: VisionTransformer) -> None:
+    path, rng = tmp_path / "model.safetensors", random.Random(0)
+    save_checkpoint(path, tiny_vit.state_dict(), card_of(tiny_vit.config))
+    whole = path.read_bytes()
+
+    header = 8 + int.from_bytes(whole[:8], "little")
+
+    for place in [*range(header), *rng.sample(range(header, len(whole)), 200)]:
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(flipped)
+        with pytest.raises(RunError):
+            load_checkpoint(path)
+
+    for length in rng.sample(range(len(whole)), 100):
+        path.write_bytes(whole[:length])
+        with pytest.raises(RunError):
+            load_checkpoint(path)
+
+
+def test_a_foreign_safetensors_file_is_named_as_such(tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors")
+
+    with pytest.raises(RunError, match="not written by vitft"):
+        load_checkpoint(tmp_path / "x.safetensors")
+
+
+def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="not found"):
+        load_checkpoint(tmp_path / "x.safetensors")
+
+
+def test_tensors_that_do_not_fit_the_architecture_are_named(tiny_vit: VisionTransformer) -> None:
+    other = replace(tiny_vit.config, num_classes=4)
+
+    with pytest.raises(RunError, match=r"2 tensors do not fit.*head\.bias \(3,\) for \(4,\)"):
+        build_model(tiny_vit.state_dict(), other)
+
+
+def test_a_full_disk_leaves_the_older_file(
+    tmp_path: Path, tiny_vit: VisionTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(path, tiny_vit.state_dict(), card_of(tiny_vit.config))
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResourceError, match="disk full"):
+        save_checkpoint(path, tiny_vit.state_dict(), card_of(tiny_vit.config))
+
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]

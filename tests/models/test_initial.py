@@ -1,0 +1,300 @@
+"""A model that begins at random: its shape, its defaults, and that every command takes its runs."""
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import draw_folder
+from vitft.config.run import Config, from_table
+from vitft.data.folder import scan
+from vitft.data.images import read_bytes
+from vitft.data.labelled import find_labelled
+from vitft.export.job import export_run
+from vitft.export.plan import Order
+from vitft.models.checkpoint import load_checkpoint
+from vitft.models.initial import new_model
+from vitft.models.numpy_vit import softmax
+from vitft.models.vit import ViTConfig
+from vitft.predict.evaluate import evaluate
+from vitft.predict.numpy_engine import QuickEngine
+from vitft.predict.torch_engine import Predictor
+from vitft.system.errors import DataError, RunError, UsageError
+from vitft.training.distributed import Team
+from vitft.training.preflight import check_request
+from vitft.training.run import begin, finetune
+
+SMALL = {"width": 16, "depth": 2, "heads": 2}
+
+
+def settings(data: Path, **tables: dict[str, Any]) -> Config:
+    table: dict[str, Any] = {
+        "data": {"path": str(data)},
+        "weights": {"name": "none"},
+        "model": SMALL | tables.pop("model", {}),
+        "optim": {"epochs": 2, "batch_size": 8, "lr": 3e-3} | tables.pop("optim", {}),
+        "train": {"device": "cpu"} | tables.pop("train", {}),
+    }
+    return from_table(table | tables)
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """Three kinds of grey bars in an .npz that brings its own split."""
+    random = np.random.default_rng(0)
+    labels = np.arange(45) % 3
+    images = random.integers(0, 60, (45, 8, 8))
+    for image, label in zip(images, labels, strict=True):
+        image[2 * label : 2 * label + 3] += 150
+    path = tmp_path / "digits.npz"
+    images = images.astype(np.uint8)
+    np.savez(path, x_train=images[:30], y_train=labels[:30], x_test=images[30:],
+             y_test=labels[30:])  # fmt: skip
+    return path
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> Path:
+    """Three colours, 20 pixels high and 24 wide."""
+    return draw_folder(tmp_path / "colours", per_class=8)
+
+
+def test_without_weights_everything_trains_and_no_weights_are_looked_for(colours: Path) -> None:
+    config = settings(colours)
+
+    assert config.train.freeze == "none"
+    assert config.train.augment == "shift"
+    assert config.optim.layer_decay == 1
+    assert not check_request(config, None).exists()
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        pytest.param({"train": {"freeze": "head"}}, "train.freeze is 'head'", id="frozen"),
+        pytest.param({"weights": {"name": "demo"}}, r"weights.name is 'demo'", id="with weights"),
+        pytest.param({"model": {"heads": 3}}, "model.heads is 3", id="heads that do not fit"),
+        pytest.param({"model": {"norm": "both"}}, "model.norm is 'both'", id="no such norm"),
+        pytest.param({"model": {"layers": 3}}, "model.layers is no setting", id="no such setting"),
+        pytest.param({"train": {"flip": 2}}, "train.flip is 2", id="no share"),
+    ],
+)
+def test_what_makes_no_sense_from_scratch_is_refused(
+    colours: Path, tables: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        settings(colours, **tables)
+
+
+def test_shift_is_refused_where_a_part_is_frozen(colours: Path) -> None:
+    with pytest.raises(UsageError, match=r"train\.augment is 'shift'"):
+        from_table({"data": {"path": str(colours)}, "weights": {"name": "demo"},
+                    "train": {"freeze": "blocks:1", "augment": "shift"}})  # fmt: skip
+
+
+def test_the_model_has_the_shape_of_the_settings_and_of_the_images(colours: Path) -> None:
+    model, report = new_model(
+        settings(colours, model={"norm": "post", "pool": "mean", "registers": 2}), scan(colours)
+    )
+
+    assert model.config == ViTConfig(
+        image_size=(20, 24),
+        patch_size=(4, 4),
+        in_channels=3,
+        width=16,
+        depth=2,
+        heads=2,
+        num_classes=3,
+        norm="post",
+        pool="mean",
+        registers=2,
+    )
+    assert report.transform.image_size == (20, 24)
+    assert report.transform.crop == 1
+    assert "LayerNorm after each branch" in report.architecture
+    assert report.loaded == 0
+
+
+def test_grey_images_make_a_model_of_one_channel(digits: Path, tmp_path: Path) -> None:
+    for label in "ab":
+        (tmp_path / "greys" / label).mkdir(parents=True)
+        for i in range(3):
+            Image.new("L", (8, 8), 40 * i).save(tmp_path / "greys" / label / f"{i}.png")
+
+    for data in (digits, tmp_path / "greys"):
+        assert new_model(settings(data), scan(data))[0].config.in_channels == 1
+    of_three, _ = new_model(settings(digits, model={"channels": 3}), scan(digits))
+    assert of_three.config.in_channels == 3
+
+
+def test_the_same_seed_begins_with_the_same_weights(colours: Path) -> None:
+    folder = scan(colours)
+    first, again, other = (
+        new_model(settings(colours, train={"seed": seed}), folder)[0].pos_embed
+        for seed in (0, 0, 1)
+    )
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_positions_may_begin_as_waves_of_row_and_column(colours: Path) -> None:
+    folder = scan(colours)
+    model, _ = new_model(settings(colours, model={"positions": "waves"}), folder)
+    noise, _ = new_model(settings(colours), folder)
+    rows, columns = model.config.grid
+    table = model.pos_embed[0, 1:].reshape(rows, columns, -1)
+    half = table.shape[-1] // 2  # first the column, then the row
+
+    assert torch.equal(table[0, :, :half], table[1, :, :half])
+    assert torch.equal(table[:, 0, half:], table[:, 1, half:])
+    assert table.square().mean().item() == pytest.approx(0.5)  # sin² + cos² = 1
+    assert noise.pos_embed.abs().max() < 0.1
+    rest, same = ({**m.state_dict()} for m in (model, noise))
+    assert all(torch.equal(rest[n], same[n]) for n in rest if n != "pos_embed")
+
+
+def test_images_of_several_sizes_ask_for_one(colours: Path) -> None:
+    Image.new("RGB", (9, 9)).save(colours / "red" / "000.png")
+    config = settings(colours)
+
+    with pytest.raises(DataError, match=r"(?s)of several sizes.*--image-size 64"):
+        new_model(config, scan(colours))
+    named = replace(config, weights=replace(config.weights, image_size=(16, 16)))
+    assert new_model(named, scan(colours))[0].config.image_size == (16, 16)
+
+
+def test_patches_that_do_not_tile_the_images_are_refused(colours: Path) -> None:
+    with pytest.raises(UsageError, match="patches of 7 pixels"):
+        new_model(settings(colours, model={"patch_size": 7}), scan(colours))
+
+
+def test_statistics_for_other_channels_are_refused(digits: Path) -> None:
+    config = settings(digits, weights={"name": "none", "mean": [0.5] * 3, "std": [0.5] * 3})
+
+    with pytest.raises(DataError, match="3 channel statistics are named, but the images have 1"):
+        new_model(config, scan(digits))
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_model_of_greys_learns_from_arrays_and_every_reader_agrees(
+    digits: Path, tmp_path: Path, norm: str
+) -> None:
+    config = settings(digits, model={"norm": norm}, optim={"epochs": 12}, train={"flip": 0.0})
+
+    result = finetune(config, out=tmp_path / "run")
+
+    assert result.figures["top1"] > 0.6  # a third by chance
+    paths = [f"{digits}/test/{i}/{i:05}.bmp" for i in range(3)]
+    answers = [*Predictor.from_run(str(tmp_path / "run"), device="cpu").stream(paths)]
+    quick = QuickEngine.open(tmp_path / "run" / "model.safetensors")
+    assert quick is not None
+    views = np.stack([quick.view(read_bytes(path), path) for path in paths])
+    shares = softmax(quick.scores(views).logits)
+    assert [max(row) for row in shares.tolist()] == pytest.approx(
+        [answer.probabilities[0] for answer in answers], abs=1e-4
+    )
+    judged = evaluate(find_labelled(digits), str(tmp_path / "run"), device="cpu")
+    assert judged.figures["top1"] == pytest.approx(result.figures["top1"])
+
+
+def test_a_run_of_arrays_keeps_their_split_in_its_table(digits: Path, tmp_path: Path) -> None:
+    finetune(settings(digits, optim={"epochs": 1}), out=tmp_path / "run")
+
+    lines = (tmp_path / "run" / "split.csv").read_text().splitlines()
+    assert sum(",val," in line for line in lines) == 15
+    _, card = load_checkpoint(tmp_path / "run" / "model.safetensors")
+    assert card.weights == {"name": "none"}
+    assert isinstance(card.architecture, ViTConfig)
+    assert card.architecture.in_channels == 1
+    assert json.loads((tmp_path / "run" / "eval.json").read_text())["top1"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("odd", "word"), [({"norm": "post"}, "post"), ({"convs": [8, 16]}, "convolutions")]
+)
+def test_a_model_is_not_given_to_libraries_that_lack_a_part_of_it(
+    digits: Path, tmp_path: Path, odd: dict[str, Any], word: str
+) -> None:
+    finetune(settings(digits, model=odd, optim={"epochs": 1}), out=tmp_path / "run")
+
+    for kind in ("timm", "transformers"):
+        with pytest.raises(RunError, match=word):
+            export_run(str(tmp_path / "run"), Order(formats=(kind,), out=tmp_path / kind))
+
+
+def test_a_model_behind_convolutions_is_a_run_like_any_other(digits: Path, tmp_path: Path) -> None:
+    config = settings(digits, model={"convs": [8, 16]}, optim={"epochs": 12}, train={"flip": 0.0})
+
+    result = finetune(config, out=tmp_path / "run")
+
+    assert result.figures["top1"] > 0.6  # a third by chance
+    judged = evaluate(find_labelled(digits), str(tmp_path / "run"), device="cpu")
+    assert judged.figures["top1"] == pytest.approx(result.figures["top1"])
+    export_run(str(tmp_path / "run"), Order(formats=("onnx",), out=tmp_path / "onnx"))
+    # Its own weights begin another run, of images in colour and of another size.
+    colours = draw_folder(tmp_path / "colours", per_class=4)
+    again = from_table({
+        "data": {"path": str(colours)},
+        "weights": {"name": str(tmp_path / "run"), "image_size": [12, 12]},
+        "train": {"device": "cpu"},
+    })  # fmt: skip
+    finetune(again, out=tmp_path / "again")
+    old, new = (
+        load_checkpoint(tmp_path / name / "model.safetensors")[0] for name in ("run", "again")
+    )
+    first = "patch_embed.backbone.0.conv.weight"
+    assert torch.allclose(new[first].sum(dim=1, keepdim=True), old[first], atol=1e-6)
+
+
+def test_freed_memory_is_kept_while_a_cpu_trains(
+    colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def kept(*, when: bool) -> contextlib.nullcontext[None]:
+        asked.append(when)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("vitft.training.run.freed_memory_kept", kept)
+    finetune(settings(colours, optim={"epochs": 1}), out=tmp_path / "run")
+
+    assert asked == [True]
+
+
+def batches_of(config: Config, *, epoch: int, done: int = 0) -> list[tuple[Any, Any]]:
+    feed = begin(config, Team()).feed
+    return [(batch.inputs, batch.labels) for batch in feed.training()(epoch, done)]
+
+
+def test_images_in_memory_give_the_batches_that_their_files_would(
+    colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(colours)
+    held = batches_of(config, epoch=1)
+    assert begin(config, Team()).feed.held is not None
+
+    monkeypatch.setattr("vitft.data.in_memory.BUDGET", 0)
+    read = batches_of(config, epoch=1)
+
+    assert begin(config, Team()).feed.held is None
+    assert len(held) == len(read) == 3
+    for ours, theirs in zip(held, read, strict=True):
+        assert torch.equal(ours[0], theirs[0])
+        assert torch.equal(ours[1], theirs[1])
+
+
+def test_an_epoch_that_goes_on_in_its_middle_gives_the_same_batches(colours: Path) -> None:
+    whole = batches_of(settings(colours), epoch=2)
+    rest = batches_of(settings(colours), epoch=2, done=1)
+
+    assert len(rest) == len(whole) - 1
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(whole[1:], rest, strict=True))
+    other = batches_of(settings(colours), epoch=3)
+    assert not torch.equal(whole[0][0], other[0][0])

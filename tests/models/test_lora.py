@@ -1,0 +1,168 @@
+"""Low-rank adaptation."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.test_run import run_it
+from tests.training.test_stages import few, outcome, resumed, start, stop_after  # noqa: F401 - a fixture
+from vitft.config.run import TrainSpec
+from vitft.data.transforms import EvalTransform
+from vitft.features.cut import Whole
+from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
+from vitft.models.freeze import freeze_model
+from vitft.models.lora import adapters, add_adapters, fold_adapters
+from vitft.models.pretrained import load_pretrained
+from vitft.models.timm_model import TimmConfig, TimmModel
+from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.system.errors import UsageError
+
+SPEC = TrainSpec(freeze="lora", lora_rank=4)
+PIXELS = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_adapters_begin_as_nothing(tiny_vit: VisionTransformer) -> None:
+    tiny_vit.head.weight.data.normal_()
+    before = tiny_vit(PIXELS)
+
+    add_adapters(tiny_vit, SPEC)
+
+    assert len(adapters(tiny_vit)) == 8  # four layers in each of two blocks
+    torch.testing.assert_close(tiny_vit(PIXELS), before, atol=1e-6, rtol=0)
+
+
+def test_only_they_and_the_head_train(tiny_vit: VisionTransformer) -> None:
+    add_adapters(tiny_vit, SPEC)
+
+    trained = freeze_model(tiny_vit, "lora")
+
+    assert [name for name in trained if ".lora_" not in name] == ["head.weight", "head.bias"]
+    assert len(trained) == 2 + 16
+
+
+def test_folded_in_they_are_gone_and_the_answers_stay(tiny_vit: VisionTransformer) -> None:
+    names = list(tiny_vit.state_dict())
+    tiny_vit.head.weight.data.normal_()
+    add_adapters(tiny_vit, SPEC)
+    for name, parameter in tiny_vit.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.1)
+    whole = Whole(tiny_vit)
+    with torch.no_grad():
+        answers, lean = tiny_vit(PIXELS), whole(PIXELS)
+
+    fold_adapters(tiny_vit)
+
+    assert list(tiny_vit.state_dict()) == names
+    with torch.no_grad():
+        torch.testing.assert_close(tiny_vit(PIXELS), answers, atol=1e-5, rtol=0)
+        torch.testing.assert_close(lean, answers, atol=1e-5, rtol=0)
+
+
+def test_a_model_without_such_layers_is_refused(tiny_vit: VisionTransformer) -> None:
+    with pytest.raises(UsageError, match="no linear layers called conv"):
+        add_adapters(tiny_vit, TrainSpec(freeze="lora", lora_targets="conv"))
+
+
+@pytest.mark.parametrize("freeze", ["lora", "head,lora"])
+def test_a_run_leaves_plain_weights(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str
+) -> None:
+    done = run_it(image_folder, tiny_weights, tmp_path / "run", train={"freeze": freeze})
+
+    state, _ = load_checkpoint(done.run / "model.safetensors")
+    assert not [name for name in state if "lora" in name]
+    assert json.loads((done.run / "eval.json").read_text())["top1"] == 1.0
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_it_is_resumed_bit_for_bit(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "train": {"freeze": "lora"},
+        "optim": {"epochs": 2, "batch_size": 8},
+    }
+    whole = start(few, tiny_weights, tmp_path / "whole", settings)
+
+    with monkeypatch.context() as patch:
+        stop_after(patch, count)
+        stopped = start(few, tiny_weights, tmp_path / "stopped", settings)
+
+    assert outcome(resumed(stopped.run).run) == outcome(whole.run)
+
+
+@pytest.mark.parametrize("freeze", ["lora", "head,lora"])
+def test_the_adapter_by_itself_gives_peft_the_answers_of_the_run(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str
+) -> None:
+    from peft import PeftModel
+
+    done = run_it(
+        image_folder,
+        tiny_weights,
+        tmp_path / "run",
+        train={"freeze": freeze, "keep_adapter": True, "lora_rank": 4},
+        optim={"lr": 1e-2},
+    )
+
+    base, _ = load_pretrained(str(tiny_weights), num_classes=3)
+    with torch.no_grad():
+        base.head.weight.normal_()  # whatever was there
+        adapted = PeftModel.from_pretrained(base, str(done.run / "adapter")).eval()
+        state, card = load_checkpoint(done.run / "model.safetensors")
+        wanted = build_model(state, card.architecture)(PIXELS)
+        assert wanted.abs().max() > 0.1
+        torch.testing.assert_close(adapted(PIXELS), wanted, atol=1e-5, rtol=0)
+    assert sorted(p.name for p in (done.run / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+
+
+def test_timms_model_takes_the_adapter_too(
+    image_folder: Path, tmp_path: Path, tiny_config: ViTConfig
+) -> None:
+    import timm
+    from peft import PeftModel
+
+    shape: dict[str, Any] = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "num_heads": 2}
+    torch.manual_seed(0)
+    net = timm.models.VisionTransformer(**shape, depth=2, num_classes=0)
+    weights = tmp_path / "timm.safetensors"
+    card = Card(
+        architecture=replace(tiny_config, num_classes=0),
+        transform=EvalTransform(image_size=(16, 16)),
+    )
+    save_checkpoint(weights, net.state_dict(), card)
+    done = run_it(
+        image_folder, weights, tmp_path / "run", train={"freeze": "lora", "keep_adapter": True}
+    )
+
+    base = timm.models.VisionTransformer(**shape, depth=2, num_classes=3)
+    base.load_state_dict(net.state_dict(), strict=False)
+    adapted = PeftModel.from_pretrained(base, str(done.run / "adapter")).eval()
+    state, card = load_checkpoint(done.run / "model.safetensors")
+    with torch.no_grad():
+        wanted = build_model(state, card.architecture)(PIXELS)
+        torch.testing.assert_close(adapted(PIXELS), wanted, atol=1e-4, rtol=0)
+
+
+def test_an_adapter_is_kept_of_lora_alone() -> None:
+    with pytest.raises(UsageError, match=r"train\.keep_adapter is for train\.freeze lora only"):
+        TrainSpec(freeze="none", keep_adapter=True)
+
+
+def test_a_model_of_timm_has_no_adapter_of_its_own() -> None:
+    model = TimmModel(TimmConfig(timm="resnet10t", image_size=(32, 32), num_classes=3))
+
+    with pytest.raises(UsageError, match="--keep-adapter is for vitft's own ViTs"):
+        add_adapters(model, TrainSpec(freeze="lora", keep_adapter=True))

@@ -1,0 +1,178 @@
+"""The same Transformer twice: NumPy's answers are torch's, and the door refuses what it cannot."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vitft.data.transforms import EvalTransform
+from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.numpy_vit import NumpyModel, gelu, normalise, open_model
+from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.predict.numpy_engine import QuickEngine
+from vitft.system.errors import RunError
+
+SMALL = ViTConfig(image_size=(24, 32), patch_size=(8, 8), width=32, depth=3, heads=2, num_classes=5)
+
+
+def model_of(**settings: Any) -> VisionTransformer:
+    """Random weights of the order of published ones, biases and tokens too."""
+    model = VisionTransformer(replace(SMALL, **settings)).eval()
+    random = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.2, generator=random)
+    return model
+
+
+KINDS = [
+    pytest.param({}, id="plain"),
+    pytest.param({"norm": "post"}, id="post-norm"),
+    pytest.param({"pre_logits": True}, id="pre_logits"),
+    pytest.param({"pool": "mean"}, id="mean of the patches"),
+    pytest.param({"registers": 4, "prefix_positions": False}, id="registers"),
+    pytest.param({"layer_scale": 1e-5}, id="LayerScale"),
+    pytest.param({"distilled": True}, id="distilled"),
+    pytest.param({"qkv_bias": False}, id="no bias of queries"),
+    pytest.param({"norm_eps": 1e-2}, id="another eps"),
+    pytest.param({"mlp_ratio": 3.5, "heads": 4, "depth": 1}, id="other sizes"),
+]
+
+
+@pytest.mark.parametrize("settings", KINDS)
+def test_numpy_answers_as_torch_does(settings: dict[str, Any]) -> None:
+    model = model_of(**settings)
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    views = np.random.default_rng(0).integers(0, 256, (3, 24, 32, 3), np.uint8)
+    transform = EvalTransform(image_size=(24, 32), mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
+
+    ours = NumpyModel(model.config.to_json(), weights)
+    features = ours.features(normalise(views, transform))
+    logits = ours.classify(features)
+
+    with torch.no_grad():
+        pixels = transform.normalise(torch.from_numpy(views))
+        expected_features, expected = model.features(pixels), model(pixels)
+    assert ours.feature_size == model.feature_size == features.shape[1]
+    assert features == pytest.approx(expected_features.numpy(), abs=1e-5)
+    assert logits == pytest.approx(expected.numpy(), abs=1e-5)
+    assert np.abs(logits).max() > 0.1  # it says something
+
+
+def test_the_gelu_is_the_exact_one() -> None:
+    x = np.linspace(-12, 12, 100_001, dtype=np.float32)
+
+    exact = [v * 0.5 * math.erfc(-v / math.sqrt(2)) for v in x.astype(np.float64)]
+
+    assert np.abs(gelu(x) - exact).max() < 1e-6  # of float32 itself; the tanh GELU is off by 5e-4
+    assert np.abs(gelu(x[40_000:60_000]) - exact[40_000:60_000]).max() < 2e-7
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    model = model_of()
+    card = Card(
+        architecture=model.config,
+        transform=EvalTransform(image_size=(24, 32)),
+        classes=tuple("abcde"),
+    )
+    save_checkpoint(tmp_path / "model.safetensors", model.state_dict(), card)
+    return tmp_path / "model.safetensors"
+
+
+def test_a_checkpoint_is_verified_as_torch_verifies_it(saved: Path) -> None:
+    found = open_model(saved)
+
+    assert found is not None
+    assert found[1].is_whole()
+
+
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.99])
+def test_one_changed_bit_of_the_weights_is_no_answer(saved: Path, place: float) -> None:
+    data = bytearray(saved.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    data[start + int(place * (len(data) - start))] ^= 1
+    saved.write_bytes(data)
+
+    engine = QuickEngine.open(saved)
+
+    assert engine is not None
+    with pytest.raises(RunError, match="damaged checkpoint"):
+        engine.scores(np.zeros((1, 24, 32, 3), np.uint8))
+
+
+def test_every_flip_in_the_header_is_refused_or_left_to_torch(saved: Path) -> None:
+    whole = saved.read_bytes()
+    size = 8 + int.from_bytes(whole[:8], "little")
+    answered = 0
+    for place in range(0, size, 7):
+        data = bytearray(whole)
+        data[place] ^= 1 << (place % 8)
+        saved.write_bytes(data)
+        found = open_model(saved)
+        answered += found is not None and found[1].is_whole()
+
+    assert answered == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"stem": (2, 2)}, id="hybrid"),
+        pytest.param({"convs": (8, 16)}, id="convolutions"),
+        pytest.param({"in_channels": 2}, id="two channels"),
+        pytest.param({"num_classes": 0}, id="no head"),
+    ],
+)
+def test_what_it_cannot_run_it_leaves_to_torch(tmp_path: Path, change: dict[str, Any]) -> None:
+    config = replace(SMALL, patch_size=(16, 16), image_size=(32, 32), **change)
+    card = Card(architecture=config, transform=EvalTransform(), classes=("a",))
+    save_checkpoint(tmp_path / "m.safetensors", {"x": torch.zeros(1)}, card)
+
+    assert open_model(tmp_path / "m.safetensors") is None
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 100, b"\x05\0\0\0\0\0\0\0[1,2]"], ids=str)
+def test_what_is_no_checkpoint_is_left_to_torch(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "m.safetensors").write_bytes(data)
+
+    assert open_model(tmp_path / "m.safetensors") is None
+    assert open_model(tmp_path / "missing") is None
+
+
+def test_a_few_images_are_answered_without_importing_torch(saved: Path, image_folder: Path) -> None:
+    images = sorted(str(path) for path in image_folder.glob("red/*.png"))[:3]
+    code = (
+        "import sys\nfrom vitft.cli.main import main\n"
+        "code = main(['predict', '--format', 'jsonl', '--top-k', '5', *sys.argv[1:]])\n"
+        "print('torch' in sys.modules)\n"
+        "print(sorted({'timm', 'torchvision', 'scipy', 'matplotlib', 'rich'} & set(sys.modules)))"
+    )
+
+    def run(*options: str) -> list[str]:
+        command = [sys.executable, "-c", code, "--run", str(saved), *options, *images]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout.splitlines()
+
+    quick, slow = run(), run("--engine", "torch", "--device", "cpu")
+
+    assert quick[3:] == ["False", "[]"]
+    assert slow[3:] == ["True", "[]"]  # and torch brings none of the others with it
+    for one, other in zip(quick[:3], slow[:3], strict=True):
+        a, b = json.loads(one), json.loads(other)
+        assert a["path"] == b["path"]
+        assert [c["class"] for c in a["classes"]] == [c["class"] for c in b["classes"]]
+        shares = [[c["probability"] for c in row["classes"]] for row in (a, b)]
+        assert shares[0] == pytest.approx(shares[1], abs=2e-6)  # printed with six decimals
+
+
+def test_no_setting_of_a_model_is_unknown_here() -> None:
+    from vitft.models.numpy_vit import KNOWN
+
+    assert SMALL.to_json().keys() == KNOWN  # else every checkpoint would be left to torch

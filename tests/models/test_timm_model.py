@@ -1,0 +1,256 @@
+"""Models of timm behind the interface of ours."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from tests.training.test_run import run_it
+from vitft.data.transforms import EvalTransform
+from vitft.features.cut import cut_model, run_prefix
+from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
+from vitft.models.freeze import freeze_model
+from vitft.models.pretrained import load_backbone, load_pretrained
+from vitft.models.timm_model import TimmConfig, TimmModel, config_from_json, own, untrained
+from vitft.predict.torch_engine import Predictor
+from vitft.system.errors import RunError, UsageError, WeightsError
+from vitft.training.best import Best
+
+SMALL = TimmConfig(timm="test_resnet", image_size=(32, 32), num_classes=3)
+PIXELS = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+KINDS = {
+    "convolutions and BatchNorm": TimmConfig(timm="test_resnet", image_size=(32, 32)),
+    "a head of two names": TimmConfig(timm="test_convnext", image_size=(32, 32)),
+    "a head that is a 1x1 convolution": TimmConfig(timm="resnetv2_18", image_size=(32, 32)),
+    "a hidden layer before the head": TimmConfig(timm="mobilenetv3_small_050", image_size=(32, 32)),
+    "a ViT of a stated size": TimmConfig(timm="test_vit", image_size=(48, 32), sized=True),
+    "mixed stages": TimmConfig(timm="mobilevit_xxs", image_size=(32, 32)),
+}
+
+
+def random_model(config: TimmConfig = SMALL) -> TimmModel:
+    torch.manual_seed(0)
+    model = TimmModel(config).eval()
+    if isinstance(model.head, nn.Linear):
+        nn.init.normal_(model.head.weight)
+        nn.init.normal_(model.head.bias)
+    return model
+
+
+def saved(path: Path, model: TimmModel) -> Path:
+    card = Card(
+        architecture=model.config,
+        transform=EvalTransform(image_size=model.config.image_size),
+        classes=tuple("abc"),
+        weights={"name": "timm:test"},
+    )
+    save_checkpoint(path, model.state_dict(), card)
+    return path
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+def test_weights_go_to_timm_and_back_and_answer_alike(config: TimmConfig) -> None:
+    model = random_model(replace(config, num_classes=5))
+    size: dict[str, Any] = {"img_size": config.image_size} if config.sized else {}
+    theirs = timm.create_model(config.timm, num_classes=5, **size).eval()
+    pixels = torch.randn(2, 3, *config.image_size)
+
+    theirs.load_state_dict(model.state_dict(), strict=True)
+    back = build_model(model.state_dict(), model.config)
+
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(pixels), model(pixels), atol=1e-5, rtol=0)
+        assert torch.equal(back(pixels), model(pixels))
+
+
+def test_a_new_model_knows_nothing_and_says_so() -> None:
+    logits = untrained(SMALL).eval()(PIXELS)
+
+    assert torch.equal(logits, torch.zeros(4, 3))
+
+
+def test_features_and_head_are_the_model() -> None:
+    model = random_model()
+    freeze_model(model, "head")
+    cut = cut_model(model, "head")
+    assert cut.prefix is not None
+
+    features = run_prefix(cut.prefix, PIXELS)
+
+    assert tuple(features.shape[1:]) == cut.prefix.shape
+    assert cut.pooled
+    torch.testing.assert_close(cut.suffix(features.clone()), model(PIXELS), atol=1e-6, rtol=0)
+
+
+def test_in_bf16_the_features_stay_close() -> None:
+    model = random_model()
+    cut = cut_model(model, "head")
+    assert cut.prefix is not None
+
+    exact = run_prefix(cut.prefix, PIXELS)
+    close = run_prefix(cut.prefix.in_precision("bf16"), PIXELS)
+
+    assert close.dtype == torch.bfloat16
+    assert (close.float() - exact).norm() < 0.02 * exact.norm()
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_the_digest_is_of_the_frozen_part_alone() -> None:
+    model, other = random_model(), random_model()
+
+    def digest(of: TimmModel) -> str:
+        prefix = cut_model(of, "head").prefix
+        assert prefix is not None
+        return prefix.digest()
+
+    other.head.weight.data += 1
+    assert digest(model) == digest(other)
+
+    next(other.net.parameters()).data += 1
+    assert digest(model) != digest(other)
+
+
+def test_only_the_head_trains_or_everything() -> None:
+    model = random_model()
+
+    assert freeze_model(model, "head") == ["head.weight", "head.bias"]
+    assert len(freeze_model(model, "none")) == len(list(model.parameters()))
+
+
+def test_a_cut_between_blocks_is_refused() -> None:
+    with pytest.raises(UsageError, match="only vitft's own ViTs are cut between blocks"):
+        freeze_model(random_model(), "blocks:1")
+
+
+def test_running_statistics_belong_to_the_best_weights() -> None:
+    model = random_model()
+    freeze_model(model, "none")
+    best = Best(model)
+    best.consider({"top1": 1.0, "loss": 0.0})
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    model.train()(PIXELS)  # moves the means of BatchNorm
+    best.consider({"top1": 0.5, "loss": 0.0})
+    best.restore()
+
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_a_head_that_is_not_one_linear_layer_is_refused() -> None:
+    config = TimmConfig(timm="deit_tiny_distilled_patch16_224", image_size=(224, 224))
+
+    with pytest.raises(UsageError, match="not one linear layer"):
+        TimmModel(config)
+
+
+def test_a_size_that_the_architecture_cannot_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot be built for another image size"):
+        TimmModel(replace(SMALL, sized=True))
+
+
+@pytest.mark.parametrize("name", ["hf-hub:a/b", "local-dir:/x", "", "../x", "Resnet18"])
+def test_a_card_cannot_make_timm_fetch_anything(name: str) -> None:
+    with pytest.raises(UsageError, match="no model of timm"):
+        config_from_json({"timm": name, "image_size": [8, 8]})
+
+
+def test_an_architecture_that_this_timm_lacks_is_named() -> None:
+    with pytest.raises(UsageError, match="has no model called resnet1888"):
+        TimmModel(replace(SMALL, timm="resnet1888"))
+
+
+def test_a_checkpoint_reads_back(tmp_path: Path) -> None:
+    model = random_model()
+    path = saved(tmp_path / "model.safetensors", model)
+
+    state, card = load_checkpoint(path)
+    back = build_model(state, card.architecture)
+
+    assert card.architecture == SMALL
+    assert all(torch.equal(t, back.state_dict()[name]) for name, t in model.state_dict().items())
+    torch.testing.assert_close(back(PIXELS), model(PIXELS), atol=1e-5, rtol=0)
+
+
+def test_tensors_of_another_model_are_refused() -> None:
+    with pytest.raises(RunError, match="tensors do not fit"):
+        build_model(random_model().state_dict(), replace(SMALL, timm="test_convnext"))
+
+
+def test_what_needs_our_attention_says_so() -> None:
+    with pytest.raises(UsageError, match=r"explain needs the attention of vitft's own"):
+        own(random_model(), "explain")
+
+
+def test_load_pretrained_points_to_the_right_door(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"load_backbone"):
+        load_pretrained("timm:resnet18")
+    with pytest.raises(WeightsError, match=r"holds timm's test_resnet"):
+        load_pretrained(saved(tmp_path / "model.safetensors", random_model()))
+
+
+@pytest.mark.parametrize("name", ["timm:", "timm:a/b", "timm:../x", "timm:Resnet18", "timm:a.b.c"])
+def test_a_malformed_name_is_refused_before_timm_is_asked(name: str) -> None:
+    with pytest.raises(WeightsError, match="names no model of timm"):
+        load_backbone(name, num_classes=2)
+
+
+def test_an_unknown_name_names_the_nearest() -> None:
+    with pytest.raises(WeightsError, match="has no weights called resnet1888") as caught:
+        load_backbone("timm:resnet1888", num_classes=2)
+
+    assert "resnet18" in caught.value.fix
+
+
+def test_an_earlier_run_is_weights_for_the_next(tmp_path: Path) -> None:
+    model = random_model()
+    path = saved(tmp_path / "model.safetensors", model)
+
+    again, report = load_backbone(path, num_classes=7)
+
+    assert torch.equal(again.features(PIXELS), model.features(PIXELS))
+    assert again.config.num_classes == 7
+    assert not again(PIXELS).any()
+    assert report.provenance["from"] == "timm:test"
+
+
+def test_what_only_our_model_has_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "model.safetensors", random_model())
+
+    with pytest.raises(UsageError, match="do not concern a model of timm"):
+        load_backbone(path, num_classes=2, pre_logits="keep")
+    with pytest.raises(UsageError, match="was fine-tuned at"):
+        load_backbone(path, num_classes=2, image_size=64)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optim": {"solver": "lbfgs"}},
+        {"optim": {"solver": "sgd", "epochs": 2}, "train": {"augment": "crop"}},
+        {"train": {"freeze": "none"}, "optim": {"epochs": 2}},
+    ],
+    ids=["solved", "stepped", "everything"],
+)
+def test_a_run_goes_from_images_to_predictions(
+    image_folder: Path, tmp_path: Path, settings: dict[str, dict[str, Any]]
+) -> None:
+    weights = saved(tmp_path / "weights.safetensors", random_model())
+
+    done = run_it(image_folder, weights, tmp_path / "run", **settings)
+
+    figures = json.loads((done.run / "eval.json").read_text())
+    predictor = Predictor.from_run(str(done.run))
+    rows = (done.run / "split.csv").read_text().splitlines()[1:]
+    held_back = [row.split(",") for row in rows if ",val," in row]
+    answers = predictor.stream(str(image_folder / row[0]) for row in held_back)
+    right = [
+        a.classes[0] == row[0].split("/")[0] for a, row in zip(answers, held_back, strict=True)
+    ]
+    assert figures["top1"] == sum(right) / len(right)
+    assert isinstance(predictor.model, TimmModel)

@@ -1,0 +1,320 @@
+"""The model computes what timm's computes, and its parts what they promise."""
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.conftest import random_timm
+from vitft.models.checkpoint import build_model
+from vitft.models.registry import config_of, create_model
+from vitft.models.stem import DropPath
+from vitft.models.vit import Attention, Block, VisionTransformer, ViTConfig
+from vitft.system.errors import UsageError
+
+SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
+SMALL_CONFIG = ViTConfig(
+    image_size=(32, 32), patch_size=(16, 16), width=64, depth=2, heads=4, num_classes=10
+)
+
+
+# The full table, at 224 pixels and another size, is run by benchmarks/parity.py.
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        ("vit_tiny_patch16_224", 224),
+        ("vit_tiny_patch16_224", 384),
+        ("vit_small_patch8_224", 64),
+        ("vit_small_patch14_224", 98),
+        ("vit_small_patch16_224", 224),
+        ("vit_small_patch32_224", 224),
+        ("vit_base_patch8_224", 48),
+        ("vit_base_patch14_224", 56),
+        ("vit_base_patch16_224", 96),
+        ("vit_base_patch32_224", 224),
+        ("vit_large_patch16_224", 64),
+        ("vit_large_patch32_224", 96),
+    ],
+)
+@torch.no_grad()
+def test_logits_equal_timms(name: str, side: int) -> None:
+    theirs = random_timm(name, side, depth=4)  # the whole depth: benchmarks/parity.py
+    config = replace(config_of(name), image_size=(side, side), depth=4, num_classes=10)
+    ours = build_model(theirs.state_dict(), config)
+    images = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+    difference = (ours(images) - theirs(images)).abs().max()
+
+    assert difference <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        pytest.param({}, {}, id="class token"),
+        pytest.param({"pool": "mean"}, {"global_pool": "avg"}, id="mean of the patches"),
+        pytest.param({"image_size": (32, 64)}, {"img_size": (32, 64)}, id="wider than high"),
+        pytest.param({"in_channels": 5}, {"in_chans": 5}, id="five channels"),
+        pytest.param({"qkv_bias": False}, {"qkv_bias": False}, id="no bias before attention"),
+        pytest.param({"num_classes": 0}, {"num_classes": 0}, id="features, no head"),
+        pytest.param({"mlp_ratio": 2.0}, {"mlp_ratio": 2.0}, id="narrow MLP"),
+        pytest.param(
+            {"image_size": (24, 40), "patch_size": (4, 8)},
+            {"img_size": (24, 40), "patch_size": (4, 8)},
+            id="flat patches",
+        ),
+        pytest.param({"layer_scale": 1e-5}, {"init_values": 1e-5}, id="LayerScale"),
+        pytest.param({"registers": 4}, {"reg_tokens": 4}, id="registers with positions"),
+        pytest.param(
+            {"layer_scale": 1e-5, "registers": 4, "prefix_positions": False},
+            {"init_values": 1e-5, "reg_tokens": 4, "no_embed_class": True},
+            id="DINOv2 with registers",
+        ),
+        pytest.param(
+            {"registers": 2, "pool": "mean"},
+            {"reg_tokens": 2, "global_pool": "avg"},
+            id="registers are not averaged",
+        ),
+        pytest.param({"prefix_positions": False}, {"no_embed_class": True}, id="as in DeiT III"),
+    ],
+)
+@torch.no_grad()
+def test_variants_equal_timms_and_weights_go_both_ways(
+    ours: dict[str, Any], theirs: dict[str, Any]
+) -> None:
+    config = replace(SMALL_CONFIG, **ours)
+    options: dict[str, Any] = {"patch_size": 16, **SMALL, **theirs}
+    options.pop("img_size", None)
+    reference = random_timm("vit_tiny_patch16_224", config.image_size, **options)
+    model = VisionTransformer(config).eval()
+    images = torch.randn(2, config.in_channels, *config.image_size)
+
+    model.load_state_dict(reference.state_dict(), strict=True)
+    assert torch.allclose(model(images), reference(images), atol=1e-5)
+
+    fresh = VisionTransformer(config).eval()
+    reference.load_state_dict(fresh.state_dict(), strict=True)
+    assert torch.allclose(fresh(images), reference(images), atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_distilled_deit_averages_its_two_heads_as_timm_does() -> None:
+    reference = timm.create_model(
+        "deit_tiny_distilled_patch16_224", img_size=32, num_classes=10, **SMALL
+    ).eval()
+    for parameter in reference.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.02)
+    images = torch.randn(2, 3, 32, 32)
+
+    for classes in (10, 0):
+        reference.reset_classifier(classes) if not classes else None
+        model = VisionTransformer(replace(SMALL_CONFIG, distilled=True, num_classes=classes)).eval()
+        model.load_state_dict(reference.state_dict(), strict=True)
+        assert torch.allclose(model(images), reference(images), atol=1e-6)
+
+
+@torch.no_grad()
+def test_post_norm_blocks_are_those_of_the_original_transformer() -> None:
+    layer = nn.TransformerEncoderLayer(
+        64, 4, 256, dropout=0, activation=F.gelu, layer_norm_eps=1e-6, batch_first=True
+    )
+    block = Block(replace(SMALL_CONFIG, norm="post"), drop_path=0)
+    renames = {"self_attn.in_proj_": "attn.qkv.", "self_attn.out_proj": "attn.proj"}
+    renames |= {"linear1": "mlp.fc1", "linear2": "mlp.fc2"}
+    state = layer.state_dict()
+    for old, new in renames.items():
+        state = {name.replace(old, new): tensor for name, tensor in state.items()}
+    tokens = torch.randn(2, 5, 64)
+
+    block.load_state_dict(state, strict=True)
+
+    assert torch.allclose(block(tokens), layer(tokens), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"qkv_bias": False}, id="no bias"),
+        pytest.param({"layer_scale": 0.5}, id="LayerScale"),
+        pytest.param({"norm": "post"}, id="post-norm"),
+        pytest.param({"norm": "post", "layer_scale": 0.5}, id="post-norm, LayerScale"),
+        pytest.param({"registers": 4, "prefix_positions": False}, id="registers"),
+        pytest.param({"distilled": True}, id="distilled"),
+    ],
+)
+@torch.no_grad()
+def test_the_last_block_for_the_class_token_alone_gives_the_same_feature(
+    options: dict[str, Any],
+) -> None:
+    model = VisionTransformer(replace(SMALL_CONFIG, **options)).eval()
+    tokens = model.encode(model.embed(torch.randn(2, 3, 32, 32)), stop=1)
+
+    last = model.blocks[1]
+    assert isinstance(last, Block)
+    short = last.for_class_token(tokens)
+
+    assert short.shape == (2, model.config.num_read, 64)
+    assert torch.allclose(model.pool(short), model.pool(last(tokens)), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "prefix", "positions"),
+    [
+        pytest.param({}, 1, 5, id="class token"),
+        pytest.param({"registers": 4}, 5, 9, id="registers"),
+        pytest.param({"registers": 4, "prefix_positions": False}, 5, 4, id="patches alone"),
+        pytest.param({"distilled": True}, 2, 6, id="distilled"),
+    ],
+)
+def test_prefix_tokens_come_first_and_are_counted(
+    options: dict[str, Any], prefix: int, positions: int
+) -> None:
+    model = VisionTransformer(replace(SMALL_CONFIG, **options))
+
+    tokens = model.embed(torch.zeros(1, 3, 32, 32))
+
+    assert model.config.num_prefix == prefix
+    assert tokens.shape == (1, prefix + 4, 64)  # 2x2 patches
+    assert model.pos_embed.shape == (1, positions, 64)
+
+
+def test_a_card_from_before_a_field_existed_is_still_read() -> None:
+    old = {"image_size": [32, 32], "patch_size": [16, 16], "in_channels": 3, "width": 64}
+    old |= {"depth": 2, "heads": 4, "mlp_ratio": 4.0, "qkv_bias": True, "num_classes": 10}
+    old |= {"pre_logits": False, "pool": "cls", "drop_path": 0.0}
+
+    assert ViTConfig.from_json(old) == SMALL_CONFIG
+
+
+@pytest.mark.parametrize("stem", [None, (), (3, 4, 9)])
+def test_a_configuration_survives_its_card(stem: tuple[int, ...] | None) -> None:
+    convs = (8, 16) if stem is None else ()
+    config = replace(SMALL_CONFIG, stem=stem, convs=convs, registers=2, norm="post")
+
+    assert ViTConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@torch.no_grad()
+def test_attention_maps_are_what_forward_applies() -> None:
+    attention = Attention(SMALL_CONFIG)
+    tokens = torch.randn(2, 5, 64)
+
+    maps = attention.maps(tokens)
+    _, _, values = attention.split_heads(tokens)
+    mixed = attention.proj((maps @ values).transpose(1, 2).flatten(2))
+
+    assert maps.shape == (2, 4, 5, 5)
+    assert torch.allclose(maps.sum(dim=-1), torch.ones(2, 4, 5), atol=1e-6)
+    assert torch.allclose(mixed, attention(tokens), atol=1e-6)
+
+
+def test_the_first_loss_of_a_zeroed_head_is_the_log_of_the_class_count() -> None:
+    model = VisionTransformer(SMALL_CONFIG)
+
+    loss = F.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.tensor([0, 3, 9, 1]))
+
+    assert loss.item() == pytest.approx(math.log(10), abs=1e-6)  # ten classes, equally likely
+
+
+@torch.no_grad()
+def test_pre_logits_is_a_linear_and_a_tanh_before_the_head() -> None:
+    model = VisionTransformer(replace(SMALL_CONFIG, pre_logits=True)).eval()
+    nn.init.normal_(model.head.get_parameter("weight"))
+    pooled = torch.randn(2, 64)
+
+    layer = model.pre_logits.get_submodule("fc")
+
+    assert torch.equal(model.classify(pooled), model.head(torch.tanh(layer(pooled))))
+    assert {"pre_logits.fc.weight", "pre_logits.fc.bias"} <= set(model.state_dict())
+
+
+@torch.no_grad()
+def test_forward_is_its_four_public_steps_wherever_the_blocks_are_cut() -> None:
+    model = VisionTransformer(SMALL_CONFIG).eval()
+    images = torch.randn(2, 3, 32, 32)
+
+    halfway = model.encode(model.embed(images), stop=1)
+    stepwise = model.classify(model.pool(model.encode(halfway, start=1)))
+
+    assert torch.equal(stepwise, model(images))
+
+
+def test_drop_path_skips_whole_images_while_training_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    branch = torch.ones(10_000, 3, 2)
+    skip = DropPath(0.25)
+
+    dropped = skip(branch)
+
+    per_image = dropped.flatten(1)
+    assert per_image.unique().tolist() == pytest.approx([0, 4 / 3])
+    assert bool((per_image == per_image[:, :1]).all())
+    assert dropped.mean().item() == pytest.approx(1, abs=0.02)  # 3.5 standard errors
+    assert torch.equal(skip.eval()(branch), branch)
+
+
+def test_drop_path_grows_from_none_to_the_given_rate() -> None:
+    blocks = VisionTransformer(replace(SMALL_CONFIG, depth=3, drop_path=0.2)).blocks
+
+    rates = [skip.rate for skip in blocks.modules() if isinstance(skip, DropPath)]
+
+    assert rates == pytest.approx([0, 0.1, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("vit_base_patch15_224", "vit_base_patch16_224", id="patch"),
+        pytest.param("vit_bass_patch16_224", "vit_base_patch16_224", id="size"),
+        pytest.param("resnet50", "vit_", id="another model"),
+        pytest.param("", "vit_", id="empty"),
+    ],
+)
+def test_an_unknown_architecture_names_the_nearest(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"no architecture.*\n.*{message}"):
+        create_model(name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"image_size": 225}, r"225 pixels high.*\n.*multiple of 16", id="size"),
+        pytest.param({"image_size": (224, 8)}, "8 pixels wide", id="too narrow"),
+        pytest.param({"num_classes": -1}, "num_classes -1", id="classes"),
+        pytest.param({"drop_path": 1.0}, "drop_path is 1.0", id="drop path"),
+        pytest.param({"pool": "max"}, "pool is 'max'", id="pool"),
+        pytest.param({"norm": "both"}, "norm is 'both'", id="norm"),
+        pytest.param({"registers": -1}, "registers -1", id="registers"),
+        pytest.param({"heads": 0}, "heads 0", id="no heads"),
+        pytest.param({"stem": (2, 2, 2, 2)}, "behind a stride of 32", id="stem"),
+        pytest.param({"convs": (8, 1)}, r"convs \(8, 1\)", id="one channel"),
+        pytest.param({"convs": (8,), "stem": ()}, r"stem \(\), convs \(8,\)", id="two stems"),
+        pytest.param({"distilled": True, "pool": "mean"}, "distilled is True", id="two heads"),
+        pytest.param({"colour": 3}, "a model has no colour", id="no such field"),
+    ],
+)
+def test_impossible_models_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        create_model("vit_tiny_patch16_224", **options)
+
+
+def test_images_of_another_size_are_refused_with_a_way_out() -> None:
+    with pytest.raises(UsageError, match=r"32x32 pixels, but got 48x48"):
+        VisionTransformer(SMALL_CONFIG)(torch.zeros(1, 3, 48, 48))
+
+
+def test_parameter_counts_are_the_published_ones() -> None:
+    names = {"vit_tiny_patch16_224": 5_717_416, "vit_huge_patch14_224": 632_045_800}
+
+    with torch.device("meta"):
+        models = {name: create_model(name) for name in names}
+    counts = {n: sum(p.numel() for p in model.parameters()) for n, model in models.items()}
+
+    assert counts == names  # of DeiT's table 1 and of Dosovitskiy's table 1, with 1000 classes

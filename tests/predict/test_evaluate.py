@@ -1,0 +1,321 @@
+"""A trained model and labelled images in, figures out."""
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import COLOURS, draw_folder
+from tests.training.test_run import run_it
+from vitft.cli.main import main
+from vitft.data.labelled import find_labelled
+from vitft.data.transforms import EvalTransform
+from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.vit import VisionTransformer
+from vitft.predict.evaluate import Evaluated, evaluate
+from vitft.system.errors import DataError, RunError
+
+
+@pytest.fixture
+def model(tiny_vit: VisionTransformer, tmp_path: Path) -> Path:
+    """A checkpoint without a run around it, that answers at random."""
+    tiny_vit.head.weight.data.normal_(generator=torch.Generator().manual_seed(0))
+    card = Card(
+        architecture=tiny_vit.config,
+        transform=EvalTransform(image_size=(16, 16)),
+        classes=tuple(sorted(COLOURS)),
+    )
+    (tmp_path / "bare").mkdir()
+    save_checkpoint(tmp_path / "bare" / "m.safetensors", tiny_vit.state_dict(), card)
+    return tmp_path / "bare" / "m.safetensors"
+
+
+@pytest.fixture
+def run(image_folder: Path, tiny_weights: Path, tmp_path: Path) -> Path:
+    return run_it(image_folder, tiny_weights, tmp_path / "run", optim={"solver": "lbfgs"}).run
+
+
+@pytest.fixture
+def unseen(tmp_path: Path) -> Path:
+    """The same three colours, other images."""
+    random = np.random.default_rng(9)
+    for name, colour in COLOURS.items():
+        (tmp_path / "unseen" / name).mkdir(parents=True)
+        for i in range(4):
+            pixels = np.clip(np.array(colour) + random.normal(0, 30, (20, 24, 3)), 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "unseen" / name / f"{i}.png")
+    return tmp_path / "unseen"
+
+
+def judge(data: Path, run: Path) -> Evaluated:
+    return evaluate(find_labelled(data), str(run), device="cpu")
+
+
+def test_unseen_images_are_all_counted(run: Path, unseen: Path) -> None:
+    done = judge(unseen, run)
+
+    assert done.figures["images"] == 12
+    assert done.figures["data"] | {"path": ""} == {
+        "path": "",
+        "unreadable": [],
+        "trained": 0,
+        "validated": 0,
+        "copies": 0,
+    }
+    right = [answer.predicted == answer.label for answer in done.answers]
+    assert done.figures["top1"] == sum(right) / 12
+
+
+def test_images_that_trained_the_model_are_left_out_wherever_they_lie(
+    run: Path, image_folder: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "elsewhere"
+    for i, path in enumerate(sorted(image_folder.rglob("*.png"))):
+        (moved / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, moved / path.parent.name / f"renamed{i}.png")
+
+    done = judge(moved, run)
+
+    assert done.figures["data"]["trained"] == 24
+    assert done.figures["images"] == done.figures["data"]["validated"] == 6
+    assert [answer.left_out for answer in done.answers].count("trained this model") == 24
+    assert done.figures["confusion"] == json.loads((run / "eval.json").read_text())["confusion"]
+
+
+def test_only_training_images_are_refused(run: Path, image_folder: Path) -> None:
+    for row in (run / "split.csv").read_text().splitlines()[1:]:
+        path, _, part, _ = row.split(",")
+        if part == "val":
+            (image_folder / path).unlink()
+
+    with pytest.raises(DataError, match=r"24 of 24 images .* trained this model"):
+        judge(image_folder, run)
+
+
+def test_without_a_run_around_the_model_it_is_said_that_training_images_are_unknown(
+    model: Path, unseen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", "--data", str(unseen), "--run", str(model)]) == 0
+
+    assert "not known whether it was trained on" in capsys.readouterr().err
+
+
+def test_a_split_of_another_run_is_refused(run: Path, unseen: Path) -> None:
+    text = (run / "split.csv").read_text()
+    (run / "split.csv").write_text(text.replace(",train,", ",val,", 1))
+
+    with pytest.raises(RunError, match="not the split that the model beside it"):
+        judge(unseen, run)
+
+
+def test_some_of_the_classes_are_enough(model: Path, unseen: Path) -> None:
+    shutil.rmtree(unseen / "green")
+
+    done = judge(unseen, model)
+
+    assert done.figures["images"] == 8
+    assert done.figures["per_class"]["green"]["recall"] is None
+
+
+def test_classes_are_matched_by_name_not_by_place(model: Path, unseen: Path) -> None:
+    before = judge(unseen, model).figures["per_class"]
+    (unseen / "blue").rename(unseen / "aside")  # would be the first of the folders, too
+    shutil.rmtree(unseen / "green")
+    (unseen / "aside").rename(unseen / "blue")
+
+    after = judge(unseen, model).figures["per_class"]
+
+    assert [after[name]["recall"] for name in ("blue", "red")] == [
+        before[name]["recall"] for name in ("blue", "red")
+    ]
+
+
+def test_unknown_classes_are_refused_with_both_differences(model: Path, unseen: Path) -> None:
+    (unseen / "blue").rename(unseen / "blues")
+    (unseen / "red").rename(unseen / "teapot")
+
+    with pytest.raises(
+        DataError,
+        match=r"(?s)unknown to the model: blues, teapot; .*not in the data: blue, red.*"
+        r"rename blues to blue",
+    ):
+        judge(unseen, model)
+
+
+def test_bad_images_are_named_counted_and_left_out(
+    model: Path, unseen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (unseen / "red" / "torn\x1b[2J.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (unseen / "red" / "gone.png").symlink_to("nowhere")
+
+    code = main(["evaluate", "--data", str(unseen), "--run", str(model), "--format", "json"])
+
+    out, err = capsys.readouterr()
+    figures = json.loads(out)
+    assert code == 3
+    assert figures["images"] == 12
+    assert {row["path"] for row in figures["data"]["unreadable"]} == {
+        "red/torn\x1b[2J.png",
+        "red/gone.png",
+    }
+    assert "left out: red/torn\\x1b[2J.png" in err
+    assert "\x1b" not in err
+
+
+def test_no_readable_image_is_an_error_with_examples(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("path,label\nnowhere.jpg,red\n")
+
+    with pytest.raises(DataError, match=r"none of 1 images .* \(nowhere.jpg: not found\)"):
+        judge(tmp_path / "t.csv", model)
+
+
+def test_copies_are_counted_and_said(
+    model: Path, unseen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(unseen / "red" / "0.png", unseen / "red" / "again.png")
+
+    main(["evaluate", "--data", str(unseen), "--run", str(model)])
+
+    assert "1 images are copies of others" in capsys.readouterr().err
+
+
+def test_the_error_before_the_temperature_is_that_of_the_scores_times_it(
+    run: Path, unseen: Path
+) -> None:
+    kept = json.loads((run / "eval.json").read_text())
+    kept["calibration"]["temperature"] = 0.02  # before, every class was nearly as likely
+    (run / "eval.json").write_text(json.dumps(kept))
+
+    calibration = judge(unseen, run).figures["calibration"]
+
+    assert calibration["temperature"] == 0.02
+    assert calibration["ece_before"] > calibration["ece"] + 0.3
+
+
+def evaluated(*options: str, data: Path, run: Path) -> int:
+    return main(["evaluate", "--data", str(data), "--run", str(run), *options])
+
+
+def test_the_table_tells_what_there_is(
+    model: Path, unseen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluated(data=unseen, run=model) == 0
+
+    shown = capsys.readouterr().out
+    for text in ("accuracy", "95 % interval", "calibration error", "blue", "F1", "true \\ named"):
+        assert text in shown
+
+
+def test_many_classes_are_shown_by_the_worst_of_them(
+    tiny_vit: VisionTransformer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vitft.cli.evaluate import show_tables
+    from vitft.metrics.classification import evaluation, fixed_probabilities
+
+    labels = torch.arange(40)
+    logits = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
+    figures = evaluation(logits, labels, [f"class{i}" for i in range(40)])
+    figures |= fixed_probabilities(logits.double().numpy(), labels)
+
+    show_tables(figures)
+
+    shown, notes = capsys.readouterr()
+    assert "the 30 classes found least" in notes
+    assert "taken for" in shown
+    assert "among the best 5" in shown
+
+
+def test_csv_has_one_figure_a_row(
+    model: Path, unseen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluated("--format", "csv", data=unseen, run=model) == 0
+
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    top1 = next(row for row in rows if row["figure"] == "top1")
+    assert float(top1["low"]) <= float(top1["value"]) <= float(top1["high"])
+    assert {row["class"] for row in rows if row["figure"] == "f1"} == set(COLOURS)
+    assert next(row for row in rows if row["figure"] == "top5")["value"] == ""  # three classes
+
+
+def test_out_holds_figures_and_one_row_per_image(
+    model: Path, unseen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (unseen / "red" / "torn.png").write_bytes(b"")
+    evaluated("--format", "json", "--out", str(tmp_path / "out"), data=unseen, run=model)
+
+    with (tmp_path / "out" / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    figures: dict[str, Any] = json.loads((tmp_path / "out" / "eval.json").read_text())
+    assert figures == json.loads(capsys.readouterr().out)
+    assert sum(row["right"] == "1" for row in rows) == round(12 * figures["top1"])
+    assert [row["left_out"] for row in rows if row["left_out"]] == ["empty file"]
+    assert len(rows) == 13
+
+
+def test_out_never_replaces_anything(
+    model: Path, unseen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "eval.json").write_text("mine")
+
+    assert evaluated("--out", str(tmp_path / "out"), data=unseen, run=model) == 5
+    assert evaluated("--out", str(unseen / "out"), data=unseen, run=model) == 2
+
+    assert (tmp_path / "out" / "eval.json").read_text() == "mine"
+    assert not (unseen / "out").exists()
+    assert "nothing is overwritten" in capsys.readouterr().err
+
+
+def test_no_cell_of_the_predictions_is_a_formula(model: Path, unseen: Path, tmp_path: Path) -> None:
+    names = ["=1+1.png", "@SUM(1).png", "+cmd|x.png", "-2.png", "\t=3.png", 'a",=1.png', "\r=2.png"]
+    rows = ["path,label"]
+    for i, name in enumerate(names):
+        shutil.copy(unseen / "red" / f"{i % 4}.png", unseen / name)
+        quoted = name.replace('"', '""')
+        rows.append(f'"{quoted}",red')
+    (unseen / "t.csv").write_text("\n".join(rows) + "\n", newline="")
+
+    assert evaluated("--out", str(tmp_path / "out"), data=unseen / "t.csv", run=model) == 0
+
+    with (tmp_path / "out" / "predictions.csv").open(newline="") as file:
+        paths = [row["path"] for row in csv.DictReader(file)]
+    assert [path.removeprefix("'") for path in paths] == names
+    assert not any(path.startswith(("=", "+", "-", "@", "\t", "\r")) for path in paths)
+
+
+def test_a_name_that_is_no_text_survives(model: Path, unseen: Path, tmp_path: Path) -> None:
+    shutil.copy(unseen / "red" / "0.png", unseen / "red" / "\udcff\udcfe.png")
+
+    assert evaluated("--out", str(tmp_path / "out"), data=unseen, run=model) == 0
+
+    assert b"red/\xff\xfe.png" in (tmp_path / "out" / "predictions.csv").read_bytes()
+
+
+def test_wrong_data_and_wrong_run_are_told_apart(
+    model: Path, unseen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluated(data=tmp_path / "nowhere", run=model) == 3
+    assert evaluated(data=unseen, run=tmp_path / "nowhere") == 5
+    assert evaluated("--subset", "val", data=unseen, run=model) == 2
+    assert main(["evaluate", "--run", "x"]) == 2
+
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_folders_own_labels_of_a_drawn_folder_are_judged_alike_from_a_table(
+    model: Path, tmp_path: Path
+) -> None:
+    root = draw_folder(tmp_path / "d", per_class=3)
+    rows = [f"{p.relative_to(root)},{p.parent.name}" for p in sorted(root.rglob("*.png"))]
+    (root / "labels.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+
+    folder, table = judge(root, model), judge(root / "labels.csv", model)
+
+    assert folder.answers == table.answers

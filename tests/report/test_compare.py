@@ -1,0 +1,203 @@
+"""Runs side by side: the same images, and whether the difference is more than chance."""
+
+import json
+from pathlib import Path
+
+import pytest
+from scipy.stats import binomtest
+
+from tests.report.test_report import check_harmless
+from tests.support.run_files import HOSTILE, make_run
+from vitft.cli.main import main
+from vitft.report import write_comparison
+from vitft.report.chance import holm, images_for, mcnemar, paired_interval
+from vitft.report.paired_test import Comparison, compare
+from vitft.report.reading import read_run
+from vitft.system.errors import RunError, UsageError
+
+
+def compared(*runs: Path) -> Comparison:
+    return compare([read_run(run) for run in runs])
+
+
+# chance -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 0), (1, 0), (5, 5), (3, 12), (40, 17), (200, 301)])
+def test_mcnemar_is_the_exact_binomial_test(one: int, other: int) -> None:
+    expected = binomtest(one, one + other).pvalue if one + other else 1.0
+
+    assert mcnemar(one, other) == pytest.approx(expected, rel=1e-9)
+    assert mcnemar(other, one) == mcnemar(one, other)
+
+
+@pytest.mark.parametrize(
+    ("raw", "corrected"),
+    [
+        pytest.param([0.04], [0.04], id="one pair stays"),
+        pytest.param([0.01, 0.04, 0.03], [0.03, 0.06, 0.06], id="in any order, never falling"),
+        pytest.param([0.9, 0.8], [1.0, 1.0], id="never over one"),
+    ],
+)
+def test_holm_corrects_for_how_many_pairs_were_looked_at(
+    raw: list[float], corrected: list[float]
+) -> None:
+    assert holm(raw) == pytest.approx(corrected)
+
+
+def test_the_interval_of_a_difference_covers_it_in_95_of_100_draws() -> None:
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    draws = random.multinomial(80, [0.15, 0.05, 0.8], size=2000)  # truth: 0.15 - 0.05
+
+    inside = [
+        low <= 0.1 <= high
+        for one, other, _ in draws.tolist()
+        for low, high in [paired_interval(one, other, 80)]
+    ]
+
+    assert 0.94 <= sum(inside) / len(inside) <= 0.975
+
+
+def test_images_for_an_interval_are_those_of_the_normal_formula() -> None:
+    assert images_for(0.04, 0.5) == 601  # 1.96^2 * 0.25 / 0.04^2
+    assert images_for(0.04, 1.0) == 25  # a share of one is not known to be one
+
+
+# pairing ------------------------------------------------------------------------------------------
+
+
+def test_two_runs_on_one_split_are_tested_on_all_images(tmp_path: Path) -> None:
+    good = make_run(tmp_path / "good", per_class=60, held_back=50, hardness=0.5)
+    poor = make_run(tmp_path / "poor", per_class=60, held_back=50, hardness=2, seed=1)
+
+    result = compared(good, poor)
+
+    assert result.shared == 150
+    assert list(result.notes) == []
+    (pair,) = result.pairs
+    assert pair.only_one - pair.only_other == result.rights[0] - result.rights[1]
+    assert pair.p == mcnemar(pair.only_one, pair.only_other) < 0.001
+    assert result.verdict(pair).startswith("A is better than B on these images: by ")
+
+
+def test_equal_runs_are_not_told_apart(tmp_path: Path) -> None:
+    result = compared(make_run(tmp_path / "a"), make_run(tmp_path / "b"))
+
+    assert result.pairs[0].p == 1
+    assert result.verdict_lines() == ["A and B are right equally often on these images"]
+
+
+def test_of_different_splits_only_the_shared_images_are_compared(tmp_path: Path) -> None:
+    more, fewer = make_run(tmp_path / "more", held_back=6), make_run(tmp_path / "fewer")
+
+    result = compared(more, fewer)
+
+    assert result.shared == 12
+    assert result.notes[0].startswith("The splits differ: the runs held back 18, 12 images; only")
+
+
+def test_without_shared_images_nothing_is_tested(tmp_path: Path) -> None:
+    here, there = make_run(tmp_path / "here"), make_run(tmp_path / "there")
+    table = (there / "split.csv").read_text().replace(",val,", ",val,0").splitlines()
+    cut = [f"{line[:-1]}" if ",val,0" in line else line for line in table]
+    (there / "split.csv").write_text("\n".join(cut) + "\n")
+
+    result = compared(here, there)
+
+    assert (result.shared, list(result.pairs)) == (0, [])
+    assert "nothing can be tested" in result.notes[0]
+    page = check_harmless(write_comparison(result, tmp_path / "page.html").read_text())
+    assert "nothing can be tested" in page.text
+
+
+def test_an_image_with_two_labels_is_left_out(tmp_path: Path) -> None:
+    one, other = make_run(tmp_path / "one"), make_run(tmp_path / "other")
+    table = (other / "split.csv").read_text()
+    (other / "split.csv").write_text(table.replace("0/000.jpg,daisy", "0/000.jpg,rose"))
+
+    result = compared(one, other)
+
+    assert result.shared == 11
+    assert "1 shared image carried different labels and is left out." in result.notes
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    run, old = make_run(tmp_path / "run"), make_run(tmp_path / "old")
+    (old / "validation.npz").unlink()
+
+    with pytest.raises(UsageError, match="named twice"):
+        compared(run, run)
+    with pytest.raises(RunError, match="did not keep what it answered"):
+        compared(run, old)
+
+
+def test_three_runs_are_three_pairs_and_one_page(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / n, hardness=1 + s, seed=s) for s, n in enumerate("xyz")]
+
+    result = compared(*runs)
+
+    assert [(p.one, p.other) for p in result.pairs] == [(0, 1), (0, 2), (1, 2)]
+    page = check_harmless(write_comparison(result, tmp_path / "page.html").read_text())
+    assert "corrected by Holm for 3 pairs" in page.text
+    disputed = sum(image.disputed for image in result.images)
+    assert f"Where they disagree ({disputed})" in page.text
+    figures = [tag for tag, a in page.elements if tag == "figure" and a.get("class") == "card"]
+    assert len(figures) == disputed > 0
+
+
+# the door -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_compare_prints_a_table_and_never_overwrites_a_page(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(here / "a"), make_run(here / "b", seed=1, hardness=2)
+
+    assert [main(["compare", "a", "b"]) for _ in range(2)] == [0, 0]
+    assert main(["compare", "a", "b", "--out", "compare.html"]) == 5
+    assert main(["compare", "a"]) == 2
+
+    captured = capsys.readouterr()
+    assert "exact McNemar test on the shared images" in captured.out
+    assert {p.name for p in here.glob("*.html")} == {"compare.html", "compare-2.html"}
+    assert "exists already" in captured.err
+    assert "nothing to be compared with" in captured.err
+
+
+def test_compare_answers_machines_in_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(here / "a"), make_run(here / "b", seed=1, hardness=2)
+
+    main(["compare", "a", "b", "--format", "json", "--out", "page.html"])
+
+    answer = json.loads(capsys.readouterr().out)
+    assert [run["name"] for run in answer["runs"]] == ["a", "b"]
+    assert answer["pairs"][0]["runs"] == ["a", "b"]
+    assert answer["shared_images"] == 12
+
+
+def test_hostile_names_stay_text_in_a_comparison(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {i * 10: f"{name} {i}".replace("/", "\u2044") for i, name in enumerate(HOSTILE)}
+    folders = ["<img src=x onerror=alert(1)>", "=1+1\x1b[2J"]
+    for seed, folder in enumerate(folders):
+        make_run(here / folder, HOSTILE, hardness=3, seed=seed, names=names)
+
+    main(["compare", *folders, "--out", "page.html"])
+    table = capsys.readouterr().out
+    main(["compare", *folders, "--out", "page2.html", "--format", "json"])
+
+    page = check_harmless((here / "page.html").read_text())
+    assert folders[0] in page.text
+    assert "\x1b" not in table
+    answer = capsys.readouterr().out
+    assert "\x1b" not in answer
+    assert json.loads(answer)["runs"][1]["name"] == folders[1]

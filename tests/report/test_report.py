@@ -1,0 +1,599 @@
+"""The page of a run: what it says, that it is one file, and that no name can break it."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.run_files import HOSTILE, make_run
+from vitft.cli.finetune import named_settings
+from vitft.cli.main import build_parser, main
+from vitft.config.run import from_table, merged, to_toml
+from vitft.report import charts, palette, vector, write_report
+from vitft.report.advice import advise
+from vitft.report.overview import command_of
+from vitft.report.page import source
+from vitft.report.reading import Run, find_run, read_run
+from vitft.report.sections import epochs
+from vitft.report.words import listing
+from vitft.system.errors import DataError, RunError, VitftError
+
+ELEMENTS = {
+    *("html", "head", "meta", "title", "link", "style", "body", "script", "header", "footer"),
+    *("nav", "main", "section", "a", "p", "h1", "h2", "h3", "dl", "div", "dt", "dd", "ol", "li"),
+    *("ul", "strong", "small", "span", "figure", "img", "figcaption", "details", "summary"),
+    *("pre", "code", "button", "table", "thead", "tbody", "tr", "th", "td"),
+    *("svg", "g", "path", "defs", "use", "clippath", "rect", "text"),
+}
+ATTRIBUTES = {
+    *("lang", "charset", "http-equiv", "content", "name", "rel", "href", "class", "id", "alt"),
+    *("src", "title", "scope", "type", "role", "hidden", "tabindex", "aria-label", "aria-sort"),
+    *(
+        "aria-hidden",
+        "data-cell",
+        "data-value",
+        "data-fold",
+        "data-label",
+        "viewbox",
+        "preserveaspectratio",
+    ),
+    *("x", "y", "width", "height", "d", "transform", "clip-path", "fill", "stroke", "opacity"),
+    *("font-size", "text-anchor", "stroke-width", "stroke-dasharray", "fill-opacity"),
+}
+
+
+class Page(HTMLParser):
+    """Every element, attribute and word of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: dict[str, list[str]] = {}
+        self.within: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "img", "br"):
+            self.within.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.within.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"a comment: {data}")
+
+    def handle_decl(self, decl: str) -> None:
+        assert decl == "doctype html"
+
+    def handle_data(self, data: str) -> None:
+        self.words.setdefault(self.within[-1] if self.within else "", []).append(data)
+
+    @property
+    def text(self) -> str:
+        """What a reader sees, in one line."""
+        seen = [
+            w for tag, words in self.words.items() if tag not in ("script", "style") for w in words
+        ]
+        return " ".join(" ".join(seen).split())
+
+
+def check_harmless(html: str) -> Page:
+    """Only expected elements and attributes; one script, one style, and links that stay here."""
+    page = Page(html)
+    for tag, attributes in page.elements:
+        assert tag in ELEMENTS, tag
+        assert set(attributes) <= ATTRIBUTES, (tag, attributes)
+        assert attributes.get("src", "data:image/jpeg;base64,").startswith(
+            "data:image/jpeg;base64,"
+        )
+        assert re.match(r"#[\w-]+$|data:,$", attributes.get("href") or "#x")
+    assert len(page.words["script"]) == len(page.words["style"]) == 1
+    (policy,) = [
+        a["content"] or "" for tag, a in page.elements if a.get("http-equiv") and tag == "meta"
+    ]
+    assert policy.startswith("default-src 'none'; ")
+    assert f"script-src {source(page.words['script'][0])};" in policy
+    assert f"style-src {source(page.words['style'][0])};" in policy
+    assert "unsafe" not in policy
+    return page
+
+
+# what it says -------------------------------------------------------------------------------------
+
+
+def test_a_stranger_learns_what_was_trained_how_good_it_is_what_is_weak_and_what_to_do(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "run", seed=5)
+    figures = json.loads((run / "eval.json").read_text())
+
+    page = check_harmless(write_report(run).read_text())
+
+    assert "tells 3 classes apart (daisy, poppy and rose). It learned from 18 images" in page.text
+    assert "12 more images were held back to measure it" in page.text
+    right, low = 100 * figures["top1"], 100 * figures["top1_interval"][0]
+    assert f"It names {right:.1f} % of the 12 held-back images right." in page.text
+    assert f"expect {low:.1f} to" in page.text
+    worst = min(figures["per_class"], key=lambda name: figures["per_class"][name]["recall"])
+    assert f"The weakest class is {worst}:" in page.text
+    assert "What to do next" in page.text
+    assert "Look at the 1 image whose label is in doubt." in page.text
+    assert "vitft finetune --data photos/flowers --weights demo" in page.text
+    assert "cd" * 32 in page.text
+    assert "torch" in page.text
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ("demo", "was pretrained (weights: demo)"),
+        ("none", "began with random weights"),
+        ("random:demo", "began with random weights"),
+    ],
+)
+def test_what_began_at_random_is_not_called_pretrained(
+    tmp_path: Path, weights: str, words: str
+) -> None:
+    run = make_run(tmp_path / "run")
+    settings = run / "config.toml"
+    settings.write_text(settings.read_text().replace('"demo"', f'"{weights}"'))
+
+    assert words in check_harmless(write_report(run).read_text()).text
+
+
+def test_every_section_with_something_to_show_is_in_the_contents(tmp_path: Path) -> None:
+    page = check_harmless(write_report(make_run(tmp_path / "run", hardness=2)).read_text())
+
+    ids = {attributes["id"] for tag, attributes in page.elements if tag == "section"}
+    links = {attributes["href"] for tag, attributes in page.elements if tag == "a"}
+    assert {f"#{name}" for name in ids} - links == {"#summary"}
+    assert len(ids) == 11
+
+
+@pytest.mark.parametrize(
+    ("missing", "gone"),
+    [
+        pytest.param("validation.npz", "mistakes", id="scores of an older run"),
+        pytest.param("audit.json", "suspects", id="no check of the folder"),
+        pytest.param("metrics.jsonl", "training", id="no log"),
+        pytest.param("split.csv", "balance", id="no split"),
+        pytest.param("config.toml", None, id="no settings"),
+        pytest.param("environment.json", None, id="no versions"),
+        pytest.param("model.safetensors", None, id="no model"),
+        pytest.param("thumbs", None, id="no pictures"),
+        pytest.param("eval.json", "classes", id="interrupted before anything was measured"),
+    ],
+)
+def test_what_a_run_lacks_is_left_out_and_the_rest_stands(
+    tmp_path: Path, missing: str, gone: str | None
+) -> None:
+    run = make_run(tmp_path / "run", hardness=2)
+    (run / missing).rename(tmp_path / "elsewhere")
+
+    page = check_harmless(write_report(run).read_text())
+
+    ids = {attributes.get("id") for tag, attributes in page.elements if tag == "section"}
+    assert {"summary", "again"} <= ids
+    assert len(ids) >= 8 if missing == "split.csv" else len(ids) >= 7
+    assert gone not in ids
+
+
+def test_nothing_but_an_empty_start_still_makes_a_page(tmp_path: Path) -> None:
+    (tmp_path / "environment.json").write_text('{"status": "failed"}')
+
+    page = check_harmless(write_report(tmp_path).read_text())
+
+    assert "Nothing was measured: the run is marked “failed”." in page.text
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "caution"),
+    [
+        ("environment.json", {"status": "interrupted"}, "interrupted; these are the best weights"),
+        ("environment.json", {"status": "running"}, "may not have come to its end"),
+        ("eval.json", {"selected_on_validation": True, "epochs": 9}, "Epoch 1 of 9 did best"),
+    ],
+)
+def test_what_may_flatter_the_figures_is_said(
+    tmp_path: Path, name: str, change: dict[str, Any], caution: str
+) -> None:
+    run = make_run(tmp_path / "run")
+    (run / name).write_text(json.dumps(json.loads((run / name).read_text()) | change))
+
+    assert caution in check_harmless(write_report(run).read_text()).text
+
+
+def test_epochs_make_training_curves(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epochs=True)
+
+    page = check_harmless(write_report(run).read_text())
+
+    labels = [a["aria-label"] for tag, a in page.elements if tag == "svg" and "aria-label" in a]
+    assert {"Loss over epochs", "Accuracy over epochs"} <= {*labels}
+    assert "Training curves" in page.text
+
+
+def test_epochs_of_several_stages_are_counted_through(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epochs=True)
+    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() * 2)
+
+    curves = epochs(read_run(run))
+
+    assert curves is not None
+    assert [row[0] for row in curves["rows"]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_that_did_not_look_for_doubtful_labels_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace('freeze = "head"', 'freeze = "blocks:2"'))
+
+    page = check_harmless(write_report(run).read_text())
+
+    assert "vitft check also looks for labels in doubt" in page.text
+
+
+def test_a_thousand_classes_show_the_pairs_most_confused_instead_of_a_matrix(
+    tmp_path: Path,
+) -> None:
+    names = [f"class {i:04}" for i in range(1000)]
+    run = make_run(tmp_path / "run", names, per_class=3, held_back=1, hardness=1)
+
+    path = write_report(run)
+
+    page = check_harmless(path.read_text())
+    assert "The pairs most often confused" in page.text
+    assert not any(a.get("class") == "matrix" for _, a in page.elements)
+    assert path.stat().st_size < 3_000_000
+
+
+def test_a_thousand_validation_images_stay_under_three_megabytes(tmp_path: Path) -> None:
+    names = [f"class {i}" for i in range(10)]
+    run = make_run(tmp_path / "run", names, per_class=110, held_back=100, hardness=2.5)
+    for file in (run / "thumbs").iterdir():  # as large as a busy photo makes them
+        file.write_bytes(file.read_bytes() + bytes(6000))
+
+    assert 500_000 < write_report(run).stat().st_size < 3_000_000
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epochs=True)
+
+    first, second = write_report(run).read_bytes(), write_report(run).read_bytes()
+
+    assert first == second
+
+
+def test_every_cell_of_the_matrix_is_a_button_that_tells_its_meaning(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", hardness=3)
+
+    page = check_harmless(write_report(run).read_text())
+
+    cells = [a for tag, a in page.elements if tag == "button" and "data-cell" in a]
+    cards = [a["data-cell"] for tag, a in page.elements if tag == "figure" and "data-cell" in a]
+    assert all(a["type"] == "button" and " images of " in (a["aria-label"] or "") for a in cells)
+    wrong = {a["data-cell"] for a in cells if "named right" not in (a["aria-label"] or "")}
+    assert wrong
+    assert wrong <= {*cards}
+
+
+# advice -------------------------------------------------------------------------------------------
+
+
+def test_advice_says_what_is_extrapolated_and_what_is_only_a_hint(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", hardness=1.6, seed=1)
+
+    advice = advise(read_run(run))
+
+    texts = [f"{step.what} {step.why}" for step in advice]
+    (more,) = (text for text in texts if text.startswith("Twice the images"))
+    assert "about +6.0 points" in more
+    assert "Extrapolated" in more
+    (few,) = (text for text in texts if text.startswith("To know the accuracy"))
+    assert "Now there are 12" in few
+    assert texts[0].startswith("Measure again without copies")
+
+
+def with_spots(run: Path, **spots: float) -> Run:
+    """The run with classes found so often among 60 cross-validated images each."""
+    figures = json.loads((run / "eval.json").read_text())
+    figures["cross_validation"] |= {
+        "top1": 0.85,
+        "weak_spots": [{"class": n, "recall": r, "images": 60} for n, r in spots.items()],
+    }
+    (run / "eval.json").write_text(json.dumps(figures))
+    return read_run(run)
+
+
+def test_the_class_that_is_missed_most_over_all_images_is_the_one_to_collect_for(
+    tmp_path: Path,
+) -> None:
+    run = with_spots(make_run(tmp_path / "run", per_class=60, held_back=12), rose=0.6, daisy=0.9)
+
+    (step,) = (a for a in advise(run) if "rose" in a.what)
+
+    more, spread = (int(n) for n in re.findall(r"(\d+) more", step.what))
+    assert more == 12  # a quarter of the 48 that it learned from
+    assert spread > 1.3 * more
+    assert "60\u00a0% of 60 cross-validated images of rose found, clearly under" in step.why
+    assert "Extrapolated" in step.why
+
+
+def test_classes_that_chance_could_have_ordered_are_called_a_hint(tmp_path: Path) -> None:
+    run = with_spots(make_run(tmp_path / "run", per_class=60, held_back=12), rose=0.83, daisy=0.9)
+
+    (step,) = (a for a in advise(run) if "rose" in a.what)
+
+    assert step.what == "If you collect images, begin with rose."
+    assert "a hint, not a finding" in step.why
+
+
+def test_a_model_no_better_than_the_largest_class_is_called_useless(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    figures = json.loads((run / "eval.json").read_text())
+    (run / "eval.json").write_text(json.dumps(figures | {"majority": 0.9}))
+
+    assert advise(read_run(run))[0].what == "Do not use this model yet."
+
+
+# strictness ---------------------------------------------------------------------------------------
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    names = {
+        i * 10 + k: HOSTILE[(i + k) % 40].replace("/", "\u2044") for i in range(40) for k in (0, 1)
+    }
+    names = {number: f"{name} {number}" for number, name in names.items()}
+    for part in (HOSTILE, HOSTILE[:20], HOSTILE[20:]):  # pairs, and twice a matrix
+        run = make_run(tmp_path / f"run {len(part)} {part[0][1]}", part, hardness=3, names=names)
+        (run / "config.toml").write_text(
+            '[data]\npath = "</script><img src=x onerror=alert(1)>"\n[weights]\nname = "<b>"\n'
+        )
+
+        html = write_report(run).read_text()
+
+        page = check_harmless(html)
+        assert "49" not in page.words.get("h1", [""])[0]
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202e\u200b\ufeff]", html)
+        if "<svg onload=alert(1)>" in part:
+            assert "<svg onload=alert(1)>" in page.text
+            assert "{{ 7 * 7 }}" not in part or "{{ 7 * 7 }}" in page.text
+
+
+def test_a_run_is_found_by_its_folder_or_a_file_in_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+
+    assert find_run(str(run)) == find_run(str(run / "model.safetensors")) == run
+    with pytest.raises(RunError, match="no run in"):
+        find_run(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("eval.json", b"{", RunError),
+        ("eval.json", b"[]", RunError),
+        ("class_indices.json", b'{"0": "daisy", "2": "rose"}', RunError),
+        ("class_indices.json", b'{"0": "daisy"}', RunError),
+        ("split.csv", b"path\n", DataError),
+        ("validation.npz", b"PK\x03\x04", RunError),
+        ("validation.npz", b"", RunError),
+        ("metrics.jsonl", b"{]\n", RunError),
+        ("config.toml", b"=", RunError),
+        ("model.safetensors", b"\xff" * 8, RunError),
+        ("model.safetensors", b"\x02\x00\x00\x00\x00\x00\x00\x00[]", RunError),
+    ],
+)
+def test_a_damaged_file_is_named(
+    tmp_path: Path, name: str, content: bytes, kind: type[VitftError]
+) -> None:
+    run = make_run(tmp_path / "run")
+    (run / name).write_bytes(content)
+
+    with pytest.raises(kind) as caught:
+        write_report(run)
+
+    assert name.partition(".")[0].replace("class_indices", "") in caught.value.problem
+    assert not (run / "report.html").exists()
+
+
+def test_scores_of_another_split_are_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    np.savez(run / "validation.npz", logits=np.zeros((5, 3), np.float32))
+
+    with pytest.raises(RunError, match=r"scores \(5, 3\) for 12 validation images of 3 classes"):
+        write_report(run)
+
+
+def test_a_log_cut_off_by_a_crash_is_read_up_to_there(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epochs=True)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 4, "tra')
+
+    assert [line["epoch"] for line in read_run(run).log] == [1, 2, 3]
+
+
+def test_only_small_jpegs_are_embedded(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", hardness=3)
+    for number, file in enumerate(sorted((run / "thumbs").iterdir())):
+        file.write_bytes(
+            b"<svg onload=alert(1)>" if number % 2 else file.read_bytes() + bytes(50_000)
+        )
+
+    page = check_harmless(write_report(run).read_text())
+
+    assert not any(tag == "img" for tag, _ in page.elements)
+    assert "no picture kept" in page.text
+
+
+def test_a_page_needs_no_torch(tmp_path: Path) -> None:
+    run, other = make_run(tmp_path / "run"), make_run(tmp_path / "other", seed=1)
+    code = (
+        "import sys\nfrom vitft.cli.main import main\n"
+        f"assert main(['report', '--run', {str(run)!r}]) == 0\n"
+        f"runs = [{str(run)!r}, {str(other)!r}]\n"
+        f"assert main(['compare', *runs, '--out', {str(tmp_path / 'c')!r}]) == 0\n"
+        "assert not {'torch', 'timm', 'torchvision'} & set(sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert f"report: {run}/report.html" in done.stdout
+
+
+def test_the_door_writes_where_it_is_told_and_overwrites_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, page = make_run(tmp_path / "run"), tmp_path / "page.html"
+
+    assert main(["report", "--run", str(run), "--out", str(page)]) == 0
+    assert main(["report", "--run", str(run), "--out", str(page)]) == 5
+
+    assert "exists already" in capsys.readouterr().err
+    assert not (run / "report.html").exists()
+    assert main(["report", "--run", str(run), "--out", str(tmp_path / "no" / "page.html")]) == 5
+    assert main(["report", "--run", str(tmp_path)]) == 5
+
+
+# how it looks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_word_keeps_its_contrast(theme: str) -> None:
+    colours = {"light": palette.LIGHT, "dark": palette.DARK}[theme]
+
+    for ground in palette.GROUNDS:
+        for name in palette.TEXT:
+            assert palette.contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
+        for name in palette.GRAPHIC:
+            assert palette.contrast(colours[name], colours[ground]) >= 3, (name, ground)
+    for meaning in ("accent", "bad"):
+        for shade in palette.shades(colours, meaning, palette.STRONGEST[theme]):
+            assert palette.contrast(colours["ink"], shade) >= 4.5, shade
+
+
+def test_black_on_white_has_the_largest_contrast() -> None:
+    assert palette.contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert palette.contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)  # known value
+
+
+def test_the_style_sheet_names_no_colour_outside_the_palette() -> None:
+    text = (Path(palette.__file__).parent / "templates" / "page.css").read_text()
+
+    assert not re.search(r"#[0-9a-fA-F]{3,8}\b(?=[;, )])|rgb|hsl|url\(|@import", text)
+
+
+def points_of(svg: str) -> list[tuple[float, float]]:
+    """The ends and corners of all lines of a chart."""
+    paths = re.findall(r'<path d="M ([^"A]+)"', svg)
+    pairs = [pair.split() for path in paths for pair in path.split(" L ")]
+    return [(float(x), float(y)) for x, y in pairs]
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6], ids=str)
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_every_chart_stays_within_its_picture(scale: float, count: int) -> None:
+    xs, ys = list(range(1, count + 1)), [scale * (1 + i % 7) for i in range(count)]
+
+    drawn = [
+        charts.curves('a "label" <b>', [("one", "accent", xs, ys)], x="x", y="y"),
+        charts.penalties("p", xs, [0.5 + i / 100 for i in range(count)], best=1),
+        charts.learning("l", [(x, 0.9) for x in xs], beyond=(2 * count, 0.95)),
+    ]
+
+    for svg in drawn:
+        points = points_of(svg)
+        assert all(0 <= x <= vector.WIDTH and 0 <= y <= vector.HEIGHT for x, y in points)
+        assert svg.count("</text>") >= 4  # two titles, and a value along each axis
+        assert "style" not in svg
+    assert 'aria-label="a &quot;label&quot; &lt;b&gt;"' in drawn[0]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "integer", "ticks"),
+    [
+        pytest.param(0.884, 0.951, False, [0.9, 0.92, 0.94], id="shares"),
+        pytest.param(0.9, 12.1, True, [2, 4, 6, 8, 10, 12], id="epochs"),
+        pytest.param(0.95, 2.05, True, [1, 2], id="two epochs"),
+        pytest.param(-0.1, 0.1, False, [-0.1, -0.05, 0, 0.05, 0.1], id="around zero"),
+        pytest.param(2.4e-6, 2.6e-6, False, [2.4e-6, 2.45e-6, 2.5e-6, 2.55e-6, 2.6e-6], id="small"),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, integer: bool, ticks: list[float]) -> None:
+    assert vector.round_ticks(low, high, integer=integer) == pytest.approx(ticks)
+
+
+def test_a_label_that_would_touch_the_one_before_is_left_out() -> None:
+    penalties = [10.0**-k for k in range(5)] + [3 * 10.0**-k for k in range(1, 5)]
+
+    svg = charts.penalties("p", penalties, [0.9] * 9, best=1.0)
+
+    shown = [float(t) for t in re.findall(r'text-anchor="middle" class="f-ink">([\d.e-]+)<', svg)]
+    assert 0.0001 in shown
+    assert 0.0003 not in shown
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([], ""),
+        (["a"], "a"),
+        (["a", "b"], "a and b"),
+        (list("abcdefg"), "a, b, c, d, e, f and g"),
+        (list("abcdefgh"), "a, b, c, d, e, f and 2 more"),
+    ],
+)
+def test_long_lists_are_cut_short(names: list[str], text: str) -> None:
+    assert listing(names) == text
+
+
+# how to repeat it ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="as it comes"),
+        pytest.param({"train": {"freeze": "blocks:2"}, "optim": {"epochs": 3}}, id="two blocks"),
+        pytest.param({"train": {"freeze": "none", "augment": "crop"}}, id="everything"),
+        pytest.param({"train": {"freeze": "head,blocks:1"}}, id="in stages"),
+        pytest.param({"optim": {"solver": "adamw", "lr": 0.5, "batch_size": 8}}, id="steps"),
+        pytest.param({"optim": {"l2": 0.25, "class_weights": True}}, id="a penalty"),
+        pytest.param(
+            {"weights": {"image_size": [96, 64], "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.2]}},
+            id="numbers in lists",
+        ),
+        pytest.param({"train": {"cache": "my cache; rm -rf ~"}, "data": {"seed": 7}}, id="spaces"),
+    ],
+)
+def test_the_command_on_the_page_gives_the_same_settings(settings: dict[str, Any]) -> None:
+    sections = {"data": {"path": "my photos"}, "weights": {"name": "demo"}}
+    table = {
+        name: sections.get(name, {}) | settings.get(name, {}) for name in {*sections, *settings}
+    }
+    config = from_table(table)
+
+    command = command_of(tomllib.loads(to_toml(config)))
+
+    program, *arguments = shlex.split(command)
+    assert program == "vitft"
+    read_back = merged(*named_settings(build_parser().parse_args(arguments)))
+    assert from_table(read_back) == config
+
+
+def test_settings_of_another_version_give_no_command() -> None:
+    assert command_of({"data": {"path": "x"}, "future": {"key": 1}}) == ""
+    assert command_of({"data": "x"}) == ""

@@ -1,0 +1,370 @@
+"""`vitft serve` against clients that send too much, too slowly, or no HTTP at all; and its end."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from email.parser import BytesParser
+from email.policy import HTTP
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.serve.test_serve import CONFIG, make_predictor, png
+from tests.support.run_files import HOSTILE
+from tests.support.serving import Client, Reply, answered, everything, form, serving
+from vitft.cli import serve as cli_serve
+from vitft.cli.main import main
+from vitft.data.transforms import EvalTransform
+from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.vit import VisionTransformer
+from vitft.serve.access import access_for
+from vitft.serve.forms import FormError, Upload, read_form
+from vitft.serve.limits import TURN_SECONDS, Limits
+from vitft.serve.page import build_page
+from vitft.serve.server import listen
+from vitft.serve.upload import Memory
+from vitft.system.errors import UsageError
+
+HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """A server with little patience."""
+    for name in ("protocol.HEAD_SECONDS", "upload.BODY_SECONDS"):
+        monkeypatch.setattr(f"vitft.serve.{name}", 0.3)
+    with serving(make_predictor(), Limits(max_bytes=100_000)) as served:
+        yield served
+        assert served.post("/predict", png(0)).status == 200  # it has survived
+
+
+def told(answer: bytes) -> tuple[int, str]:
+    """Status and error of one raw answer."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), json.loads(body)["error"]
+
+
+def outcome(answer: Reply) -> tuple[int, str]:
+    return answer.status, answer.json["error"]
+
+
+# too much, too slow, too strange ----------------------------------------------------------------
+
+
+def test_a_body_announced_too_large_is_refused_before_it_is_sent(client: Client) -> None:
+    with client.raw(HEAD + b"Content-Length: 10000000000\r\n\r\n") as connection:
+        answer = answered(connection)
+
+    assert outcome(answer) == (413, "the request is larger than 0.1 MB")
+
+
+def test_a_body_in_chunks_without_end_is_refused_at_the_limit(client: Client) -> None:
+    chunk = b"8000\r\n" + bytes(0x8000) + b"\r\n"
+
+    with client.raw(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + 4 * chunk) as connection:
+        answer = answered(connection)
+
+    assert outcome(answer) == (413, "the request is larger than 0.1 MB")
+
+
+def test_a_body_in_crumbs_is_refused_before_it_keeps_the_server_busy(client: Client) -> None:
+    crumbs = b"1\r\nx\r\n" * 1000
+
+    answer = client.shout(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + crumbs)
+
+    assert told(answer) == (400, "not a valid HTTP request: its chunks are too small")
+
+
+def test_a_body_in_ordinary_chunks_is_answered(client: Client) -> None:
+    image = png(0)
+    chunks = b"".join(
+        f"{len(part):x}\r\n".encode() + part + b"\r\n"
+        for part in (image[i : i + 400] for i in range(0, len(image), 400))
+    )
+
+    with client.raw(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n") as line:
+        assert answered(line).status == 200
+
+
+def test_a_body_longer_than_announced_is_not_read_beyond(client: Client) -> None:
+    answer = client.shout(HEAD + b"Content-Length: 5\r\n\r\nhello" + b"\0\r\n" * 100)
+
+    assert answer.startswith(b"HTTP/1.1 422 ")
+    assert told(answer[answer.rindex(b"HTTP/1.1") :]) == (400, "not a valid HTTP request")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param(b"Content-Length: 1000\r\n\r\nhello", id="announced"),
+        pytest.param(b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", id="in chunks"),
+    ],
+)
+def test_a_body_that_does_not_come_is_not_waited_for(client: Client, headers: bytes) -> None:
+    with client.raw(HEAD + headers) as connection:
+        assert outcome(answered(connection)) == (408, "the request came too slowly")
+        assert connection.recv(65536) == b""  # and the line is free again
+
+
+def test_headers_that_do_not_end_are_not_waited_for(client: Client) -> None:
+    assert told(client.shout(b"GET / HTTP/1.1\r\nX: ")) == (408, "the request came too slowly")
+
+
+def test_a_second_request_may_not_dawdle_either(client: Client) -> None:
+    first = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    with client.raw(first) as connection:
+        assert answered(connection).status == 200
+        connection.sendall(b"GET / HT")
+        assert told(everything(connection)) == (408, "the request came too slowly")
+
+
+def test_a_silent_connection_is_closed(client: Client) -> None:
+    assert client.shout(b"") == b""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 3 + b"\r\n\r\n", id="TLS"),
+        pytest.param(b"\r\n\r\n\r\nhello\r\n\r\n", id="chat"),
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", id="no host"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", id="two hosts"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\n b: c\0\r\n\r\n", id="NUL"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 100_000 + b"\r\n", id="headers"),
+        pytest.param(HEAD + b"Content-Length: -1\r\n\r\n", id="negative length"),
+        pytest.param(HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", id="two lengths"),
+        pytest.param(HEAD + b"Transfer-Encoding: gzip\r\n\r\n", id="coding"),
+        pytest.param(HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", id="no chunk"),
+    ],
+)
+def test_what_is_no_http_is_told_so(client: Client, data: bytes) -> None:
+    answer = client.shout(data)
+
+    assert told(answer)[0] in (400, 501)
+    assert "valid" in told(answer)[1]
+
+
+def test_connections_beyond_the_limit_are_sent_away(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitft.serve.protocol.MAX_CONNECTIONS", 0)
+
+    answer = client.shout(b"")
+    monkeypatch.undo()
+
+    assert told(answer) == (503, "too many connections; try again")
+    assert b"retry-after: 1" in answer
+
+
+def test_threads_take_short_turns_as_long_as_the_server_runs() -> None:
+    usual = sys.getswitchinterval()
+
+    with serving(make_predictor()) as client:
+        client.ask("GET", "/healthz")
+        meanwhile = sys.getswitchinterval()
+
+    assert meanwhile == pytest.approx(TURN_SECONDS)
+    assert usual == pytest.approx(sys.getswitchinterval())
+    assert usual > TURN_SECONDS
+
+
+def test_uploads_share_a_limit_of_memory_and_give_it_back() -> None:
+    memory = Memory(100)
+
+    with memory.loan() as one, memory.loan() as other:
+        one.take(60)
+        with pytest.raises(Exception, match="503: too many uploads at once"):
+            other.take(60)
+        other.take(40)
+
+    assert memory.used == 0
+
+
+# forms ------------------------------------------------------------------------------------------
+
+
+def test_files_of_a_form_come_out_as_they_went_in() -> None:
+    rng = random.Random(0)
+    pieces = [b"\r\n", b"--", b"cut here", b"--cut her", b"\0", b"\xff\xd8", b"\n--cut here", b"-"]
+
+    for _ in range(500):
+        files = [
+            (f"{i}.png", b"".join(rng.choices(pieces, k=rng.randrange(12))))
+            for i in range(rng.randrange(1, 5))
+        ]
+        if any(b"\r\n--cut here" in b"\r\n" + data for _, data in files):
+            continue  # a client must choose another boundary then
+        found = read_form(form(*files), 'multipart/form-data; boundary="cut here"', max_files=4)
+        assert found == [Upload(*file) for file in files]
+
+
+def test_forms_are_read_as_the_standard_library_reads_them() -> None:
+    body = form(("a.png", png(0)), ("b.png", png(1)))
+    kind = 'multipart/form-data; boundary="cut here"'
+
+    message = BytesParser(policy=HTTP).parsebytes(f"Content-Type: {kind}\r\n\r\n".encode() + body)
+
+    parts: Any = message.iter_parts()
+    theirs = [Upload(part.get_filename(), part.get_payload(decode=True)) for part in parts]
+    assert read_form(body, kind, max_files=2) == theirs
+
+
+def test_a_form_cut_anywhere_is_an_error_and_never_half_a_form() -> None:
+    body = form(("a.png", b"\r\n--cut" * 5), ("b.png", b"x"))
+
+    for length in range(len(body) - len("\r\n")):
+        if body[:length].endswith(b"--cut here--"):
+            continue
+        with pytest.raises(FormError):
+            read_form(body[:length], 'multipart/form-data; boundary="cut here"', max_files=2)
+
+
+# the page ---------------------------------------------------------------------------------------
+
+
+class Elements(HTMLParser):
+    """Collects what could load or run something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attributes: list[tuple[str, str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script() -> None:
+    page = build_page(max_bytes=1000, explains=True)
+    elements = Elements()
+
+    elements.feed(page.html)
+
+    loading = {(t, n): v for t, n, v in elements.attributes if n in ("src", "href", "action")}
+    assert loading[("link", "href")].startswith("data:image/svg+xml,")
+    assert {value for (tag, _), value in loading.items() if tag == "a"} <= {
+        "labels", "openapi.json", "healthz"
+    }  # fmt: skip
+    assert {tag for tag, _ in loading} == {"link", "a"}
+    assert not [name for _, name, _ in elements.attributes if name.startswith("on")]
+    assert not [name for _, name, _ in elements.attributes if name == "style"]
+    assert "innerHTML" not in page.html
+    assert "unsafe" not in page.policy
+    assert page.policy.startswith("default-src 'none';")
+    assert len(re.findall(r"sha256-[\w+/]{43}=", page.policy)) == 2
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_class_name_is_in_the_page(name: str, tmp_path: Path) -> None:
+    assert name not in build_page(max_bytes=1000, explains=False).html
+
+
+# the command ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run of a random model, as far as serving needs it."""
+    torch.manual_seed(0)
+    card = Card(
+        architecture=CONFIG, transform=EvalTransform(image_size=(16, 16)), classes=("a", "b", "c")
+    )
+    path = tmp_path / "run"
+    path.mkdir()
+    save_checkpoint(path / "model.safetensors", VisionTransformer(CONFIG).state_dict(), card)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--port", "70000"], "--port is 70000"),
+        (["--max-bytes", "10"], "--max-bytes is 10"),
+        (["--queue", "0"], "--queue is 0"),
+        (["--allow-host", "*"], "'*' is no host name"),
+        (["--allow-host", "a.example:80"], "is no host name"),
+        (["--allow-host", "https://a.example"], "is no host name"),
+        (["--host", "203.0.113.7", "--port", "0"], "cannot listen on 203.0.113.7"),
+        (["--host", "no such host", "--port", "0"], "is no address"),
+    ],
+)
+def test_an_impossible_option_is_refused(
+    run: Path, options: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--run", str(run), *options]) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+
+        assert main(["serve", "--run", str(run), "--port", str(port)]) == 2
+
+    assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err
+
+
+def test_a_damaged_model_is_not_served(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = run / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1] + b"\x55")
+
+    assert main(["serve", "--run", str(run), "--port", "0"]) == 5
+    assert "sha256" in capsys.readouterr().err
+
+
+def test_a_missing_library_is_named_with_the_extra_that_brings_it(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_serve, "NEEDS", ("no_such_library",))
+
+    assert main(["serve", "--run", str(run)]) == 2
+    assert "fix: pip install 'vitft[serve]'" in capsys.readouterr().err
+
+
+def test_only_loopback_is_listened_on_unless_the_user_says_otherwise() -> None:
+    bound: Any
+    with listen("127.0.0.1", 0) as bound:
+        assert bound.getsockname()[0] == "127.0.0.1"
+    assert access_for("127.0.0.1", []).knows("192.168.0.7") is False
+    assert access_for("0.0.0.0", []).knows("192.168.0.7:8000") is True
+    assert access_for("0.0.0.0", []).knows("rebound.example") is False
+    with pytest.raises(UsageError):
+        access_for("127.0.0.1", [""])
+
+
+def test_a_signal_lets_the_request_under_way_finish(run: Path) -> None:
+    command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
+    head = HEAD + f"Expect: 100-continue\r\nContent-Length: {len(png(0))}\r\n\r\n".encode()
+    children = {
+        number: subprocess.Popen(
+            [*command, "--host", "127.0.0.1"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        with children[number] as child:
+            assert child.stdout is not None
+            found = re.search(r":(\d+)/", child.stdout.readline())
+            assert found, child.communicate()
+            with Client(int(found[1])).raw(head) as connection:
+                assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")  # it reads the body now
+                child.send_signal(number)
+                child.send_signal(number)  # impatience changes nothing
+                connection.sendall(png(0))
+                assert everything(connection).startswith(b"HTTP/1.1 200 ")
+            _, errors = child.communicate(timeout=30)
+        assert child.returncode == code
+        assert errors == "stopped\n"

@@ -1,0 +1,501 @@
+"""`vitft serve`: right answers for everyone, at once, and nothing else for anyone."""
+
+import asyncio
+import io
+import re
+import threading
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from tests.support.serving import Client, serving
+from vitft.data.transforms import EvalTransform
+from vitft.models.checkpoint import Card
+from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.predict.torch_engine import Predictor
+from vitft.serve.access import access_for
+from vitft.serve.engine import Engine
+from vitft.serve.limits import Limits
+from vitft.system.errors import RunError
+
+CLASSES = ("red <b>", "grün", "bl\udcffue")  # markup, two bytes, and a name that is no Unicode
+CONFIG = ViTConfig(
+    image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=3
+)
+
+
+def make_predictor(kind: type[Predictor] = Predictor, model: Any = None) -> Predictor:
+    """A small random model with strong opinions."""
+    torch.manual_seed(0)
+    card = Card(architecture=CONFIG, transform=EvalTransform(image_size=(16, 16)), classes=CLASSES)
+    if model is None:
+        model = VisionTransformer(CONFIG)
+        nn.init.normal_(model.head.weight, std=0.5)
+    return kind(model, card, device="cpu")
+
+
+def png(seed: int, **options: Any) -> bytes:
+    """A file of coloured noise."""
+    pixels = np.random.default_rng(seed).integers(0, 255, (20, 24, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG", **options)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    return make_predictor()
+
+
+@pytest.fixture(scope="module")
+def client(predictor: Predictor) -> Iterator[Client]:
+    """A server with small limits that all harmless tests share."""
+    limits = Limits(max_bytes=300_000, queue=64)
+    with serving(predictor, limits, access_for("127.0.0.1", ["flowers.example"])) as served:
+        yield served
+
+
+def expected(predictor: Predictor, image: bytes) -> dict[str, float]:
+    """What `predict` says of an image."""
+    view = predictor.card.transform.pixels(Image.open(io.BytesIO(image), formats=["PNG"]))
+    shares = predictor.logits(view[None]).softmax(-1)[0].tolist()
+    return dict(zip(CLASSES, shares, strict=True))
+
+
+def told(result: dict[str, Any]) -> dict[str, float]:
+    return {share["class"]: share["probability"] for share in result["classes"]}
+
+
+# answers ----------------------------------------------------------------------------------------
+
+
+def test_the_answer_is_that_of_predict(client: Client, predictor: Predictor) -> None:
+    answer = client.post("/predict", png(1))
+
+    assert answer.status == 200
+    assert told(answer.json["results"][0]) == pytest.approx(expected(predictor, png(1)), abs=1e-6)
+    shares = [share["probability"] for share in answer.json["results"][0]["classes"]]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_top_k_says_how_many_classes_come_back(client: Client) -> None:
+    counts = [
+        len(client.post(f"/predict?top_k={k}", png(1)).json["results"][0]["classes"])
+        for k in (1, 2, 10)
+    ]
+
+    assert counts == [1, 2, 3]
+
+
+def test_several_files_are_answered_in_their_order_and_a_bad_one_spoils_none(
+    client: Client, predictor: Predictor
+) -> None:
+    files = [("a.png", png(1)), ("../x.txt", b"no image"), ('ü \\"c.png', png(2))]
+
+    answer = client.form("/predict", *files)
+
+    first, second, third = answer.json["results"]
+    assert answer.status == 200
+    assert [first["name"], second["name"], third["name"]] == ["a.png", "../x.txt", 'ü "c.png']
+    assert told(first) == pytest.approx(expected(predictor, png(1)), abs=1e-6)
+    assert told(third) == pytest.approx(expected(predictor, png(2)), abs=1e-6)
+    assert second["error"] == "not an image (looks like text)"
+
+
+def test_everyone_gets_the_answer_to_the_own_image_however_many_ask_at_once(
+    client: Client, predictor: Predictor
+) -> None:
+    images = [png(seed) for seed in range(60)]
+
+    with ThreadPoolExecutor(20) as people:
+        answers = list(people.map(lambda image: client.post("/predict", image), images))
+
+    for image, answer in zip(images, answers, strict=True):
+        assert told(answer.json["results"][0]) == pytest.approx(
+            expected(predictor, image), abs=1e-5
+        )
+
+
+class SlowPredictor(Predictor):
+    """Waits for permission before each batch, and remembers how large it was."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.may_go, self.batches, self.is_asked = threading.Event(), [0], threading.Event()
+
+    def logits(self, pixels: Any) -> torch.Tensor:
+        if self.batches != [0]:  # the first is the server's own, at its start
+            self.is_asked.set()
+            assert self.may_go.wait(20)
+        self.batches.append(len(pixels))
+        return super().logits(pixels)
+
+
+def until(client: Client, waiting: int) -> None:
+    """Wait until so many images are on their way."""
+    while client.ask("GET", "/healthz").json["waiting"] != waiting:
+        pass
+
+
+def test_images_that_wait_for_the_model_share_a_batch() -> None:
+    slow = make_predictor(SlowPredictor)
+    assert isinstance(slow, SlowPredictor)
+
+    async def ask_six() -> None:
+        engine = Engine(slow, Limits())
+        work = asyncio.create_task(engine.serve())
+        await asyncio.sleep(0)
+        first = asyncio.create_task(engine.shares(png(0), ""))
+        while not slow.is_asked.is_set():
+            await asyncio.sleep(0)
+        rest = [asyncio.create_task(engine.shares(png(i), "")) for i in range(5)]
+        while len(engine.line) < 5:
+            await asyncio.sleep(0)
+        slow.may_go.set()
+        await asyncio.gather(first, *rest)
+        work.cancel()
+
+    asyncio.run(ask_six())
+
+    assert slow.batches == [0, 1, 1, 5]  # nothing, the server's own, the lone image, the others
+
+
+def test_a_full_queue_sends_further_images_away_while_the_server_stays_alive() -> None:
+    slow = make_predictor(SlowPredictor)
+    assert isinstance(slow, SlowPredictor)
+
+    with serving(slow, Limits(queue=2)) as client, ThreadPoolExecutor(1) as people:
+        two = people.submit(client.form, "/predict", ("a", png(0)), ("b", png(1)))
+        until(client, 2)
+        away = client.post("/predict", png(2))
+        alive = client.ask("GET", "/healthz")
+        slow.may_go.set()
+
+        assert two.result().status == 200
+        again = client.post("/predict", png(2))
+
+    assert (away.status, away.headers["retry-after"]) == (503, "1")
+    assert away.json == {"error": "too many images at once; try again"}
+    assert alive.json == {"status": "ok", "waiting": 2, "queue": 2}
+    assert again.status == 200
+
+
+class BrokenPredictor(SlowPredictor):
+    """Fails at every second question."""
+
+    def logits(self, pixels: Any) -> torch.Tensor:
+        self.batches.append(len(pixels))
+        if len(self.batches) % 2:
+            raise RuntimeError("/secret/path/of/the/model.py went wrong")
+        return Predictor.logits(self, pixels)
+
+
+def test_a_mistake_of_the_program_is_told_without_details_and_harms_no_later_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving(make_predictor(BrokenPredictor)) as client:
+        broken, fine = client.post("/predict", png(0)), client.post("/predict", png(0))
+
+    assert broken.status == 500
+    assert broken.json == {"error": "a mistake of the program; the server's log has the details"}
+    assert "/secret/path" in caplog.text
+    assert fine.status == 200
+
+
+def test_a_model_that_answers_nan_does_not_start() -> None:
+    broken = make_predictor()
+    nn.init.constant_(broken.model.head.bias, float("nan"))  # type: ignore[arg-type]
+
+    with pytest.raises(RunError, match="are not numbers"):
+        Engine(broken, Limits())
+
+
+# explaining -------------------------------------------------------------------------------------
+
+
+def test_explain_draws_what_the_model_saw_and_differs_by_class(client: Client) -> None:
+    best, red, green = (
+        client.post(f"/explain{query}", png(3)).body
+        for query in ("", "?class=red%20%3Cb%3E", "?class=gr%C3%BCn")
+    )
+
+    assert Image.open(io.BytesIO(best), formats=["PNG"]).size == (16, 16)
+    assert best in (red, green) or red != green
+    assert red != green
+
+
+def test_where_a_photo_was_taken_is_not_in_the_picture_of_it(client: Client) -> None:
+    exif = Image.Exif()
+    exif[0x010E] = "taken at 48.137, 11.575"
+
+    answer = client.post("/explain", png(3, exif=exif))
+
+    assert b"48.137" in png(3, exif=exif)
+    assert answer.status == 200
+    assert b"48.137" not in answer.body
+
+
+class Plain(nn.Module):
+    """A model without attention, behind the interface of `backbone`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.head = CONFIG, nn.Linear(3 * 16 * 16, 3)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)
+
+    def classify(self, features: torch.Tensor) -> Any:
+        return self.head(features)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.classify(self.features(x))
+
+
+def test_a_model_that_hides_its_attention_is_served_without_overlays() -> None:
+    plain = make_predictor(model=Plain())
+
+    with serving(plain) as client:
+        answers = [client.post(path, png(0)).status for path in ("/predict", "/explain")]
+        labels = client.ask("GET", "/labels").json
+        page = client.ask("GET", "/").body
+
+    assert answers == [200, 404]
+    assert labels["explains"] is False
+    assert b'data-explains="false"' in page
+
+
+# what is asked wrongly --------------------------------------------------------------------------
+
+FORM = "multipart/form-data"
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "body", "status", "error"),
+    [
+        pytest.param("", "image/png", b"", 422, "empty file", id="nothing"),
+        pytest.param("", "image/png", b"hello", 422, "looks like text", id="text"),
+        pytest.param("", "image/png", EPS, 422, "EPS", id="EPS"),
+        pytest.param("", "image/png", png(0)[:200], 422, "truncated", id="half an image"),
+        pytest.param("", "image/jpeg", b"\xff\xd8" + b"\xff\xda" * 101, 422, "scans", id="scans"),
+        pytest.param("", "text/plain", png(0), 415, "Content-Type", id="wrong type"),
+        pytest.param("", "application/x-www-form-urlencoded", b"a=b", 415, "send", id="simple"),
+        pytest.param("", FORM, b"--x--", 400, "no boundary", id="no boundary"),
+        pytest.param("", f"{FORM}; boundary=", b"--x--", 400, "no boundary", id="empty boundary"),
+        pytest.param("", f"{FORM}; boundary=x", b"", 400, "not hold", id="empty form"),
+        pytest.param("", f"{FORM}; boundary=x", b"--x--", 400, "is empty", id="no files"),
+        pytest.param("", f"{FORM}; boundary=x", b"--x\r\n\r\n", 400, "no end", id="no end"),
+        pytest.param("", f"{FORM}; boundary=x", b"--x\r\n" * 50_000, 400, "more", id="parts"),
+        pytest.param(
+            "",
+            f"{FORM}; boundary=x",
+            b"--x\r\n" + b"a: b\r\n" * 40_000 + b"\r\nz\r\n--x--",
+            400,
+            "headers",
+            id="headers",
+        ),
+        pytest.param(
+            "",
+            f"{FORM}; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="top_k"\r\n\r\n3\r\n--x--',
+            400,
+            "no file",
+            id="a field",
+        ),
+        pytest.param("?top_k=0", "image/png", png(0), 422, "top_k", id="no classes"),
+        pytest.param("?top_k=many", "image/png", png(0), 422, "top_k", id="no number"),
+        pytest.param("?top_k=%00%ff", "image/png", png(0), 422, "top_k", id="no text"),
+    ],
+)
+def test_a_wrong_request_is_told_what_is_wrong(
+    client: Client, path: str, kind: str, body: bytes, status: int, error: str
+) -> None:
+    answer = client.ask("POST", f"/predict{path}", body, content_type=kind)
+
+    assert answer.status == status
+    assert error in answer.json["error"]
+    assert "Traceback" not in answer.json["error"]
+    assert "/" not in answer.json["error"].replace("multipart/form-data", "")
+
+
+def test_a_bomb_is_refused_by_its_header(client: Client) -> None:
+    bomb = bytearray(png(0))
+    bomb[16:24] = (20_000).to_bytes(4, "big") * 2  # width and height
+    bomb[29:33] = zlib.crc32(bomb[12:29]).to_bytes(4, "big")
+
+    answer = client.post("/predict", bytes(bomb))
+
+    assert answer.status == 422
+    assert "image too large: 20000x20000 = 400 Mpx, limit 50 Mpx" in answer.json["error"]
+
+
+def test_an_unknown_class_cannot_be_explained(client: Client) -> None:
+    assert client.post("/explain?class=%3Cscript%3E", png(0)).json == {
+        "error": "the model has no such class; GET /labels lists them"
+    }
+
+
+def test_only_one_image_at_a_time_is_explained(client: Client) -> None:
+    assert client.form("/explain", ("a", png(0)), ("b", png(1))).status == 422
+
+
+def test_a_form_of_bad_files_is_an_error_with_a_row_for_each(client: Client) -> None:
+    answer = client.form("/predict", ("a", b"text"), ("b", b""))
+
+    assert answer.status == 422
+    assert answer.json["error"] == "none of the files is a usable image"
+    assert [row["name"] for row in answer.json["results"]] == ["a", "b"]
+
+
+TRAVERSALS = [
+    *(
+        "/../etc/passwd",
+        "/..%2f..%2fetc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/..%5c..%5cboot.ini",
+    ),
+    *("/static/../../etc/passwd", "//etc/passwd", "///", "/./labels", "/labels/..", "/labels/"),
+    *("/%00", "/labels%00", "/labels%00.png", "/\\..\\..\\boot.ini", "/labels;a=b", "/..;/labels"),
+    *("/%c0%ae%c0%ae/etc", "/%252e%252e/etc", "/file:///etc/passwd", "/~root", "/.git/config"),
+    *("/.env", "/docs", "/redoc", "/page.js", "/static/page.css", "/model.safetensors", "/runs/"),
+    *("/" + "a" * 8000, "/favicon.ico", "/PREDICT", "/%ff%fe", "/index.html", "/etc/passwd"),
+]
+
+
+@pytest.mark.parametrize("path", TRAVERSALS, ids=lambda p: p[:24])
+def test_no_path_leads_to_a_file(client: Client, path: str) -> None:
+    for method in ("GET", "POST"):
+        answer = client.shout(
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            "Content-Length: 0\r\n\r\n".encode()
+        )
+
+        assert answer.startswith(b"HTTP/1.1 404 ")
+        assert answer.endswith(b'{"error": "not found"}')
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allow"),
+    [
+        ("HEAD", "/", 200, None),
+        ("HEAD", "/healthz", 200, None),
+        ("OPTIONS", "/", 204, "GET, HEAD, OPTIONS"),
+        ("OPTIONS", "/predict", 204, "POST, OPTIONS"),
+        ("GET", "/predict", 405, "POST, OPTIONS"),
+        ("HEAD", "/explain", 405, "POST, OPTIONS"),
+        ("DELETE", "/labels", 405, "GET, HEAD, OPTIONS"),
+        ("BREW", "/", 405, "GET, HEAD, OPTIONS"),
+    ],
+)
+def test_every_address_says_which_methods_it_takes(
+    client: Client, method: str, path: str, status: int, allow: str | None
+) -> None:
+    answer = client.ask(method, path)
+
+    assert (answer.status, answer.headers.get("allow")) == (status, allow)
+    assert method not in ("HEAD", "OPTIONS") or answer.body == b""
+
+
+# from where -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("LOCALHOST.", 200),
+        ("flowers.example", 200),
+        ("flowers.example:443", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("127.0.0.1.nip.io", 421),
+        ("192.168.0.7", 421),
+        ("localhost@evil.example", 421),
+        ("localhost:80:80", 421),
+        ("localhost, evil.example", 421),
+        ("loc\xe4lhost", 421),
+    ],
+)
+def test_a_foreign_name_for_this_server_is_not_answered(
+    client: Client, host: str, status: int
+) -> None:
+    answers = [
+        client.ask(method, path, Host=host)
+        for method, path in (("GET", "/labels"), ("OPTIONS", "/"), ("GET", "/nothing"))
+    ]
+
+    assert [a.status for a in answers] == ([200, 204, 404] if status == 200 else [status] * 3)
+
+
+def test_a_request_that_names_no_host_is_not_answered(client: Client) -> None:
+    assert client.shout(b"GET /labels HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 421 ")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "http://localhost:8000"}, 200),
+        ({"Origin": "HTTP://LocalHost:8000", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Origin": "http://localhost:3000"}, 403),
+        ({"Origin": "http://localhost"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "http://localhost:8000.evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": ""}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": "http://localhost:8000", "Sec-Fetch-Site": "cross-site"}, 403),
+    ],
+)
+def test_a_foreign_page_cannot_send_images(
+    client: Client, headers: dict[str, str], status: int
+) -> None:
+    answer = client.post("/predict", png(0), Host="localhost:8000", **headers)
+
+    assert answer.status == status
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_page_behind_a_proxy_may_send_images(client: Client) -> None:
+    answer = client.post(
+        "/predict", png(0), Host="flowers.example", Origin="https://flowers.example"
+    )
+
+    assert answer.status == 200
+
+
+def test_no_answer_is_kept_sniffed_framed_or_used_by_other_pages(client: Client) -> None:
+    for path in ("/", "/labels", "/nothing"):
+        headers = client.ask("GET", path).headers
+
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert "server" not in headers
+
+
+# names and schema -------------------------------------------------------------------------------
+
+
+def test_class_names_of_any_kind_survive_the_way(client: Client) -> None:
+    assert client.ask("GET", "/labels").json["classes"] == list(CLASSES)
+
+
+def test_the_schema_names_every_address_and_loads_nothing(client: Client) -> None:
+    answer = client.ask("GET", "/openapi.json")
+
+    assert set(answer.json["paths"]) == {"/healthz", "/labels", "/predict", "/explain"}
+    assert not re.search(rb"https?://", answer.body)

@@ -1,0 +1,339 @@
+"""Weights beside weights over the images of each class: honest draws, intervals, and refusals."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import draw_folder
+from vitft.cli.main import build_parser
+from vitft.config.run import from_table
+from vitft.data.folder import Checked, CheckedFile, Folder
+from vitft.features.probe import scores, solve_head
+from vitft.metrics.intervals import wilson
+from vitft.study.curves import Point, answered, as_few_numbers, difference, leads, run_study
+from vitft.study.draws import Draw, draw, pictures
+from vitft.study.features import LEVELS, PIXELS, backbone, colours, small_picture
+from vitft.study.picture import apart
+from vitft.study.plan import check_study, fitting_shots, named
+from vitft.study.words import cell, sentences
+from vitft.system.errors import DataError, RunError, UsageError, VitftError, WeightsError
+
+
+def files(*counts: int, tests: int = 0) -> list[CheckedFile]:
+    """So many images of each class that may train, and so many of each that test."""
+    parts: list[tuple[int, Any]] = []
+    for label, count in enumerate(counts):
+        parts += [(label, "train" if tests else "")] * count + [(label, "val")] * tests
+    return [
+        CheckedFile(f"{i}.jpg", label, part, f"{i:064}", 8, 8)
+        for i, (label, part) in enumerate(parts)
+    ]
+
+
+def checked(good: Sequence[CheckedFile]) -> Checked:
+    folder = Folder(root=Path("x"), classes=("a", "b"), files=(), layout="classes")
+    return Checked(folder=folder, good=tuple(good), bad=(), odd={})
+
+
+def point(*rows: Sequence[int]) -> Point:
+    return Point(shots=5, right=tuple(np.array(row, dtype=bool) for row in rows))
+
+
+# draws ------------------------------------------------------------------------------------------
+
+
+def test_fewer_images_are_among_more_and_all_are_tested_alike() -> None:
+    drawn = draw(files(20, 30), 2, most=10, seed=0)
+
+    few, many = drawn.train(3), drawn.train(10)
+
+    assert len(few) == 6
+    assert {*few} < {*many}
+    assert not {*many} & {*drawn.test}
+    assert len(many) + len(drawn.test) == 50
+
+
+def test_seeds_differ_and_repeat_and_another_class_changes_nothing() -> None:
+    first, again, other = (draw(files(20, 30), 2, most=5, seed=s).train(5) for s in (0, 0, 1))
+    alone = draw(files(20), 1, most=5, seed=0).train(5)
+
+    assert first.tolist() == again.tolist()
+    assert first.tolist() != other.tolist()
+    assert first[:5].tolist() == alone.tolist()
+
+
+def test_a_folder_with_test_images_is_tested_on_exactly_those() -> None:
+    known = files(6, 6, tests=4)
+
+    drawn = draw(known, 2, most=6, seed=0)
+
+    assert [known[row].part for row in drawn.test] == ["val"] * 8
+    assert {known[row].part for row in drawn.train(6)} == {"train"}
+
+
+def test_a_picture_counts_once_and_never_on_both_sides() -> None:
+    one, two = files(1, 1)
+    twin = replace(one, path="twin.jpg")
+    lied = replace(two, path="lied.jpg", label=0)
+    trained, tested = files(1, tests=1)
+    leak = replace(trained, sha256=tested.sha256)
+
+    assert pictures(checked([one, twin])) == [one]
+    assert pictures(checked([one, two, lied])) == [one]
+    assert pictures(checked([leak, tested])) == [tested]
+
+
+# heads and intervals ----------------------------------------------------------------------------
+
+
+def test_turned_rows_give_the_scores_of_the_rows_themselves() -> None:
+    random = torch.Generator().manual_seed(0)
+    y = torch.arange(20) % 2
+    x = torch.randn(50, 64, generator=random) + 0.4 * (torch.arange(50) % 2)[:, None]
+    known, asked = as_few_numbers(x[:20], x[20:])
+
+    # on standardised rows as well, so that only the turning differs
+    mean, std = x[:20].mean(dim=0), x[:20].std(dim=0, correction=0)
+    plain = (x - mean) / std
+
+    assert known.shape == (20, 20)
+    torch.testing.assert_close(known @ known.T, plain[:20] @ plain[:20].T, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(asked @ known.T, plain[20:] @ plain[:20].T, rtol=1e-4, atol=1e-3)
+    head = solve_head(x[:20], y, classes=2, l2=0, balanced=False, seed=0)
+    whole = torch.cat([head.weight, head.bias[:, None]], dim=1)
+    expected = scores(x[20:], whole).argmax(dim=-1) == (torch.arange(20, 50) % 2)
+    drawn = Draw((np.arange(0, 20, 2), np.arange(1, 20, 2)), np.arange(20, 50))
+    right = answered(x, torch.arange(50) % 2, drawn, 10, classes=2, seed=0)
+    assert right.tolist() == expected.tolist()
+
+
+def test_one_draw_has_the_interval_of_its_test_images() -> None:
+    assert point([1, 1, 1, 0]).interval == wilson(3, 4)
+
+
+def test_draws_that_differ_widen_the_interval() -> None:
+    alike = point([1, 1, 0, 0] * 50, [1, 1, 0, 0] * 50)
+    unlike = point([1, 1, 1, 0] * 50, [1, 0, 0, 0] * 50)
+
+    assert alike.top1 == unlike.top1 == 0.5
+    assert alike.interval == wilson(100, 200)  # draws that agree do not make it narrower
+    # Student's t of one degree of freedom: 0.5 +- 12.706 * 0.3536 / sqrt(2), cut at 0 and 1
+    assert unlike.interval == (0.0, 1.0)
+
+
+def test_a_difference_counts_only_images_that_one_of_two_has_right() -> None:
+    one, other = point([1] * 60 + [0] * 40), point([1] * 50 + [0] * 50)
+
+    mean, (low, high) = difference(one, other)
+
+    # ten of a hundred differ, all one way: 1.96 * sqrt(0.1 - 0.01) / 10
+    assert mean == pytest.approx(0.1)
+    assert (low, high) == pytest.approx((0.1 - 0.0588, 0.1 + 0.0588), abs=1e-4)
+    assert difference(one, one) == (0.0, (0.0, 0.0))
+
+
+def test_a_difference_ends_where_shares_end() -> None:
+    one, other = point([1] * 10, [1] * 5 + [0] * 5), point([0] * 10, [1] * 5 + [0] * 5)
+
+    assert difference(one, other) == (0.5, (-1.0, 1.0))
+
+
+# inputs -----------------------------------------------------------------------------------------
+
+
+def test_the_baselines_tell_brightness_and_colours() -> None:
+    red = np.zeros((128, 128, 3), np.uint8)
+    red[..., 0] = 255
+
+    assert small_picture(red).reshape(PIXELS, PIXELS, 3)[5, 7].tolist() == [1.0, 0.0, 0.0]
+    histogram = colours(red)
+    assert histogram.shape == (LEVELS**3,)
+    assert histogram[(LEVELS - 1) * LEVELS**2] == 1.0
+    assert float((histogram**2).sum()) == pytest.approx(1.0)
+
+
+def test_an_untrained_model_of_timm_needs_no_file() -> None:
+    config = from_table({})
+
+    model, transform = backbone("random:timm:resnet10t", 3, config)
+    again, _ = backbone("random:timm:resnet10t", 3, config)
+
+    assert transform.image_size == (176, 176)  # as timm trained it
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+# the plan ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "own", "left", "dropped"),
+    [
+        pytest.param([40, 60], False, (5, 32), (33, 100), id="a fifth of the smallest is kept"),
+        pytest.param([40, 60], True, (5, 32, 33), (100,), id="all may train beside own tests"),
+        pytest.param([2, 9], False, (), (5, 32, 33, 100), id="none"),
+    ],
+)
+def test_shots_beyond_the_smallest_class_are_left_out(
+    counts: list[int], own: bool, left: tuple[int, ...], dropped: tuple[int, ...]
+) -> None:
+    assert fitting_shots([100, 5, 33, 32, 5], counts, own_tests=own) == (left, dropped)
+
+
+def test_none_is_the_architecture_of_the_first_weights() -> None:
+    weights = [one.weights for one in named(["pixels", "demo", "none"])]
+
+    assert weights == ["pixels", "demo", "random:demo"]
+    assert named(["none", "demo", "x"])[0].weights == "random:demo"
+
+
+BASE = {"weights": ["demo"], "shots": [2], "seeds": 2, "out": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        pytest.param({"weights": ["demo", "demo"]}, UsageError, "demo twice", id="twice"),
+        pytest.param({"weights": ["none"]}, UsageError, "no weights are named", id="only none"),
+        pytest.param(
+            {"weights": ["random:demo", "none"]}, UsageError, "the same here", id="both untrained"
+        ),
+        pytest.param({"weights": ["dmo"]}, WeightsError, "dmo", id="unknown"),
+        pytest.param({"weights": ["random:x.pth"]}, WeightsError, "not found", id="no file"),
+        pytest.param({"shots": [0, 5]}, UsageError, "--shots 0 5", id="no images"),
+        pytest.param({"shots": [9, 50]}, DataError, "has 10 usable images", id="too many"),
+        pytest.param({"seeds": 0}, UsageError, "--seeds is 0", id="no draw"),
+        pytest.param({"out": "colours/x"}, UsageError, "inside the data", id="into the data"),
+        pytest.param({"out": "full"}, RunError, "is not empty", id="into something"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(
+    image_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+    kind: type[VitftError],
+    said: str,
+) -> None:
+    monkeypatch.chdir(image_folder.parent)
+    Path("full").mkdir()
+    Path("full/mine.txt").write_text("x")
+    wanted: dict[str, Any] = {**BASE, **change}
+
+    with pytest.raises(kind, match=said):
+        check_study("colours", wanted.pop("weights"), wanted.pop("shots"), **wanted)
+
+    assert sorted(path.name for path in Path().iterdir()) == ["colours", "full"]
+
+
+def test_the_door_and_the_plan_start_without_torch() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, vitft.cli.study, vitft.study.plan, vitft.study.draws;"
+            "sys.exit('torch' in sys.modules)",
+        ],
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 0
+
+
+# the whole --------------------------------------------------------------------------------------
+
+
+def study(*words: str) -> int:
+    args = build_parser().parse_args(["study", *words])
+    code: int = args.command(args)
+    return code
+
+
+def test_a_study_of_colours_is_won_by_the_histogram_and_repeats_to_the_byte(
+    tmp_path: Path, tiny_weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw_folder(tmp_path / "colours", per_class=10)
+    words = ["--data", "colours", "--weights", str(tiny_weights), "none"]
+    words += ["--shots", "2", "4", "40", "--seeds", "2", "--cache", str(tmp_path / "cache")]
+
+    assert study(*words) == 0
+    assert study(*words) == 0
+
+    first, second = (tmp_path / "study-colours", tmp_path / "study-colours-2")
+    for name in ("study.json", "study.md", "study.png"):
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+    told = json.loads((first / "study.json").read_text())
+    assert told["shots"] == [2, 4]
+    assert told["left_out"] == [40]
+    assert told["test_images"] == 18  # three classes of ten, four of which may train
+    last = {curve["name"]: curve["points"][-1]["top1"] for curve in told["curves"]}
+    assert [*last] == [str(tiny_weights), "none", "pixels", "histogram"]
+    assert last["histogram"] == 1.0
+    assert (first / "study.png").read_bytes().startswith(b"\x89PNG")
+    assert "too small for 40 per class" in (first / "study.md").read_text()
+
+
+def test_copies_that_make_a_class_too_small_take_shots_with_them(image_folder: Path) -> None:
+    for i in range(1, 8):  # of ten pictures three are left
+        (image_folder / "red" / f"{i:03}.png").write_bytes(
+            (image_folder / "red" / "000.png").read_bytes()
+        )
+    plan = check_study(
+        str(image_folder), ["histogram"], [2, 8], seeds=1, out=str(image_folder.parent / "out")
+    )
+
+    done = run_study(plan, from_table({}))
+
+    assert plan.shots == (2, 8)
+    assert done.plan.shots == (2,)
+    assert done.plan.left_out == (8,)
+    assert done.images == 23
+
+
+def test_a_lead_that_is_none_is_told_as_such(image_folder: Path) -> None:
+    plan = check_study(
+        str(image_folder),
+        ["pixels", "histogram"],
+        [4],
+        seeds=2,
+        out=str(image_folder.parent / "out"),
+    )
+    done = run_study(plan, from_table({}))
+    curves = tuple(
+        replace(curve, points=(point([0, 1] * 50, [0, 1] * 50),)) for curve in done.curves
+    )
+    behind = replace(curves[0], points=(point([0] * 100, [0] * 100),))
+
+    same = sentences(replace(done, curves=curves), leads(replace(done, curves=curves)))
+    worse = sentences(
+        replace(done, curves=(behind, curves[1])), leads(replace(done, curves=(behind, curves[1])))
+    )
+
+    assert same[1] == "  undecided at 4 per class"
+    assert worse[1] == "  histogram is ahead at 4 per class"
+
+
+def test_names_beside_lines_stand_apart_in_the_order_of_the_lines() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        places = random.uniform(0, 100, int(random.integers(1, 9))).tolist()
+
+        moved = apart(places, 5.0)
+
+        order = np.argsort(places)
+        assert (np.diff(np.array(moved)[order]) >= 5 - 1e-9).all()
+        assert min(moved) >= 0
+        assert max(moved) <= 100 + 1e-9
+
+
+def test_a_name_cannot_break_out_of_a_table() -> None:
+    assert cell("a|b\n[x](y)") == r"a\|b\\n\[x\](y)"

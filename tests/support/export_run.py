@@ -1,0 +1,86 @@
+"""A run directory made by hand: a random model, its card, drawn images and their split."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitft.data.split import Manifest, Row
+from vitft.data.transforms import EvalTransform
+from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.timm_model import AnyConfig, untrained
+from vitft.models.vit import ViTConfig
+
+TINY = {"image_size": (16, 16), "patch_size": (4, 4), "width": 32, "depth": 2, "heads": 2}
+SHAPES = ((20, 23), (31, 20), (20, 20), (64, 40), (17, 90), (25, 26))
+"""Width and height of the images; some leave an odd rest around the centre."""
+
+
+def tiny(classes: int, **fields: Any) -> ViTConfig:
+    return ViTConfig(num_classes=classes, **{**TINY, **fields})
+
+
+def make_run(
+    root: Path,
+    *,
+    config: AnyConfig | None = None,
+    classes: Sequence[str] = ("blue", "green", "red"),
+    weights: Mapping[str, str] | None = None,
+    **transform: Any,
+) -> Path:
+    """`root/run` and, beside it, `root/photos` with two validation images of each class."""
+    torch.manual_seed(0)
+    config = config or tiny(len(classes))
+    model = untrained(config).eval()
+    for name, parameter in model.named_parameters():
+        if any(part in name for part in ("head", "gamma", "token", "fc.weight", "bias")):
+            parameter.data.normal_()
+    run, data = root / "run", root / "photos"
+    run.mkdir(parents=True)
+    card = Card(
+        architecture=config,
+        transform=EvalTransform(image_size=config.image_size, **transform),
+        classes=tuple(classes),
+        weights=weights or {"name": "noise", "source": str(root / "noise.safetensors")},
+    )
+    save_checkpoint(run / "model.safetensors", model.state_dict(), card)
+    draw_photos(data, classes).write(run / "split.csv")
+    (run / "config.toml").write_text(f"[data]\npath = {json.dumps(str(data))}\n")
+    (run / "eval.json").write_text(json.dumps(figures(classes)))
+    return run
+
+
+def draw_photos(data: Path, classes: Sequence[str]) -> Manifest:
+    """Noise in several shapes, one image to train and two to validate per class."""
+    random = np.random.default_rng(0)
+    rows = []
+    for label in range(len(classes)):
+        folder = data / str(label)
+        folder.mkdir(parents=True)
+        for i in range(3):
+            width, height = SHAPES[(3 * label + i) % len(SHAPES)]
+            coarse = random.integers(0, 256, (6, 7, 3), dtype=np.uint8)
+            path = folder / f"{i}.png"
+            Image.fromarray(coarse).resize((width, height)).save(path)
+            split: Literal["train", "val"] = "val" if i else "train"
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            rows.append(Row(f"{label}/{i}.png", label, split, digest))
+    return Manifest(data, tuple(classes), tuple(rows))
+
+
+def figures(classes: Sequence[str]) -> dict[str, Any]:
+    """An eval.json."""
+    each = {"images": 2, "recall": 0.5, "recall_interval": [0.1, 0.9], "precision": None}
+    return {
+        "images": 2 * len(classes),
+        "top1": 0.5,
+        "top1_interval": [0.2, 0.8],
+        "majority": 1 / len(classes),
+        "per_class": dict.fromkeys(classes, each),
+        "selected_on_validation": True,
+    }

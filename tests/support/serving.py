@@ -1,0 +1,120 @@
+"""A real server on loopback in a thread, and a client that can also misbehave."""
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from vitft.predict.torch_engine import Predictor
+from vitft.serve.access import Access, access_for
+from vitft.serve.limits import Limits
+from vitft.serve.server import listen, make_server
+
+PATIENCE_S = 20.0
+"""Of the clients; no test waits that long unless it fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a server answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Talks to a port of this machine."""
+
+    port: int
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Reply:
+        """One request on a connection of its own; `_` in a header's name stands for `-`."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        try:
+            sent = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, body, sent)
+            return reply(connection.getresponse())
+        finally:
+            connection.close()
+
+    def post(self, path: str, image: bytes, **headers: str) -> Reply:
+        """The bytes of one image."""
+        return self.ask("POST", path, image, content_type="image/png", **headers)
+
+    def form(self, path: str, *files: tuple[str, bytes]) -> Reply:
+        """Files of a form."""
+        return self.ask(
+            "POST", path, form(*files), content_type='multipart/form-data; boundary="cut here"'
+        )
+
+    @contextmanager
+    def raw(self, data: bytes) -> Iterator[socket.socket]:
+        """A connection on which these bytes have been sent."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as connection:
+            connection.sendall(data)
+            yield connection
+
+    def shout(self, data: bytes) -> bytes:
+        """Everything that comes back for these bytes until the server hangs up."""
+        with self.raw(data) as connection:
+            return everything(connection)
+
+
+def reply(response: http.client.HTTPResponse) -> Reply:
+    """A response, read to its end."""
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    return Reply(response.status, headers, response.read())
+
+
+def answered(connection: socket.socket) -> Reply:
+    """One answer, while the line stays open."""
+    response = http.client.HTTPResponse(connection)
+    try:
+        response.begin()
+        return reply(response)
+    finally:
+        response.close()
+
+
+def everything(connection: socket.socket) -> bytes:
+    """All bytes until the other side hangs up, be it rudely."""
+    parts = []
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def form(*files: tuple[str, bytes]) -> bytes:
+    """A multipart body with the boundary `cut here`."""
+    head = '--cut here\r\nContent-Disposition: form-data; name="images"; filename="{}"\r\n\r\n'
+    parts = [head.format(name).encode() + data + b"\r\n" for name, data in files]
+    return b"".join(parts) + b"--cut here--\r\n"
+
+
+@contextmanager
+def serving(
+    predictor: Predictor, limits: Limits | None = None, access: Access | None = None
+) -> Iterator[Client]:
+    """A server in a thread, stopped at the end."""
+    with listen("127.0.0.1", 0) as bound:
+        server = make_server(predictor, limits or Limits(), access or access_for("127.0.0.1", []))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        try:
+            yield Client(bound.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -1,0 +1,96 @@
+"""Run by torchrun: steps of a split model, stopped and taken up; writes what came out of it."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from vitft.config.run import OptimSpec
+from vitft.features.cut import cut_model
+from vitft.models.freeze import freeze_model
+from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.training.distributed import Team, joined
+from vitft.training.fsdp import split_up, tell
+from vitft.training.loop import Batch, Training
+
+STEPS = 5
+SIZES = [7, 7, 3, 1, 7]
+"""Images of each step; the last of the odd ones leave a process with fewer, or with none."""
+
+
+def begun(freeze: str, team: Team, *, split: bool) -> tuple[nn.Module, Training]:
+    """What trains, whole, and its training."""
+    torch.manual_seed(0)
+    config = ViTConfig(
+        image_size=(16, 16), patch_size=(4, 4), width=32, depth=3, heads=2, num_classes=3
+    )
+    model = VisionTransformer(config)
+    freeze_model(model, freeze)
+    suffix = cut_model(model, freeze).suffix
+    solver: Literal["sgd", "adamw"] = "sgd" if freeze.startswith("blocks") else "adamw"
+    spec = OptimSpec(
+        solver=solver, lr=0.01, weight_decay=0.1, ema=0.9, clip=0.5, micro_batch=2, epochs=1
+    )
+    trained = split_up(suffix, team) if split else suffix
+    return suffix, Training(trained, spec, steps_per_epoch=STEPS, team=team, split=split)
+
+
+def batches(freeze: str, team: Team) -> list[Batch]:
+    """This process's pieces of the same batches everywhere."""
+    made = []
+    generator = torch.Generator().manual_seed(1)
+    for size in SIZES:
+        shape = (size, 17, 32) if freeze.startswith("blocks") else (size, 3, 16, 16)
+        inputs = torch.randn(shape, generator=generator)
+        labels = torch.randint(0, 3, (size,), generator=generator)
+        own = team.piece(size)
+        made.append(Batch(inputs[own], labels[own], size))
+    return made
+
+
+def end(suffix: nn.Module, training: Training, *, split: bool) -> dict[str, Tensor]:
+    """The averaged weights, as an evaluation sees them."""
+    with training.averaged():
+        if split:
+            tell(training.model, suffix)
+        return {name: p.detach().clone() for name, p in suffix.named_parameters()}
+
+
+def main(freeze: str, out: Path) -> None:
+    with joined() as team:
+        fed = batches(freeze, team)
+        found: dict[str, Tensor] = {}
+        for name, split in (("whole", False), ("split", True)):
+            suffix, training = begun(freeze, team, split=split)
+            losses = [training.take(batch).loss for batch in fed]
+            found |= {
+                f"{name}/{key}": value for key, value in end(suffix, training, split=split).items()
+            }
+            found[f"{name} losses"] = torch.tensor(losses)
+        suffix, training = begun(freeze, team, split=True)
+        for batch in fed[:2]:
+            training.take(batch)
+        box = team.from_leader(training.state())
+        suffix, training = begun(freeze, team, split=True)
+        training.restore(*box)
+        for batch in fed[2:]:
+            training.take(batch)
+        found |= {
+            f"resumed/{key}": value for key, value in end(suffix, training, split=True).items()
+        }
+        own = training.trained.values()
+        sizes = [p.to_local().numel() for p in own if isinstance(p, DTensor)]
+        found["held"] = torch.tensor(sum(sizes))
+        found["all"] = torch.tensor(sum(p.numel() for p in own))
+        if team.leads:
+            torch.save(found, out)
+        team.wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
+    os._exit(0)  # gloo's threads may abort a process that ends in the usual way, see __main__

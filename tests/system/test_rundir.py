@@ -1,0 +1,97 @@
+"""The run directory and the latest of them."""
+
+import os
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from vitft.models.find import find_model
+from vitft.system.errors import RunError
+from vitft.system.rundir import RunDir, create_run, plan_run, point_latest
+
+
+def test_a_run_is_named_by_time_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    now = datetime(2026, 1, 2, 3, 4, 5)
+
+    first = plan_run(None, "some/flower photos/", now=now)
+    create_run(first)
+    second = plan_run(None, "some/flower photos/", now=now)
+
+    assert first == Path("runs/20260102-030405-flower_photos")
+    assert second.name == "20260102-030405-flower_photos-2"
+
+
+def test_planning_a_run_creates_nothing(tmp_path: Path) -> None:
+    plan_run(str(tmp_path / "a" / "b"), "data")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_files_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+
+    with pytest.raises(RunError, match="is not empty"):
+        plan_run(str(tmp_path), "data")
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(RunError, match="is not a folder that you may write"):
+        plan_run(str(tmp_path / "file" / "run"), "data")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_folder_that_may_not_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    code = (
+        "import os; from pathlib import Path; from vitft.system.rundir import writable\n"
+        f"os.setuid(65534); print(writable(Path({str(locked)!r})))"
+    )  # root may write anywhere, so somebody else asks
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout.strip() == "False"
+
+
+def test_latest_points_to_the_newest_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        run = create_run(Path("runs") / name)
+        run.model.write_bytes(b"")
+        point_latest(run)
+
+    assert find_model(None).resolve() == tmp_path / "runs" / "two" / "model.safetensors"
+
+
+def test_a_folder_of_the_users_named_latest_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    point_latest(RunDir(tmp_path / "run"))
+
+    assert (tmp_path / "latest").is_dir()
+    assert not (tmp_path / "latest").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        pytest.param(None, "no finished run in runs/", id="nothing trained yet"),
+        pytest.param("nowhere", "no model in nowhere", id="no such run"),
+    ],
+)
+def test_a_missing_run_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str | None, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(RunError, match=message):
+        find_model(run)

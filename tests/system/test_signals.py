@@ -1,0 +1,189 @@
+"""Signals and time limits."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from vitft.cli.main import main
+from vitft.system.errors import Stopped
+from vitft.system.signals import Stopper, at_once
+
+CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143, "SIGHUP": 143}
+
+
+def send(name: str) -> None:
+    os.kill(os.getpid(), getattr(signal, name))
+
+
+@pytest.mark.parametrize(("name", "code"), CODES.items())
+def test_outside_of_a_step_a_signal_stops_at_once(name: str, code: int) -> None:
+    with Stopper(), pytest.raises(Stopped) as caught:
+        send(name)
+
+    assert caught.value.exit_code == code
+
+
+@pytest.mark.parametrize(("name", "code"), CODES.items())
+def test_within_a_step_it_waits_for_its_end(name: str, code: int) -> None:
+    done = []
+    with Stopper() as stopper, pytest.raises(Stopped) as caught:  # noqa: PT012
+        with stopper.deferred():
+            send(name)
+            done.append("the rest of the step")
+        done.append("never")
+
+    assert done == ["the rest of the step"]
+    assert caught.value.exit_code == code
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    done = []
+    with Stopper() as stopper, pytest.raises(Stopped), stopper.deferred():  # noqa: PT012
+        send("SIGTERM")
+        done.append("first")
+        send("SIGTERM")
+        done.append("never")
+
+    assert done == ["first"]
+
+
+def test_an_error_of_the_step_is_not_hidden_by_a_signal() -> None:
+    def step(stopper: Stopper) -> None:
+        with stopper.deferred():
+            send("SIGTERM")
+            raise ValueError("the step's own")
+
+    with Stopper() as stopper, pytest.raises(ValueError, match="the step's own"):
+        step(stopper)
+
+
+def test_the_time_is_up_after_a_step_with_exit_code_0() -> None:
+    with Stopper(1e-9) as stopper, pytest.raises(Stopped) as caught, stopper.deferred():
+        pass
+
+    assert caught.value.exit_code == 0
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(getattr(signal, name)) for name in CODES]
+
+    with Stopper():
+        pass
+
+    assert [signal.getsignal(getattr(signal, name)) for name in CODES] == before
+
+
+def test_what_the_caller_ignores_stays_ignored() -> None:  # as nohup does with SIGHUP
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stopper():
+            send("SIGHUP")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_in_another_thread_nothing_is_touched() -> None:
+    results = []
+
+    def work() -> None:
+        with Stopper() as stopper, stopper.deferred():
+            results.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert results == [before]
+
+
+def test_what_a_library_makes_of_a_signal_is_still_a_signal() -> None:
+    def load() -> None:
+        try:
+            send("SIGTERM")
+        except BaseException as error:  # as safetensors does
+            raise ValueError("damaged file") from error
+
+    with pytest.raises(Stopped) as caught, Stopper():
+        load()
+
+    assert caught.value.exit_code == 143
+
+
+def test_something_short_is_done_before_a_signal_counts() -> None:
+    done = []
+    with Stopper() as stopper, pytest.raises(Stopped) as caught:  # noqa: PT012
+        with stopper.held():
+            send("SIGTERM")
+            done.append("the rest of it")
+        done.append("never")
+
+    assert done == ["the rest of it"]
+    assert caught.value.exit_code == 143
+
+
+def test_several_processes_stop_at_an_end_that_they_agree_on() -> None:
+    asked: list[int] = []
+
+    def agree(wish: int) -> int:
+        asked.append(wish)
+        return wish
+
+    with Stopper() as stopper, pytest.raises(Stopped):  # noqa: PT012
+        stopper.agree = agree
+        with stopper.patient(when=True):
+            send("SIGTERM")  # between two steps
+            assert asked == []
+
+    assert asked == [144]
+
+
+def test_a_call_that_never_looks_at_signals_is_left_to_the_system() -> None:
+    with Stopper():
+        own = signal.getsignal(signal.SIGTERM)
+        with at_once():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) == own
+
+
+WHILE_IMPORTING = """
+import os, signal, sys
+from vitft.__main__ import run
+
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "vitft.cli.main":
+            os.kill(os.getpid(), signal.{name})
+
+sys.meta_path.insert(0, Finder())
+run()
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_while_the_command_is_imported_ends_it_without_a_traceback(
+    name: str, code: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WHILE_IMPORTING.format(name=name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (code, "vitft: interrupted\n")
+
+
+def test_every_verb_ends_a_signal_with_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vitft.cli.cache.list_command", lambda _: send("SIGTERM"))
+
+    code = main(["cache", "list"])
+
+    assert code == 143
+    assert capsys.readouterr().err == "vitft: interrupted\n"

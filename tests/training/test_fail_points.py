@@ -1,0 +1,195 @@
+"""Whatever call to the disk is the last one, or fails: old files stay whole, no half one is named.
+
+The whole commands are tried so by `python -m benchmarks.failpoints`.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.fail_points import ERRORS, KILL, FailPoints, Killed
+from vitft.features.cache import Store, key_of, open_store
+from vitft.predict.output import Share, into_file, kept_rows
+from vitft.system.errors import ResourceError, RunError
+from vitft.system.files import whole_folder, write_atomically
+from vitft.system.rundir import RunDir
+from vitft.training.state import State, newest_state, remove_states, save_state, states, sweep
+
+HOWS = [KILL, *ERRORS]
+Write = Callable[[Path], None]
+Look = Callable[[Path], None]
+
+
+def every_point(tmp_path: Path, how: str, before: Write, write: Write, look: Look) -> int:
+    """Fail at each call of `write` in turn, in fresh folders; how many there were."""
+    count = at = 0
+    while at <= count:
+        home = tmp_path / f"{how}-{at}"
+        home.mkdir()
+        before(home)
+        failed, told = False, None
+        with FailPoints(home, at, how) as points:
+            try:
+                write(home)
+            except Killed:
+                failed = True
+            except (ResourceError, RunError) as error:
+                failed = True
+                told = error
+        count = len(points.calls)
+        if told is not None:
+            assert isinstance(told, ResourceError) == (how != "EACCES")
+            assert "\n" not in told.problem
+        if failed or at < count:
+            look(home)
+        at += 1
+    return count
+
+
+def save(home: Path, step: int) -> None:
+    value = torch.full((4,), float(step))
+    save_state(home / "resume", 0, step, State({"x": value}, {"step": step}), {"w": value})
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_state_that_cannot_be_saved_leaves_one_that_can_be_resumed(
+    tmp_path: Path, how: str
+) -> None:
+    def before(home: Path) -> None:
+        save(home, 1)
+        save(home, 2)
+
+    def look(home: Path) -> None:
+        found = newest_state(home / "resume")
+        assert found is not None
+        step = found[0].facts["step"]
+        assert step in (2, 3)
+        assert torch.equal(found[0].tensors["x"], torch.full((4,), float(step)))
+        assert torch.equal(found[1]["w"], torch.full((4,), float(step)))
+        sweep(home / "resume")
+        save(home, 4)
+        assert len(states(home / "resume")) == 2
+        assert len(list((home / "resume").iterdir())) == 4
+
+    points = every_point(tmp_path, how, before, lambda home: save(home, 3), look)
+
+    assert points > 10
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, how: str) -> None:
+    def before(home: Path) -> None:
+        (home / "a.json").write_text("old")
+
+    def look(home: Path) -> None:
+        assert (home / "a.json").read_text() in ("old", "new")
+
+    points = every_point(
+        tmp_path, how, before, lambda home: write_atomically(home / "a.json", "new"), look
+    )
+
+    assert points >= 4
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_folder_gets_its_name_when_all_of_it_is_there(tmp_path: Path, how: str) -> None:
+    def write(home: Path) -> None:
+        with whole_folder(home / "export") as fresh:
+            write_atomically(fresh / "config.json", "{}")
+            write_atomically(fresh / "model", "weights")
+
+    def look(home: Path) -> None:
+        if (home / "export").exists():
+            assert sorted(p.name for p in (home / "export").iterdir()) == ["config.json", "model"]
+            assert (home / "export" / "model").read_text() == "weights"
+
+    assert every_point(tmp_path, how, lambda _: None, write, look) > 10
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_rows_that_were_written_are_gone_on_with(tmp_path: Path, how: str) -> None:
+    share, names = Share(chunk=1), ["a", "b", "c"]
+
+    def answer(home: Path) -> None:
+        out = home / "rows.jsonl"
+        if out.exists():
+            return
+        part = home / "rows.jsonl.part"
+        left = iter(names)
+        kept = kept_rows(part, "jsonl", 1, left, 1) if part.exists() else None
+        start = kept_rows(Path("/dev/null"), "jsonl", 1, iter(()), 1) if kept is None else kept
+        with into_file(out, "jsonl", 1, share, start) as rows:
+            for name in names[start.rows :]:
+                rows.add(name, ["x"], [0.5])
+
+    def look(home: Path) -> None:
+        answer(home)
+        told = [json.loads(line) for line in (home / "rows.jsonl").read_text().splitlines()]
+        assert [row["path"] for row in told] == names
+        assert [path.name for path in home.iterdir()] == ["rows.jsonl"]
+
+    assert every_point(tmp_path, how, lambda _: None, answer, look) > 4
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_the_cache_has_a_row_or_not_and_takes_it_again(tmp_path: Path, how: str) -> None:
+    row, key = np.arange(3, dtype=np.float32), key_of("a")
+
+    def opened(home: Path) -> Store:
+        return open_store(home / "cache", {"weights": "w"}, (3,), "float32")
+
+    def write(home: Path) -> None:
+        store = opened(home)
+        store.add(key, row)
+        store.flush()
+
+    def look(home: Path) -> None:
+        found = opened(home).get(key)
+        assert found is None or np.array_equal(found, row)
+        write(home)
+        again = opened(home)
+        assert np.array_equal(again.get(key), row)  # type: ignore[arg-type]
+        assert again.damaged == 0
+
+    assert every_point(tmp_path, how, lambda _: None, write, look) > 8
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_log_is_cut_back_to_what_belongs_to_the_state(tmp_path: Path, how: str) -> None:
+    def before(home: Path) -> None:
+        RunDir(home).log({"epoch": 1})
+
+    def look(home: Path) -> None:
+        run = RunDir(home)
+        run.cut_log(len('{"epoch": 1}\n'))
+        assert (home / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
+
+    every_point(tmp_path, how, before, lambda home: RunDir(home).log({"epoch": 2}), look)
+
+
+@pytest.mark.parametrize("how", ["ENOSPC", "EIO"])
+def test_a_line_that_could_not_be_logged_is_not_half_there(tmp_path: Path, how: str) -> None:
+    def before(home: Path) -> None:
+        RunDir(home).log({"epoch": 1})
+
+    def look(home: Path) -> None:
+        assert (home / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
+
+    assert every_point(tmp_path, how, before, lambda home: RunDir(home).log({"epoch": 2}), look)
+
+
+@pytest.mark.parametrize("how", [*ERRORS])
+def test_states_that_cannot_be_removed_do_not_spoil_a_finished_run(
+    tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, 1)
+
+    with FailPoints(tmp_path, 0, how) as points:
+        remove_states(tmp_path / "resume")
+
+    assert points.calls[0].startswith("unlink")
+    assert "could not be removed" in capsys.readouterr().err

@@ -1,0 +1,183 @@
+"""What a run leaves behind once its temperature is fitted: files that agree with each other."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.conftest import draw_folder
+from tests.support.fail_points import FailPoints
+from tests.training.test_run import run_it
+from vitft.data.images import open_image
+from vitft.data.split import Manifest
+from vitft.metrics.calibration import Temperature
+from vitft.models.checkpoint import load_checkpoint, save_checkpoint
+from vitft.predict.torch_engine import Predictor
+from vitft.system.errors import ResourceError
+from vitft.system.rundir import RunDir
+from vitft.training import finish as ending
+from vitft.training.run import Result
+
+
+@pytest.fixture
+def mixed_up(tmp_path: Path) -> Path:
+    """Three colours of 50 images, a fifth of them in a wrong folder, so there are mistakes."""
+    root = draw_folder(tmp_path / "mixed", per_class=50)
+    names = sorted(folder.name for folder in root.iterdir())
+    for path in sorted(root.rglob("*.png")):
+        if int(path.stem) % 5 == 0:
+            other = names[(names.index(path.parent.name) + 1) % 3]
+            path.rename(root / other / f"{path.stem}-of-{path.parent.name}.png")
+    return root
+
+
+def run_on(data: Path, weights: Path, out: Path) -> Result:
+    exact = {"precision": "fp32", "cache": str(out.parent / "cache")}
+    return run_it(data, weights, out, optim={"solver": "lbfgs", "l2": 1.0}, train=exact)
+
+
+def scores_of(run: Path) -> torch.Tensor:
+    with np.load(run / "validation.npz", allow_pickle=False) as file:
+        return torch.from_numpy(file["logits"])
+
+
+def test_the_saved_model_answers_with_the_scores_that_were_kept(
+    mixed_up: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    done = run_on(mixed_up, tiny_weights, tmp_path / "run")
+    predictor = Predictor.from_run(str(done.run), device="cpu")
+    val = Manifest.read(done.run / "split.csv", mixed_up).val
+
+    pixels = [predictor.card.transform.pixels(open_image(mixed_up / row.path)) for row in val]
+    answered = predictor.logits(np.stack(pixels))
+
+    kept = scores_of(done.run)
+    assert kept.dtype == torch.float32
+    torch.testing.assert_close(answered, kept, atol=1e-4, rtol=1e-4)
+    right = (kept.argmax(dim=-1) == torch.tensor([row.label for row in val])).float().mean()
+    assert right.item() == pytest.approx(done.figures["top1"])
+
+
+def test_the_temperature_is_in_the_head_and_nowhere_else(
+    mixed_up: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run_on(mixed_up, tiny_weights, tmp_path / "run")
+    fitted = done.figures["calibration"]["temperature"]
+
+    def left_alone(logits: Any, labels: Any) -> Temperature:
+        return Temperature(value=1.0, held_out=np.ones(len(labels)), note="for the test")
+
+    monkeypatch.setattr(ending, "temperature_for", left_alone)
+    plain = run_on(mixed_up, tiny_weights, tmp_path / "plain")
+
+    assert not 0.95 < fitted < 1.05
+    with_it, without = (load_checkpoint(r.run / "model.safetensors") for r in (done, plain))
+    for name, tensor in without[0].items():
+        scale = fitted if name.startswith("head.") else 1.0
+        torch.testing.assert_close(with_it[0][name], tensor / scale, rtol=1e-6, atol=0)
+    assert "temperature" not in with_it[1].to_json()
+    torch.testing.assert_close(scores_of(done.run), scores_of(plain.run) / fitted)
+
+
+def test_the_figures_of_a_run_are_better_for_it_and_honest(
+    mixed_up: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    done = run_on(mixed_up, tiny_weights, tmp_path / "run")
+    labels = torch.tensor([r.label for r in Manifest.read(done.run / "split.csv", mixed_up).val])
+
+    figures = json.loads((done.run / "eval.json").read_text())
+
+    assert figures == json.loads(json.dumps(done.figures))
+    temperature = figures["calibration"]["temperature"]
+    flattered = F.cross_entropy(scores_of(done.run), labels).item()
+    before = F.cross_entropy(scores_of(done.run) * temperature, labels).item()
+    assert flattered < figures["loss"] < before  # judged without having seen the image
+    assert sum(row["images"] for row in figures["calibration"]["bins"]) == figures["images"]
+
+
+def test_too_few_images_leave_the_head_alone_and_say_so(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_on(image_folder, tiny_weights, tmp_path / "run")
+
+    calibration = done.figures["calibration"]
+    assert calibration["temperature"] == 1
+    assert calibration["note"].startswith("6 validation images")
+    assert "probabilities are left as they are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ends_in", ["save_checkpoint", "write_arrays"])
+def test_figures_never_speak_of_other_weights_than_those_beside_them(
+    mixed_up: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends_in: str,
+) -> None:
+    saved: list[Path] = []
+
+    whole = RunDir.write_arrays
+
+    def stop(run: RunDir, name: str, **arrays: Any) -> None:
+        if name == "validation.npz":
+            raise KeyboardInterrupt
+        whole(run, name, **arrays)
+
+    def save_once(path: Path, *rest: Any) -> str:
+        saved.append(path)
+        if len(saved) == 2 and ends_in == "save_checkpoint":
+            raise KeyboardInterrupt
+        return save_checkpoint(path, *rest)
+
+    monkeypatch.setattr(ending, "save_checkpoint", save_once)
+    if ends_in == "write_arrays":
+        monkeypatch.setattr(RunDir, "write_arrays", stop)
+
+    done = run_on(mixed_up, tiny_weights, tmp_path / "run")
+
+    assert len(saved) == 2
+    assert done.interrupted
+    load_checkpoint(done.run / "model.safetensors")  # whole, the old one or the new
+    assert not (done.run / "eval.json").exists()
+    assert not (done.run / "validation.npz").exists()
+
+
+def test_a_signal_waits_until_weights_and_figures_have_been_exchanged(
+    mixed_up: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[Path] = []
+
+    def save_then_be_told(path: Path, *rest: Any) -> str:
+        saved.append(path)
+        digest = save_checkpoint(path, *rest)
+        if len(saved) == 2:  # the calibrated one: eval.json is not back yet
+            os.kill(os.getpid(), signal.SIGTERM)
+        return digest
+
+    monkeypatch.setattr(ending, "save_checkpoint", save_then_be_told)
+
+    done = run_on(mixed_up, tiny_weights, tmp_path / "run")
+
+    assert (done.status, done.exit_code) == ("terminated", 143)
+    assert json.loads((done.run / "eval.json").read_text())["calibration"]["temperature"] != 1
+    assert (done.run / "validation.npz").is_file()
+
+
+def test_figures_that_cannot_be_replaced_are_one_sentence(
+    mixed_up: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    with FailPoints(tmp_path / "run", -1, "EIO") as points:
+        run_on(mixed_up, tiny_weights, tmp_path / "run")
+    removed = points.calls.index("unlink eval.json")
+
+    with (
+        FailPoints(tmp_path / "again", removed, "EIO"),
+        pytest.raises(ResourceError, match=r"eval\.json"),
+    ):
+        run_on(mixed_up, tiny_weights, tmp_path / "again")

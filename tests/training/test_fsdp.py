@@ -1,0 +1,190 @@
+"""What trains, split among processes: the same steps as a whole model's, on loopback with gloo."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.conftest import tiny_home
+from vitft.config.run import OptimSpec
+from vitft.models.checkpoint import load_checkpoint
+from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.system.errors import RunError, UsageError
+from vitft.training.distributed import Team
+from vitft.training.fsdp import check_split, slice_like, whole
+from vitft.training.loop import Training
+from vitft.training.preflight import check_resume
+
+SMALL = ViTConfig(image_size=(8, 8), patch_size=(4, 4), width=8, depth=1, heads=2, num_classes=2)
+
+
+@pytest.fixture(scope="module", params=["none", "blocks:2"])
+def found(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Tensor]:
+    """The weights that two processes came to, whole, split, and split and resumed."""
+    out = tmp_path_factory.mktemp("split") / "found.pt"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [
+            *torchrun,
+            "--nproc-per-node",
+            "2",
+            "-m",
+            "tests.support.split_steps",
+            request.param,
+            str(out),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    read: dict[str, Tensor] = torch.load(out, weights_only=True)
+    return read
+
+
+def named(found: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
+    return {
+        key.removeprefix(f"{kind}/"): v for key, v in found.items() if key.startswith(f"{kind}/")
+    }
+
+
+def test_split_steps_are_those_of_whole_models(found: dict[str, Tensor]) -> None:
+    whole_ones, split_ones = named(found, "whole"), named(found, "split")
+
+    assert split_ones.keys() == whole_ones.keys()
+    assert all(torch.allclose(split_ones[n], whole_ones[n], atol=1e-5) for n in whole_ones)
+    assert torch.allclose(found["split losses"], found["whole losses"], atol=1e-5)
+
+
+def test_a_split_training_goes_on_exactly_where_it_was_stopped(found: dict[str, Tensor]) -> None:
+    straight, resumed = named(found, "split"), named(found, "resumed")
+
+    assert straight.keys() == resumed.keys()
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+def test_a_process_holds_about_half(found: dict[str, Tensor]) -> None:
+    held, everything = found["held"].item(), found["all"].item()
+
+    assert everything / 2 <= held < 0.6 * everything
+
+
+@pytest.mark.parametrize(
+    ("precision", "compiled", "words"), [("fp16", False, "fp16"), ("fp32", True, "compile")]
+)
+def test_what_does_not_go_together_is_refused(precision: str, compiled: bool, words: str) -> None:
+    model = VisionTransformer(SMALL)
+
+    with pytest.raises(UsageError, match=words):
+        check_split(model, Team(0, 2), precision=precision, compiled=compiled)
+
+
+def test_models_of_timm_are_refused() -> None:
+    with pytest.raises(UsageError, match="timm"):
+        check_split(nn.Linear(2, 2), Team(0, 2), precision="fp32", compiled=False)
+
+
+def test_one_process_is_told_that_it_has_nobody_to_share_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check_split(VisionTransformer(SMALL), Team(), precision="bf16", compiled=False)
+
+    assert "no effect on one process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("own", "sizes"), [(4, [2, 2]), (3, [2, 1]), (0, [0, 0])])
+def test_every_process_takes_as_many_passes(own: int, sizes: list[int]) -> None:
+    spec = OptimSpec(solver="sgd", lr=0.1, micro_batch=2)
+    training = Training(nn.Linear(1, 2), spec, steps_per_epoch=1, team=Team(0, 3), split=True)
+
+    passes = training.pieces(own, 11)
+
+    assert [len(range(own)[piece]) for piece in passes] == sizes
+
+
+def test_whole_tensors_stay_as_they_are() -> None:
+    tensor = torch.ones(2)
+
+    assert whole(tensor) is tensor
+    assert slice_like(tensor, torch.zeros(2)) is tensor
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, weights, and a run of two processes that nothing disturbed."""
+    home = tiny_home(tmp_path_factory.mktemp("home"))
+    assert begun(home, *RUN, "--out", "whole").wait(180) == 0
+    return home
+
+
+RUN = (
+    *("--data", "data", "--weights", "w.safetensors", "--freeze", "head,none", "--lr", "0.01"),
+    *("--epochs", "12", "--batch-size", "7", "--set", "optim.ema=0.9", "--set", "train.shard=true"),
+)
+
+
+def begun(home: Path, *options: str) -> subprocess.Popen[str]:
+    """Two processes that train; what they say is in said.txt."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    with (home / "said.txt").open("w") as said:
+        return subprocess.Popen(
+            [*torchrun, "--nproc-per-node", "2", "-m", "--", "vitft", "finetune", *options],
+            cwd=home,
+            env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"},
+            stdout=said,
+            stderr=said,
+            text=True,
+        )
+
+
+def epochs_of(run: Path) -> list[str]:
+    log = run / "metrics.jsonl"
+    return (
+        [line for line in log.read_text().splitlines() if "epoch" in line] if log.exists() else []
+    )
+
+
+def test_a_split_run_that_is_terminated_and_resumed_ends_in_the_same_bits(home: Path) -> None:
+    process = begun(home, *RUN, "--out", "stopped")
+    deadline = time.monotonic() + 120
+    while len(epochs_of(home / "stopped")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    was = len(epochs_of(home / "stopped"))
+    resumed = begun(home, "--resume", "stopped").wait(180)
+
+    assert resumed == 0, (home / "said.txt").read_text()
+    assert 2 <= was < 12
+    assert epochs_of(home / "stopped") == epochs_of(home / "whole")
+    (first, _), (second, _) = (
+        load_checkpoint(home / name / "model.safetensors") for name in ("whole", "stopped")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_only_a_split_run_may_shrink_its_micro_batches(home: Path) -> None:
+    smaller, text = [("optim.micro_batch", 2)], (home / "whole" / "config.toml").read_text()
+    for name, shard in (("split", "true"), ("plain", "false")):  # runs that have not ended
+        (home / name).mkdir()
+        (home / name / "config.toml").write_text(text.replace("shard = true", f"shard = {shard}"))
+        (home / name / "split.csv").write_bytes((home / "whole" / "split.csv").read_bytes())
+
+    config, _ = check_resume(home / "split", smaller)
+    ended, _ = check_resume(home / "whole", smaller)
+
+    assert config is not None
+    assert config.optim.micro_batch == 2
+    assert ended is None  # nothing of a finished run is written again
+    with pytest.raises(RunError, match="micro_batch was"):
+        check_resume(home / "plain", smaller)

@@ -1,0 +1,293 @@
+"""The loop knows only inputs and labels."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitft.config.run import OptimSpec
+from vitft.models.vit import VisionTransformer
+from vitft.system.errors import DivergedError, ResourceError
+from vitft.training.loop import Batch, Step, Training, fit, logits_of
+
+
+def toy_batches(epoch: int, done: int = 0) -> Iterator[Batch]:
+    generator = torch.Generator().manual_seed(epoch)
+    for number in range(4):
+        labels = torch.randint(0, 3, (8,), generator=generator)
+        if number >= done:
+            yield Batch(nn.functional.one_hot(labels, 3).float(), labels)
+
+
+def run(
+    model: nn.Module,
+    batches: Callable[[int, int], Iterable[Batch]] = toy_batches,
+    *,
+    steps_per_epoch: int = 4,
+    spec: OptimSpec | None = None,
+    on_step: Callable[[Step], None] = lambda _: None,
+    on_epoch: Callable[[int], bool | None] = lambda _: None,
+    **options: Any,
+) -> Training:
+    """Train a model to its end."""
+    spec = spec or OptimSpec(solver="adamw", lr=0.1, epochs=2)
+    training = Training(model, spec, steps_per_epoch=steps_per_epoch, **options)
+    fit(training, batches, epochs=range(spec.epochs), on_step=on_step, on_epoch=on_epoch)
+    return training
+
+
+class Noisy(nn.Module):
+    """A model with everything that has a state: dropout, running statistics, weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.Dropout(0.5))
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x))
+
+
+def test_the_first_loss_of_a_zeroed_head_is_the_log_of_the_class_count(
+    tiny_vit: VisionTransformer,
+) -> None:
+    images, labels = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 0])
+    steps: list[Step] = []
+
+    run(
+        tiny_vit,
+        lambda *_: iter([Batch(images, labels)]),
+        steps_per_epoch=1,
+        spec=OptimSpec(solver="adamw", lr=0.01, epochs=1),
+        on_step=steps.append,
+    )
+
+    assert steps[0].loss == pytest.approx(math.log(3), abs=1e-6)  # three classes, equally likely
+
+
+@pytest.mark.parametrize("solver", ["sgd", "adamw"])
+def test_a_linear_problem_is_learnt(solver: str) -> None:
+    model = nn.Linear(3, 3)
+
+    run(
+        model,
+        spec=OptimSpec(solver=solver, lr=0.5, epochs=10),  # type: ignore[arg-type]
+    )
+
+    logits, labels = logits_of(model, toy_batches(99), device=torch.device("cpu"))
+    assert (logits.argmax(dim=-1) == labels).all()
+
+
+def test_steps_and_epochs_are_reported_in_order() -> None:
+    steps: list[Step] = []
+    epochs: list[int] = []
+
+    run(
+        nn.Linear(3, 3),
+        spec=OptimSpec(solver="adamw", epochs=2, warmup=0.25, lr=1.0),
+        on_step=steps.append,
+        on_epoch=epochs.append,
+    )
+
+    assert [s.step for s in steps] == list(range(8))
+    assert [s.epoch for s in steps] == [0] * 4 + [1] * 4
+    assert [s.lr for s in steps[:2]] == [0.5, 1.0]  # two of eight steps warm up
+    assert epochs == [0, 1]
+
+
+def test_the_same_batches_give_the_same_weights() -> None:
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3)
+        run(model)
+        results.append(model.weight.detach().clone())
+
+    assert torch.equal(*results)
+
+
+def test_gradients_are_clipped_to_their_norm() -> None:
+    model = nn.Linear(3, 3)
+    before = model.weight.detach().clone()
+    spec = OptimSpec(solver="sgd", lr=1.0, momentum=0.0, warmup=0.0, epochs=1, clip=1e-3)
+
+    run(model, lambda *_: [next(toy_batches(0))], steps_per_epoch=1, spec=spec)
+
+    moved = torch.cat([(model.weight - before).flatten(), model.bias * 0]).norm().item()
+    assert 0 < moved <= 1.001e-3
+
+
+def test_a_loss_that_is_no_number_stops_with_the_step_and_the_rate() -> None:
+    poison = Batch(torch.full((2, 3), math.nan), torch.tensor([0, 1]))
+
+    with pytest.raises(DivergedError, match="the loss of step 0 is nan"):
+        run(nn.Linear(3, 3), lambda *_: [poison], steps_per_epoch=1)
+
+
+def test_bf16_changes_the_products_and_not_the_weights() -> None:
+    model = nn.Linear(3, 3)
+
+    run(model, precision="bf16")
+
+    assert model.weight.dtype == torch.float32
+
+
+FULL = OptimSpec(solver="adamw", lr=0.05, epochs=3, weight_decay=0.1, ema=0.9, clip=1.0)
+
+
+@pytest.mark.parametrize("stop", range(12))
+@pytest.mark.parametrize("solver", ["sgd", "adamw"])
+def test_a_training_taken_up_after_any_step_ends_as_if_it_had_never_stopped(
+    stop: int, solver: Any
+) -> None:
+    spec = replace(FULL, solver=solver)
+    whole = run(Noisy(), spec=spec, seed=3)
+
+    first = Training(Noisy(), spec, steps_per_epoch=4, seed=3)
+    while first.step < stop:
+        for batch in toy_batches(first.epoch):
+            if first.step < stop:
+                first.take(batch)
+    tensors, facts = first.state()
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    second = Training(Noisy(), spec, steps_per_epoch=4, seed=3)
+    second.restore(tensors, json.loads(json.dumps(facts)))
+    torch.manual_seed(stop)  # whatever else was drawn meanwhile
+    fit(second, toy_batches, epochs=range(stop // 4, 3))
+
+    wanted, found = whole.state()[0], second.state()[0]
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    assert any(name.startswith("optimizer/") for name in wanted)
+    assert any(name.startswith("average/") for name in wanted)
+
+
+def test_the_seed_decides_what_dropout_drops() -> None:
+    def weights(seed: int) -> Tensor:
+        return run(Noisy(), seed=seed).trained["head.weight"]
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_the_size_of_the_pieces_changes_only_the_last_bits() -> None:
+    def weights(micro_batch: int) -> Tensor:
+        torch.manual_seed(0)
+        spec = OptimSpec(solver="sgd", lr=0.5, epochs=2, micro_batch=micro_batch)
+        return run(nn.Linear(3, 3), spec=spec).trained["weight"]
+
+    torch.testing.assert_close(weights(3), weights(8), atol=1e-6, rtol=0)
+
+
+class Greedy(nn.Linear):
+    """A model that runs out of memory above some batch size."""
+
+    def __init__(self, most: int) -> None:
+        torch.manual_seed(0)
+        super().__init__(3, 3)
+        self.most = most
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory (not really)")
+        return super().forward(x)
+
+
+def test_out_of_memory_leads_to_the_weights_of_smaller_pieces() -> None:
+    spec = OptimSpec(solver="adamw", lr=0.1, epochs=2)
+    greedy = run(Greedy(2), spec=spec)
+    modest = run(Greedy(8), spec=replace(spec, micro_batch=2))
+
+    assert greedy.micro_batch == 2
+    assert all(torch.equal(greedy.trained[n], modest.trained[n]) for n in greedy.trained)
+
+
+def test_one_image_that_does_not_fit_ends_in_a_sentence() -> None:
+    with pytest.raises(ResourceError, match="one image at a time"):
+        run(Greedy(0))
+
+
+def test_the_average_follows_and_is_only_lent_to_the_model() -> None:
+    training = run(Noisy(), spec=FULL)
+    own = training.trained["head.weight"].detach().clone()
+
+    with training.averaged():
+        assert torch.equal(training.trained["head.weight"], training.average["head.weight"])
+
+    assert torch.equal(training.trained["head.weight"], own)
+    assert not torch.equal(training.average["head.weight"], own)
+
+
+def test_what_is_saved_while_the_average_is_lent_are_the_weights_that_train() -> None:
+    training = run(Noisy(), spec=FULL)
+    before, _ = training.state()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+
+    with training.averaged():
+        lent, _ = training.state()
+
+    assert all(torch.equal(lent[name], before[name]) for name in before)
+
+
+def test_a_constant_schedule_stays_at_its_peak() -> None:
+    steps: list[Step] = []
+    spec = OptimSpec(solver="sgd", lr=1.0, epochs=2, warmup=0.25, schedule="constant")
+
+    run(nn.Linear(3, 3), spec=spec, on_step=steps.append)
+
+    assert [s.lr for s in steps] == [0.5] + [1.0] * 7
+
+
+def test_a_class_that_weighs_nothing_is_not_learnt() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3)
+
+    spec = OptimSpec(solver="adamw", lr=0.5, epochs=9)
+    run(model, spec=spec, class_weights=torch.tensor([1.5, 1.5, 0.0]))
+
+    logits, labels = logits_of(model, toy_batches(99), device=torch.device("cpu"))
+    right = logits.argmax(dim=-1) == labels
+    assert right[labels < 2].all()
+    assert not right[labels == 2].any()
+
+
+def test_smoothed_labels_hold_the_scores_back() -> None:
+    def spread(smoothing: float) -> float:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3)
+        spec = OptimSpec(solver="adamw", lr=0.3, epochs=20, label_smoothing=smoothing)
+        run(model, spec=spec)
+        logits, _ = logits_of(model, toy_batches(99), device=torch.device("cpu"))
+        return logits.softmax(dim=-1).max().item()
+
+    assert spread(0.3) < 0.85 < spread(0.0)
+
+
+def test_mixed_batches_may_have_shares_for_labels() -> None:
+    def mix(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs, nn.functional.one_hot(labels, 3).float()
+
+    torch.manual_seed(0)
+    plain = run(nn.Linear(3, 3))
+    torch.manual_seed(0)
+    mixed = run(nn.Linear(3, 3), mix=mix)
+
+    torch.testing.assert_close(plain.trained["weight"], mixed.trained["weight"])
+
+
+def test_training_ends_early_when_told_so() -> None:
+    epochs: list[int] = []
+
+    def enough(epoch: int) -> bool:
+        epochs.append(epoch)
+        return epoch == 1
+
+    run(nn.Linear(3, 3), spec=OptimSpec(solver="sgd", lr=0.1, epochs=9), on_epoch=enough)
+
+    assert epochs == [0, 1]

@@ -1,0 +1,132 @@
+"""What trains and how fast."""
+
+import pytest
+import torch
+from torch import nn
+
+from vitft.config.run import OptimSpec
+from vitft.features.cut import Whole
+from vitft.models.freeze import freeze_model, frozen_blocks
+from vitft.models.timm_model import TimmConfig, TimmModel
+from vitft.models.vit import VisionTransformer
+from vitft.system.errors import UsageError
+from vitft.training.optim import lr_at, make_optimizer, parameter_groups
+
+
+@pytest.mark.parametrize(
+    ("step", "lr"),
+    [
+        pytest.param(0, 0.1, id="starts above zero"),
+        pytest.param(9, 1.0, id="peaks when warm-up ends"),
+        pytest.param(10, 1.0, id="the cosine starts at the peak"),
+        pytest.param(55, 0.5, id="is half way down in the middle"),
+        pytest.param(100, 0.0, id="ends at zero"),
+    ],
+)
+def test_learning_rate_follows_warmup_then_cosine(step: int, lr: float) -> None:
+    assert lr_at(step, 100, peak=1.0, warmup=0.1) == pytest.approx(lr)
+
+
+def test_learning_rate_can_end_at_a_share_of_its_peak() -> None:
+    assert lr_at(10, 10, peak=2.0, warmup=0.0, final=0.01) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "blocks"),
+    [
+        pytest.param("head", 12, id="the whole encoder"),
+        pytest.param("pre_logits", 12, id="the same cut"),
+        pytest.param("blocks:2", 10, id="all but two"),
+        pytest.param("blocks:12", 0, id="only the embedding"),
+        pytest.param("none", None, id="nothing, not even the embedding"),
+    ],
+)
+def test_the_freeze_mode_says_how_many_blocks_stay(freeze: str, blocks: int | None) -> None:
+    assert frozen_blocks(freeze, 12) == blocks
+
+
+def test_more_blocks_than_there_are_is_refused() -> None:
+    with pytest.raises(UsageError, match="the model has 12 blocks"):
+        frozen_blocks("blocks:13", 12)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "first", "count"),
+    [
+        pytest.param("head", "head.weight", 2, id="the head"),
+        pytest.param("blocks:1", "blocks.1.norm1.weight", 16, id="the last block, norm and head"),
+        pytest.param("none", "cls_token", 32, id="everything"),
+    ],
+)
+def test_only_parameters_behind_the_boundary_train(
+    tiny_vit: VisionTransformer, freeze: str, first: str, count: int
+) -> None:
+    trained = freeze_model(tiny_vit, freeze)
+
+    assert trained[0] == first
+    assert len(trained) == count
+    assert trained == [n for n, p in tiny_vit.named_parameters() if p.requires_grad]
+
+
+def test_training_pre_logits_needs_a_model_that_has_them(tiny_vit: VisionTransformer) -> None:
+    with pytest.raises(UsageError, match="--pre-logits keep"):
+        freeze_model(tiny_vit, "pre_logits")
+
+
+@pytest.mark.parametrize("solver", ["sgd", "adamw"])
+def test_the_optimiser_moves_only_what_trains(tiny_vit: VisionTransformer, solver: str) -> None:
+    freeze_model(tiny_vit, "head")
+    before = {n: p.clone() for n, p in tiny_vit.named_parameters()}
+    optimizer = make_optimizer(tiny_vit, OptimSpec(solver=solver, lr=0.1))  # type: ignore[arg-type]
+
+    tiny_vit(torch.randn(2, 3, 16, 16))[:, 0].sum().backward()
+    optimizer.step()
+
+    moved = [n for n, p in tiny_vit.named_parameters() if not torch.equal(p, before[n])]
+    assert moved == ["head.weight", "head.bias"]
+
+
+def groups_by_name(model: nn.Module, spec: OptimSpec) -> dict[str, tuple[float, float]]:
+    """Factor on the learning rate and weight decay of each parameter that trains."""
+    of = {
+        id(p): (group["lr_scale"], group["weight_decay"])
+        for group in parameter_groups(model, spec)
+        for p in group["params"]
+    }
+    return {name: of[id(p)] for name, p in model.named_parameters() if id(p) in of}
+
+
+def test_only_matrices_decay(tiny_vit: VisionTransformer) -> None:
+    found = groups_by_name(tiny_vit, OptimSpec(weight_decay=0.1))
+
+    decayed = {name for name, (_, decay) in found.items() if decay}
+    assert "blocks.0.attn.qkv.weight" in decayed
+    assert "patch_embed.proj.weight" in decayed
+    assert not {n for n in decayed if "norm" in n or "bias" in n or "token" in n or "pos" in n}
+
+
+def test_lower_layers_move_less(tiny_vit: VisionTransformer) -> None:
+    found = groups_by_name(Whole(tiny_vit), OptimSpec(layer_decay=0.5))
+
+    scales = {name: scale for name, (scale, _) in found.items()}
+    assert scales["model.head.weight"] == scales["model.norm.weight"] == 1.0
+    assert scales["model.blocks.1.mlp.fc1.weight"] == 0.5
+    assert scales["model.blocks.0.attn.qkv.bias"] == 0.25
+    assert scales["model.patch_embed.proj.weight"] == scales["model.pos_embed"] == 0.125
+
+
+def test_the_layers_of_a_model_of_timm_are_known() -> None:
+    config = TimmConfig(timm="test_resnet", image_size=(32, 32), num_classes=3)
+    found = groups_by_name(Whole(TimmModel(config)), OptimSpec(layer_decay=0.5))
+
+    scales = [scale for scale, _ in found.values()]
+    assert scales[-1] == scales[-2] == 1.0  # the head
+    assert min(scales) < 0.2
+    assert scales[0] == min(scales)  # the first convolution
+
+
+def test_every_parameter_is_in_exactly_one_group(tiny_vit: VisionTransformer) -> None:
+    groups = parameter_groups(tiny_vit, OptimSpec(layer_decay=0.7, weight_decay=0.1))
+
+    listed = [id(p) for group in groups for p in group["params"]]
+    assert sorted(listed) == sorted(id(p) for p in tiny_vit.parameters())

@@ -1,0 +1,364 @@
+"""A training that is stopped anywhere goes on as if nothing had been."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import draw_folder
+from vitft.cli.main import main
+from vitft.config.run import from_table, read_toml
+from vitft.models.checkpoint import load_checkpoint
+from vitft.system.errors import LockedError, ResourceError, RunError
+from vitft.system.rundir import RunDir, locked
+from vitft.training import stages
+from vitft.training.loop import Step, Training, logits_of
+from vitft.training.run import Result, finetune
+from vitft.training.stages import Stage
+
+EVERYTHING: dict[str, dict[str, Any]] = {
+    "train": {"freeze": "none", "drop_path": 0.2, "mixup": 0.2, "cutmix": 1.0, "erasing": 0.25},
+    "optim": {"epochs": 3, "batch_size": 8, "ema": 0.9, "lr": 1e-2},
+}
+KINDS: dict[str, dict[str, dict[str, Any]]] = {
+    "everything": EVERYTHING,
+    "a head on crops": {
+        "train": {"augment": "crop"},
+        "optim": {"solver": "sgd", "epochs": 3, "batch_size": 8},
+    },
+    "the last block": {
+        "train": {"freeze": "blocks:1"},
+        "optim": {"epochs": 3, "batch_size": 8, "label_smoothing": 0.1},
+    },
+    "a solved head, then everything": {
+        "train": {"freeze": "head,none"},
+        "optim": {"epochs": 2, "batch_size": 8, "class_weights": True},
+    },
+}
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """Three classes of seven images: uneven batches, 16 or 17 steps in three epochs."""
+    return draw_folder(tmp_path / "few", per_class=7)
+
+
+def start(
+    data: Path, weights: Path, out: Path, settings: dict[str, dict[str, Any]], **options: Any
+) -> Result:
+    table = {"data": {"path": str(data)}, "weights": {"name": str(weights)}, **settings}
+    return finetune(from_table(table), out=out, **options)
+
+
+def resumed(out: Path) -> Result:
+    return finetune(from_table(read_toml(out / "config.toml")), out=out, resume=True)
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """What must not depend on whether a run was stopped."""
+    figures = json.loads((run / "eval.json").read_text())
+    del figures["seconds"]
+    state, card = load_checkpoint(run / "model.safetensors")
+    return {
+        "figures": figures,
+        "log": (run / "metrics.jsonl").read_text(),
+        "weights": {name: tensor.tolist() for name, tensor in state.items()},
+        "card": card,
+        "files": sorted(path.name for path in run.iterdir()),
+    }
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, number: int = signal.SIGTERM) -> None:
+    """Send this process a signal in the middle of a step, once."""
+    whole = Stage.on_step
+    seen = 0
+
+    def on_step(stage: Stage, step: Step) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == count:
+            os.kill(os.getpid(), number)
+        whole(stage, step)
+
+    monkeypatch.setattr(Stage, "on_step", on_step)
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_run_stopped_by_a_signal_and_resumed_ends_bit_for_bit_alike(
+    few: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, dict[str, Any]],
+    count: int,
+) -> None:
+    whole = start(few, tiny_weights, tmp_path / "whole", settings)
+
+    with monkeypatch.context() as patch:
+        stop_after(patch, count)
+        stopped = start(few, tiny_weights, tmp_path / "stopped", settings)
+    assert (stopped.status, stopped.exit_code) == ("terminated", 143)
+    assert list((stopped.run / "resume").glob("state-*"))
+    again = resumed(stopped.run)
+
+    assert again.status == "finished"
+    assert outcome(again.run) == outcome(whole.run)
+    assert not (again.run / "resume").exists()
+
+
+def test_stopped_again_and_again_it_still_ends_alike(
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
+
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        result = start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
+    rounds = 0
+    while result.status != "finished":
+        with monkeypatch.context() as patch:
+            stop_after(patch, 2)
+            result = resumed(result.run)
+        rounds += 1
+
+    assert rounds > 3
+    assert outcome(result.run) == outcome(whole.run)
+
+
+def test_a_stop_during_validation_is_taken_up_before_the_validation(
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
+    original = logits_of
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "logits_of", interrupted)
+        stopped = start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
+    again = resumed(stopped.run)
+
+    assert (stopped.status, stopped.exit_code, stopped.figures) == ("interrupted", 130, {})
+    assert outcome(again.run) == outcome(whole.run)
+
+
+def test_an_epoch_that_could_not_be_logged_is_evaluated_again_after_the_resume(
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
+    log = RunDir.log
+
+    def full(run: RunDir, fields: dict[str, Any]) -> None:
+        if fields["epoch"] == 2:
+            raise ResourceError("the disk is full", fix="make room")
+        log(run, fields)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDir, "log", full)
+        with pytest.raises(ResourceError):
+            start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
+    again = resumed(tmp_path / "stopped")
+
+    assert outcome(again.run) == outcome(whole.run)
+
+
+def test_a_second_signal_in_the_middle_of_a_step_saves_nothing_half_done(
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
+    monkeypatch.setattr(stages, "SAVE_S", 0.0)
+    monkeypatch.setattr(stages, "SAVE_SHARE", 1e9)
+    original = Training.remember
+
+    def impatient(training: Training) -> None:
+        original(training)  # weights and average have moved, the step is not counted yet
+        if training.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "remember", impatient)
+        stopped = start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
+    again = resumed(stopped.run)
+
+    assert stopped.exit_code == 130
+    assert outcome(again.run) == outcome(whole.run)
+
+
+def test_a_run_is_called_finished_when_its_last_file_is_there(
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = KINDS["a head on crops"]
+    whole = start(few, tiny_weights, tmp_path / "whole", settings)
+
+    def late(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vitft.training.run.write_gallery", late)
+        stopped = start(few, tiny_weights, tmp_path / "stopped", settings)
+    again = resumed(stopped.run)
+
+    assert (stopped.status, stopped.exit_code) == ("terminated", 143)
+    assert again.status == "finished"
+    assert outcome(again.run) == outcome(whole.run)
+
+
+def test_a_crash_loses_no_more_than_what_came_after_the_last_state(
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
+    monkeypatch.setattr(stages, "SAVE_S", 0.0)
+    monkeypatch.setattr(stages, "SAVE_SHARE", 1e9)  # a state after every step
+
+    class Killed(BaseException):
+        """Nobody catches this."""
+
+    original = Stage.on_step
+
+    def dies(stage: Stage, step: Step) -> None:
+        original(stage, step)
+        if step.step == 4:
+            stage.job.run.log({"torn": True})  # written, but never part of a state
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stage, "on_step", dies)
+        with pytest.raises(Killed):
+            start(few, tiny_weights, tmp_path / "killed", EVERYTHING)
+    again = resumed(tmp_path / "killed")
+
+    assert outcome(again.run) == outcome(whole.run)
+
+
+def test_the_time_limit_stops_with_exit_code_0_and_is_resumable(
+    few: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
+
+    late = start(few, tiny_weights, tmp_path / "late", EVERYTHING, max_seconds=1e-9)
+
+    assert (late.status, late.exit_code) == ("out of time", 0)
+    assert outcome(resumed(late.run).run) == outcome(whole.run)
+
+
+def test_a_stage_that_does_worse_leaves_the_head_that_was_solved(
+    few: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "train": {"freeze": "head,none"},
+        "optim": {"solver": "sgd", "lr": 3.0, "epochs": 1, "batch_size": 8},
+    }
+    probe = start(few, tiny_weights, tmp_path / "probe", {"train": {"freeze": "head"}})
+
+    done = start(few, tiny_weights, tmp_path / "run", settings)
+
+    assert done.figures["best_epoch"] == 1
+    assert done.figures["top1"] == probe.figures["top1"]
+    before, _ = load_checkpoint(probe.run / "model.safetensors")
+    after, _ = load_checkpoint(done.run / "model.safetensors")
+    blocks = [name for name in before if name.startswith("blocks.")]
+    assert all(torch.equal(before[name], after[name]) for name in blocks)
+
+
+def test_training_ends_when_nothing_gets_better(
+    few: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "optim": {"solver": "sgd", "lr": 1e-12, "epochs": 50, "patience": 2, "batch_size": 8}
+    }
+
+    done = start(few, tiny_weights, tmp_path / "run", settings)
+
+    assert done.figures["epochs"] - done.figures["best_epoch"] == 2
+    assert done.figures["epochs"] < 50
+
+
+def test_two_processes_do_not_write_one_run(few: Path, tiny_weights: Path, tmp_path: Path) -> None:
+    done = start(few, tiny_weights, tmp_path / "run", {})
+
+    with locked(RunDir(done.run)), pytest.raises(LockedError, match="is being written by process"):
+        resumed(done.run)
+    assert not (done.run / ".lock").exists()
+
+
+def test_other_images_than_at_the_beginning_are_refused(
+    few: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    done = start(few, tiny_weights, tmp_path / "run", {})
+    (few / "red" / "000.png").write_bytes((few / "blue" / "001.png").read_bytes())
+
+    with pytest.raises(RunError, match=r"1 images are not as they were.*red/000\.png"):
+        resumed(done.run)
+
+
+@pytest.fixture
+def stopped(few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        return start(few, tiny_weights, tmp_path / "stopped", EVERYTHING).run
+
+
+def test_the_command_line_takes_up_a_run(
+    stopped: Path, few: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = few.rename(few.with_name("moved"))
+
+    assert main(["finetune", "--resume", str(stopped), "--data", str(moved)]) == 0
+    assert "resuming after step 2" in capsys.readouterr().err
+    assert main(["finetune", "--resume", str(stopped), "--data", str(moved)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--lr", "0.5"], 5, "optim.lr was 0.01, now 0.5"),
+        (["--epochs", "9"], 5, "optim.epochs was 3, now 9"),
+        (["--seed", "1", "--batch-size", "4"], 5, "optim.batch_size was 8, now 4, train.seed"),
+        (["--out", "x"], 2, "--resume goes on in the run's own folder"),
+        (["--max-time", "0"], 2, "--max-time '0' is no time"),
+        (["--max-time", "soon"], 2, "--max-time 'soon' is no time"),
+    ],
+)
+def test_what_would_change_the_result_is_refused(
+    stopped: Path, options: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {p.name: p.read_bytes() for p in stopped.rglob("*") if p.is_file()}
+
+    assert main(["finetune", "--resume", str(stopped), *options]) == code
+
+    assert message in capsys.readouterr().err
+    assert {p.name: p.read_bytes() for p in stopped.rglob("*") if p.is_file()} == before
+
+
+def test_a_folder_that_is_no_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["finetune", "--resume", str(tmp_path)]) == 5
+    assert "is no run that could be resumed" in capsys.readouterr().err
+
+
+def test_a_finished_run_says_so(
+    few: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = start(few, tiny_weights, tmp_path / "run", {})
+
+    assert main(["finetune", "--resume", str(done.run)]) == 0
+    assert "finished already" in capsys.readouterr().err
+
+
+def test_a_learning_rate_is_settled_and_written_down(
+    few: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    settings: dict[str, dict[str, Any]] = {"train": {"freeze": "none"}, "optim": {"epochs": 1}}
+
+    done = start(few, tiny_weights, tmp_path / "run", settings)
+
+    assert read_toml(done.run / "config.toml")["optim"]["lr"] == 5e-4

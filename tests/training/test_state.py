@@ -1,0 +1,128 @@
+"""States of a training on disk: whole, checked, never the only one."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitft.system.errors import ResourceError, RunError
+from vitft.training.state import State, newest_state, remove_states, save_state, states, sweep
+
+WEIGHTS = {"w": torch.arange(6.0)}
+
+
+def state(step: int, best_file: str = "") -> State:
+    return State({"x": torch.full((3,), float(step))}, {"step": step, "best_file": best_file})
+
+
+def saved(folder: Path, *steps: int) -> None:
+    for step in steps:
+        save_state(folder, 0, step, state(step), WEIGHTS)
+
+
+def test_the_newest_state_reads_back_with_its_best_weights(tmp_path: Path) -> None:
+    saved(tmp_path / "resume", 9, 10, 100)
+
+    found = newest_state(tmp_path / "resume")
+
+    assert found is not None
+    assert found[0].facts["step"] == 100
+    assert torch.equal(found[0].tensors["x"], torch.full((3,), 100.0))
+    assert torch.equal(found[1]["w"], WEIGHTS["w"])
+
+
+def test_a_later_stage_is_newer_whatever_its_step(tmp_path: Path) -> None:
+    save_state(tmp_path, 0, 500, state(500), WEIGHTS)
+    save_state(tmp_path, 1, 2, state(2), None)
+
+    found = newest_state(tmp_path)
+
+    assert found is not None
+    assert found[0].facts["step"] == 2
+
+
+def test_two_states_are_kept_and_the_best_weights_that_they_name(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2)
+    for step in (3, 4, 5):
+        save_state(tmp_path, 0, step, state(step, "best-0-00000002.safetensors"), None)
+
+    assert [path.name for path in states(tmp_path)] == [
+        "state-0-00000005.safetensors",
+        "state-0-00000004.safetensors",
+    ]
+    assert [path.name for path in tmp_path.glob("best-*")] == ["best-0-00000002.safetensors"]
+
+
+def test_half_written_files_are_swept_away_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".model.safetensors.0123456789ab", ".lock", ".notes.txt", "x.0123456789ab"):
+        (tmp_path / name).write_bytes(b"")
+
+    sweep(tmp_path)
+
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", ".notes.txt", "x.0123456789ab"}
+
+
+def test_no_state_is_no_error(tmp_path: Path) -> None:
+    assert newest_state(tmp_path / "resume") is None
+
+
+@pytest.mark.parametrize("kind", ["state", "best"])
+def test_damage_is_noticed_set_aside_and_the_state_before_is_used(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(0)
+    for round_ in range(60):
+        folder = tmp_path / str(round_)
+        saved(folder, 1, 2)
+        path = folder / f"{kind}-0-00000002.safetensors"
+        mutant = bytearray(path.read_bytes())
+        if rng.random() < 0.3:
+            del mutant[rng.randrange(len(mutant)) :]
+        else:
+            mutant[rng.randrange(len(mutant))] ^= 1 << rng.randrange(8)
+        path.write_bytes(mutant)
+
+        found = newest_state(folder)
+
+        assert found is not None
+        assert found[0].facts["step"] == 1
+        assert path.with_name(path.name + ".damaged").exists()
+        assert "damaged" in capsys.readouterr().err
+
+
+def test_nothing_whole_ends_in_a_sentence(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    for path in states(tmp_path):
+        path.write_bytes(b"")
+
+    with pytest.raises(RunError, match=r"no state in .* is whole"):
+        newest_state(tmp_path)
+
+
+def test_a_full_disk_leaves_the_older_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 1, 2)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ResourceError, match="disk full"):
+        saved(tmp_path, 3)
+
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_finished_run_keeps_only_what_was_damaged(tmp_path: Path) -> None:
+    saved(tmp_path / "a", 1)
+    saved(tmp_path / "b", 1)
+    (tmp_path / "b" / "state-0-00000000.safetensors.damaged").write_bytes(b"")
+
+    remove_states(tmp_path / "a")
+    remove_states(tmp_path / "b")
+
+    assert not (tmp_path / "a").exists()
+    assert len(list((tmp_path / "b").iterdir())) == 1

@@ -1,0 +1,169 @@
+"""Pictures kept for the page: which, how small, and nothing of the originals but their pixels."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import draw_folder
+from vitft.config.run import DataSpec
+from vitft.data.folder import check_images, scan
+from vitft.data.split import Manifest, split, write_class_indices
+from vitft.data.transforms import EvalTransform
+from vitft.models.vit import VisionTransformer
+from vitft.predict.validation import mistakes, read_verdicts, thumb_name, unsure
+from vitft.system.rundir import RunDir
+from vitft.training.thumbnails import SIDE, jpeg, write_gallery
+
+TRANSFORM = EvalTransform(image_size=(16, 16))
+
+
+def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, Manifest]:
+    """A run on a folder of which the first `wrong` validation images were missed."""
+    manifest = split(check_images(scan(folder)), DataSpec(path=str(folder)))
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir(parents=True)
+    manifest.write(run.split)
+    write_class_indices(run.class_indices, manifest.classes)
+    logits = np.zeros((len(manifest.val), 3), np.float32)
+    for i, row in enumerate(manifest.val):
+        logits[i, (row.label + (i < wrong)) % 3] = 1 + i
+    np.savez(run.path / "validation.npz", logits=logits)
+    return run, manifest
+
+
+def keep(run: RunDir, manifest: Manifest, model: torch.nn.Module) -> int:
+    return write_gallery(run, manifest, model, TRANSFORM, max_pixels=10**6)
+
+
+def test_mistakes_are_kept_with_the_attention_and_right_answers_without(
+    tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
+) -> None:
+    run, manifest = finished(tmp_path, image_folder)
+
+    count = keep(run, manifest, tiny_vit)
+
+    verdicts = read_verdicts(run.path)
+    names = {file.name for file in (run.path / "thumbs").iterdir()}
+    wrong, right = mistakes(verdicts), unsure(verdicts, per_class=3, most=60)
+    assert count == len(wrong) + len(right) == 6
+    assert {thumb_name(v.sha256, attention=True) for v in wrong} <= names
+    assert {thumb_name(v.sha256) for v in wrong + right} <= names
+    assert len(names) == 6 + 3
+    for file in (run.path / "thumbs").iterdir():
+        with Image.open(file, formats=["JPEG"]) as image:
+            assert max(image.size) <= SIDE
+
+
+def test_suspects_of_the_check_are_kept_too(
+    tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
+) -> None:
+    run, manifest = finished(tmp_path, image_folder)
+    train = manifest.train[0]
+    audit = {"mislabels": [{"path": train.path}], "duplicates": [{"members": [{"path": "gone"}]}]}
+    (run.path / "audit.json").write_text(json.dumps(audit))
+
+    keep(run, manifest, tiny_vit)
+
+    assert (run.path / "thumbs" / thumb_name(train.sha256)).is_file()
+
+
+def test_another_network_gets_pictures_without_attention(
+    tmp_path: Path, image_folder: Path
+) -> None:
+    run, manifest = finished(tmp_path, image_folder)
+
+    count = keep(run, manifest, torch.nn.Linear(2, 3))
+
+    assert count == len(list((run.path / "thumbs").iterdir())) == 6
+
+
+def test_without_scores_nothing_is_kept(
+    tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
+) -> None:
+    run, manifest = finished(tmp_path, image_folder)
+    (run.path / "validation.npz").unlink()
+
+    assert keep(run, manifest, tiny_vit) == 0
+    assert not (run.path / "thumbs").exists()
+
+
+def test_an_image_that_has_gone_is_left_out(
+    tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
+) -> None:
+    run, manifest = finished(tmp_path, image_folder)
+    Path(manifest.locate(manifest.val[0])).unlink()
+
+    assert keep(run, manifest, tiny_vit) == 5
+
+
+def test_a_full_or_forbidden_disk_costs_the_pictures_only(
+    tmp_path: Path,
+    image_folder: Path,
+    tiny_vit: VisionTransformer,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, manifest = finished(tmp_path, image_folder)
+    (run.path / ".thumbs").write_text("a file where the folder should be")
+
+    assert keep(run, manifest, tiny_vit) == 0
+    assert "no pictures for the report" in capsys.readouterr().err
+
+
+def test_thumbnails_hold_no_place_comment_or_profile_of_the_original(
+    tmp_path: Path, tiny_vit: VisionTransformer
+) -> None:
+    folder = draw_folder(tmp_path / "photos", per_class=5)
+    for file in list(folder.rglob("*.png")):
+        with Image.open(file, formats=["PNG"]) as image:
+            exif = Image.Exif()
+            exif[0x010F] = "SecretMaker"
+            exif.get_ifd(0x8825)[29] = "2024:SECRETGPS"
+            image.resize((300, 200)).save(
+                file.with_suffix(".jpg"), exif=exif, comment=b"SecretComment", icc_profile=b"SECRET"
+            )
+        file.unlink()
+    run, manifest = finished(tmp_path, folder)
+    assert b"SECRETGPS" in Path(manifest.locate(manifest.val[0])).read_bytes()
+
+    keep(run, manifest, tiny_vit)
+
+    pictures = list((run.path / "thumbs").iterdir())
+    assert len(pictures) >= 3
+    for picture in pictures:
+        data = picture.read_bytes().lower()
+        assert b"secret" not in data
+        assert b"exif" not in data
+
+
+@pytest.mark.parametrize("size", [(1000, 500), (500, 1000), (30, 20), (5000, 2), (1, 1)])
+def test_every_shape_becomes_a_small_picture(size: tuple[int, int]) -> None:
+    import io
+
+    with Image.open(io.BytesIO(jpeg(Image.new("RGB", size))), formats=["JPEG"]) as image:
+        assert max(image.size) == min(SIDE, max(size))
+        assert min(image.size) >= 1
+
+
+def test_the_attention_in_bf16_is_nearly_that_of_float32(
+    tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
+) -> None:
+    """Both are of the class that was answered, even where another would be a hair more likely."""
+    torch.manual_seed(0)
+    assert isinstance(tiny_vit.head, torch.nn.Linear)
+    torch.nn.init.normal_(tiny_vit.head.weight)
+    pictures = {}
+    for precision in ("fp32", "bf16"):
+        run, manifest = finished(tmp_path / precision, image_folder)
+
+        write_gallery(run, manifest, tiny_vit, TRANSFORM, max_pixels=10**6, precision=precision)
+
+        files = sorted((run.path / "thumbs").glob("*-attention.jpg"))
+        pictures[precision] = [np.asarray(Image.open(file), np.float32) for file in files]
+    exact, fast = (np.stack(some) for some in pictures.values())
+    assert len(exact) == 3
+    assert np.abs(exact - fast).mean() < 2  # grey levels
+    assert next(tiny_vit.parameters()).dtype == torch.float32

@@ -1,0 +1,368 @@
+"""Other programs are told how a training goes, and never change it."""
+
+import importlib.util
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.training.test_stages import few, outcome, resumed, start, stop_after  # noqa: F401 - a fixture
+from vitft.cli.main import main
+from vitft.system.errors import UsageError
+from vitft.system.rundir import RunDir
+from vitft.training import trackers
+from vitft.training.trackers import (
+    Begun,
+    Opening,
+    Points,
+    TensorBoard,
+    Trackers,
+    reach_trackers,
+    reason,
+)
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "train": {"freeze": "none"},
+    "optim": {"epochs": 3, "batch_size": 2, "lr": 1e-2},
+}
+STEPS = 9  # an epoch: 18 images, two at a time
+
+
+def installed(name: str) -> pytest.MarkDecorator:
+    reason = f"{name} is not installed"
+    return pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=reason)
+
+
+def told_by(name: str) -> dict[str, dict[str, Any]]:
+    return {**SETTINGS, "train": {**SETTINGS["train"], "tracker": name}}
+
+
+def without_trackers(run: Path) -> dict[str, Any]:
+    found = outcome(run)
+    own = {"trackers.json", "tensorboard", "wandb"}
+    found["files"] = [name for name in found["files"] if name not in own]
+    return found
+
+
+class Notebook:
+    """A tracker that writes down what it is told, and may fail."""
+
+    pages: ClassVar[list[tuple[int, Mapping[str, float]]]]
+    ended: ClassVar[list[tuple[str, Mapping[str, float]]]]
+    fails_at = 10**9
+    unreachable = False
+
+    def __init__(self) -> None:
+        if self.unreachable:
+            raise OSError("no way to https://me:secret@example.org/x")
+
+    def begin(self, opening: Opening) -> Begun:
+        assert opening.settings["train.tracker"] == "mlflow"
+        return Begun(id=opening.id or "one", place="here")
+
+    def tell(self, points: Points) -> None:
+        if points[-1][0] >= 2 * self.fails_at:
+            raise ConnectionError("gone\nwith a long story")
+        self.pages.extend(points)
+
+    def end(self, status: str, figures: Mapping[str, float]) -> None:
+        self.ended.append((status, figures))
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> type[Notebook]:
+    """In the place of MLflow."""
+
+    class Fresh(Notebook):
+        pages: ClassVar[list[tuple[int, Mapping[str, float]]]] = []
+        ended: ClassVar[list[tuple[str, Mapping[str, float]]]] = []
+
+    monkeypatch.setattr(trackers, "KINDS", {**trackers.KINDS, "mlflow": Fresh})
+    monkeypatch.setattr(trackers, "check_trackers", lambda _: None)
+    return Fresh
+
+
+def test_steps_epochs_and_the_end_are_told(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    notebook: type[Notebook],
+) -> None:
+    done = start(few, tiny_weights, tmp_path / "run", told_by("mlflow"))
+
+    epochs = [(moment // 2, page) for moment, page in notebook.pages if moment % 2]
+    steps = [moment // 2 for moment, _ in notebook.pages if moment % 2 == 0]
+    log = [json.loads(line) for line in (done.run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [10, 20]
+    assert [step for step, _ in epochs] == [STEPS, 2 * STEPS, 3 * STEPS]
+    assert [page["val_loss"] for _, page in epochs] == [line["val_loss"] for line in log]
+    ((status, final),) = notebook.ended
+    assert (status, final["top1"]) == ("finished", done.figures["top1"])
+
+
+@pytest.mark.parametrize("count", [1, 9, 14, 27])
+def test_a_run_that_is_resumed_tells_nothing_twice_and_leaves_nothing_out(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    notebook: type[Notebook],
+    count: int,
+) -> None:
+    start(few, tiny_weights, tmp_path / "whole", told_by("mlflow"))
+    whole = list(notebook.pages)
+    notebook.pages.clear()
+
+    with monkeypatch.context() as patch:
+        stop_after(patch, count)
+        stopped = start(few, tiny_weights, tmp_path / "stopped", told_by("mlflow"))
+    resumed(stopped.run)
+
+    assert notebook.pages == whole
+    assert [status for status, _ in notebook.ended] == ["finished", "terminated", "finished"]
+    assert json.loads((stopped.run / "trackers.json").read_text())["mlflow"]["id"] == "one"
+
+
+def test_a_process_that_was_killed_between_telling_and_saving_tells_nothing_twice(
+    tmp_path: Path, notebook: type[Notebook]
+) -> None:
+    def life(steps: list[int], *, resume: bool) -> None:
+        told = reach_trackers(["mlflow"], resume=resume)
+        told.begin(RunDir(tmp_path), {"train.tracker": "mlflow"}, resume=resume)
+        for step in steps:
+            told.step(step, {"loss": 1.0})
+        told.tell()
+
+    life([10, 20, 30], resume=False)  # the state on disk is that of step 10: it dies here
+    life([20, 30, 40], resume=True)
+
+    assert [moment // 2 for moment, _ in notebook.pages] == [10, 20, 30, 40]
+
+
+def test_a_tracker_that_fails_is_warned_of_once_and_changes_nothing(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    notebook: type[Notebook],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    alone = start(few, tiny_weights, tmp_path / "alone", SETTINGS)
+    notebook.fails_at = 2 * STEPS
+    done = start(few, tiny_weights, tmp_path / "told", told_by("mlflow"))
+
+    said = capsys.readouterr().err
+    assert said.count("mlflow is told nothing more: ConnectionError: gone;") == 1
+    assert notebook.ended == []
+    assert without_trackers(done.run) == without_trackers(alone.run)
+
+
+def test_a_server_out_of_reach_stops_a_new_run_before_anything_is_done(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    notebook: type[Notebook],
+) -> None:
+    notebook.unreachable = True
+
+    with pytest.raises(UsageError, match="--tracker mlflow cannot start: OSError: no way") as error:
+        start(few, tiny_weights, tmp_path / "run", told_by("mlflow"))
+
+    assert "secret" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_out_of_reach_does_not_keep_a_run_from_going_on(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    notebook: type[Notebook],
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        stopped = start(few, tiny_weights, tmp_path / "run", told_by("mlflow"))
+    notebook.unreachable = True
+
+    assert resumed(stopped.run).status == "finished"
+
+
+def test_a_missing_library_is_refused_with_the_command_that_installs_it(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    options = ["--data", str(few), "--weights", str(tiny_weights), "--out", str(tmp_path / "run")]
+
+    code = main(["finetune", *options, "--tracker", "wandb", "--tracker", "mlflow"])
+
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "--tracker wandb needs the library wandb" in said
+    assert "fix: pip install 'vitft[wandb]'" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_tracker_costs_nothing() -> None:
+    none = reach_trackers([], resume=False)
+
+    none.step(10, {"loss": 1.0})
+    none.epoch(10, {"loss": 1.0})
+    none.end("finished", {})
+
+    assert none == Trackers(is_over=True)
+
+
+def test_only_finite_numbers_are_told() -> None:
+    figures = {"a": 1, "b": 0.5, "c": "x", "d": None, "e": float("nan"), "f": [1], "g": True}
+
+    assert trackers.numbers(figures) == {"a": 1.0, "b": 0.5, "g": 1.0}
+
+
+def test_passwords_in_addresses_are_not_shown() -> None:
+    assert trackers.without_password("https://me:secret@host/x") == "https://host/x"
+    assert trackers.without_password("sqlite:///a@b.db") == "sqlite://b.db"
+    assert "secret" not in reason(ValueError("no https://me:secret@host/x\nat all"))
+
+
+# the libraries themselves ------------------------------------------------------------------------
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        shown = EventAccumulator(str(folder))
+        shown.Reload()
+    return {
+        tag: [(event.step, event.value) for event in shown.Scalars(tag)]
+        for tag in shown.Tags()["scalars"]
+    }
+
+
+@installed("tensorboard")
+def test_tensorboard_shows_a_resumed_run_like_one_that_never_stopped(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = start(few, tiny_weights, tmp_path / "alone", SETTINGS)
+    whole = start(few, tiny_weights, tmp_path / "whole", told_by("tensorboard"))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 14)
+        stopped = start(few, tiny_weights, tmp_path / "stopped", told_by("tensorboard"))
+    resumed(stopped.run)
+
+    shown = scalars(whole.run / "tensorboard")
+    assert [step for step, _ in shown["val_loss"]] == [STEPS, 2 * STEPS, 3 * STEPS]
+    assert [step for step, _ in shown["loss"]] == [10, 20]
+    ((_, told),) = shown["final/top1"]
+    assert told == pytest.approx(whole.figures["top1"])
+    del shown["final/seconds"]
+    again = scalars(stopped.run / "tensorboard")
+    del again["final/seconds"]
+    assert again == shown
+    assert without_trackers(whole.run) == without_trackers(alone.run)
+    assert without_trackers(stopped.run) == without_trackers(alone.run)
+
+
+@installed("tensorboard")
+def test_what_a_killed_process_wrote_too_much_is_hidden(tmp_path: Path) -> None:
+    def life(opening: Opening, moments: list[int]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            board = TensorBoard()
+            board.begin(opening)
+            board.tell([(moment, {"loss": float(moment)}) for moment in moments])
+            board.writer.close()
+
+    life(Opening(folder=tmp_path, settings={}), [20, 40, 60])  # 20 alone was noted
+    life(Opening(folder=tmp_path, settings={}, id="tensorboard", told=20), [40, 60, 80])
+
+    assert [step for step, _ in scalars(tmp_path / "tensorboard")["loss"]] == [10, 20, 30, 40]
+
+
+@installed("mlflow")
+@installed("sqlalchemy")
+def test_mlflow_keeps_one_run_through_a_stop(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'ml.db'}")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 14)
+        stopped = start(few, tiny_weights, tmp_path / "run", told_by("mlflow"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mlflow import MlflowClient
+
+        client = MlflowClient()
+        key = json.loads((stopped.run / "trackers.json").read_text())["mlflow"]["id"]
+        assert client.get_run(key).info.status == "KILLED"
+        done = resumed(stopped.run)
+        run = client.get_run(key)
+        epochs = client.get_metric_history(key, "val_loss")
+        losses = client.get_metric_history(key, "loss")
+
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
+    assert [point.step for point in epochs] == [STEPS, 2 * STEPS, 3 * STEPS]
+    assert [point.step for point in losses] == [10, 20]
+    assert run.data.params["optim.epochs"] == "3"
+    assert run.data.metrics["final.top1"] == done.figures["top1"]
+
+
+@pytest.fixture
+def fresh_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library, with the environment read anew."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import wandb
+
+        wandb.teardown()
+
+
+@installed("wandb")
+def test_wandb_works_offline_and_keeps_its_id(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fresh_wandb: None,
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 14)
+        stopped = start(few, tiny_weights, tmp_path / "run", told_by("wandb"))
+    done = resumed(stopped.run)
+
+    key = json.loads((done.run / "trackers.json").read_text())["wandb"]["id"]
+    written = list((done.run / "wandb").glob(f"offline-run-*-{key}/run-{key}.wandb"))
+    assert done.status == "finished"
+    assert len(written) == 2  # what `wandb sync` puts together by the id
+
+
+@installed("wandb")
+def test_wandb_without_a_login_does_not_ask_for_one(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fresh_wandb: None,
+) -> None:
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+
+    with pytest.raises(UsageError, match="nobody is logged in"):
+        start(few, tiny_weights, tmp_path / "run", told_by("wandb"))

@@ -1,0 +1,1 @@
+"""Checks of a folder of images: findings, and what to do about each."""

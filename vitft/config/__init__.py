@@ -1,0 +1,1 @@
+"""Settings: one dataclass per section, TOML, `--set`, defaults and recipes. No torch."""

@@ -1,0 +1,75 @@
+"""Augmentation beyond crop and flip: torchvision's and timm's, drawn reproducibly.
+
+What is done to one image depends on its key alone, what is done to a batch on the seed of the step
+(`loop.seed_everything`). torchvision and timm are only imported by who asks for them.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitft.config.run import TrainSpec
+
+OPERATIONS, MAGNITUDE = 2, 9
+"""Of RandAugment: how many per image, and how strong out of 30 (Cubuk et al. 2020, 1909.13719)."""
+GREY = (128, 128, 128)
+
+
+def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
+    """RandAugment with torchvision's operations and space, drawn by `rng`.
+
+    torchvision draws from the global generator of torch, which threads cannot share reproducibly;
+    so the draw is made here, and the operation is its own.
+    """
+    from torchvision.transforms import InterpolationMode, RandAugment
+    from torchvision.transforms.autoaugment import _apply_op
+
+    space: Any = RandAugment()._augmentation_space(31, (image.height, image.width))
+    names = sorted(space)
+    for _ in range(OPERATIONS):
+        name = names[rng.randrange(len(names))]
+        values, signed = space[name]
+        strength = float(values[MAGNITUDE]) if values.ndim else 0.0
+        if signed and rng.random() < 0.5:
+            strength = -strength
+        image = _apply_op(
+            image, name, strength, interpolation=InterpolationMode.BILINEAR, fill=[*GREY]
+        )
+    return image
+
+
+def batch_augmentation(
+    spec: TrainSpec, classes: int
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    """What is done to whole batches of pixels (B, 3, S, S) and labels (B,); None for nothing.
+
+    Mixed labels are shares (B, C). With both mixup and CutMix, each batch gets one of them.
+
+    Source: Zhang et al. 2018 (mixup, 1710.09412), Yun et al. 2019 (CutMix, 1905.04899), Zhong et
+    al. 2020 (random erasing, 1708.04896).
+    """
+    if not (spec.mixup or spec.cutmix or spec.erasing):
+        return None
+    from timm.data.random_erasing import RandomErasing
+    from torchvision.transforms import v2
+
+    mixes: list[Any] = []
+    if spec.mixup:
+        mixes.append(v2.MixUp(alpha=spec.mixup, num_classes=classes))
+    if spec.cutmix:
+        mixes.append(v2.CutMix(alpha=spec.cutmix, num_classes=classes))
+
+    def change(pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if spec.erasing:  # in place, so of a copy
+            erase = RandomErasing(spec.erasing, mode="pixel", device=str(pixels.device))
+            pixels = erase(pixels.clone())
+        if mixes:
+            which = int(torch.randint(len(mixes), ())) if len(mixes) > 1 else 0
+            pixels, labels = mixes[which](pixels, labels)
+        return pixels, labels
+
+    return change

@@ -1,0 +1,1 @@
+"""Downloading: archives, known data sets, single images."""

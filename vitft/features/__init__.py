@@ -1,0 +1,1 @@
+"""What frozen features give: the cut, extraction, cache, heads, label errors, OOD detection."""

@@ -1,0 +1,290 @@
+"""Rows of numbers on disk, found again by what they were computed from.
+
+A `Store` holds one row per key for one `space` (weights, cut, view, precision). It is a folder of
+shards, each written whole and never changed, so that several processes can fill it at once and a
+crash costs only what was not yet flushed. Every row carries a checksum that is verified when it is
+read: a damaged row counts as missing and is computed again. Rows are mapped, not loaded.
+
+This file does not know what the numbers mean.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitft.system.errors import ResourceError, RunError
+from vitft.system.files import write_atomically, writing
+
+Rows = np.ndarray[Any, np.dtype[Any]]
+MAGIC = b"vitftrow"
+KEY_BYTES = 32
+ALIGN = 64
+MANY_SHARDS, SMALL_SHARD = 64, 2**24
+LIMIT_GB = 20.0
+"""Size of the whole cache above which the spaces used longest ago are removed."""
+
+
+def default_folder() -> Path:
+    """Where the cache lies unless the user names another place."""
+    try:
+        return Path.home() / ".cache" / "vitft" / "features"
+    except RuntimeError as error:
+        raise RunError(
+            "this user has no home folder for cached features", fix="name a place with --cache DIR"
+        ) from error
+
+
+def key_of(*parts: str) -> bytes:
+    """A key from texts such as a file's digest and the name of a view."""
+    return hashlib.sha256("\n".join(parts).encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of rows: header, keys, checksums, rows."""
+
+    path: Path
+    keys: Rows
+    """(n, 32) uint8, in memory."""
+    sums: Rows
+    """(n,) uint32, in memory."""
+    rows: Rows
+    """(n, ...) mapped."""
+
+
+class Store:
+    """Rows by key for one space; the space's settings are kept beside them for readers."""
+
+    def __init__(
+        self, root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str
+    ) -> None:
+        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+        settings = {**space, "shape": str(list(shape)), "dtype": dtype}
+        text = json.dumps(settings, sort_keys=True, indent=1)
+        self.text = text
+        self.folder = root / hashlib.sha256(text.encode()).hexdigest()[:32]
+        self.places: dict[bytes, tuple[int, int]] = {}
+        self.shards: list[Shard] = []
+        self.damaged = 0
+        """Rows or whole files that were found damaged since this store was opened."""
+        self.waiting: dict[bytes, Rows] = {}
+        self.flushed = time.monotonic()
+        self.pause_s = 1.0
+        self.make_folder()
+        with contextlib.suppress(OSError):  # a shared cache that may only be read
+            os.utime(self.folder)  # last used now: what is pruned is what was used longest ago
+        for path in sorted(self.folder.glob("*.rows")):
+            self.open_shard(path)
+        if len(self.shards) > MANY_SHARDS:
+            self.merge_small_shards()
+
+    def make_folder(self) -> None:
+        """The folder with its description, again if somebody cleaned the cache meanwhile."""
+        if not (self.folder / "space.json").exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / "space.json", self.text)
+        for leftover in self.folder.glob(".*"):  # of a process that was killed while writing
+            with contextlib.suppress(OSError):
+                if time.time() - leftover.stat().st_mtime > 86400:
+                    leftover.unlink()
+
+    def merge_small_shards(self) -> None:
+        """Write the rows of many small files as one: each mapped file costs a descriptor."""
+        small = [i for i, shard in enumerate(self.shards) if shard.rows.nbytes < SMALL_SHARD]
+        rows = {
+            key: np.array(row)
+            for key, place in list(self.places.items())
+            if place[0] in small and (row := self.get(key)) is not None
+        }
+        if rows:
+            with contextlib.suppress(RunError, ResourceError):  # read-only: many files will do
+                self.write_shard(rows)
+                for i in small:
+                    self.shards[i].path.unlink(missing_ok=True)
+
+    def open_shard(self, path: Path) -> None:
+        """Add a file's rows; a file that is not whole is set aside as if it were not there."""
+        try:
+            shard = read_shard(path, self.shape, self.dtype)
+        except OSError:  # gone, or no descriptor left: not damaged, only not at hand
+            return
+        if shard is None:
+            self.damaged += 1
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return
+        number = len(self.shards)
+        self.shards.append(shard)
+        flat = shard.keys.tobytes()
+        for row in range(len(shard.keys)):
+            self.places[flat[row * KEY_BYTES : (row + 1) * KEY_BYTES]] = (number, row)
+
+    def get(self, key: bytes) -> Rows | None:
+        """The row of a key, or None if it is missing or damaged."""
+        if key in self.waiting:
+            return self.waiting[key]
+        place = self.places.get(key)
+        if place is None:
+            return None
+        shard = self.shards[place[0]]
+        row = shard.rows[place[1]]
+        if checksum(key, row) != int(shard.sums[place[1]]):
+            self.damaged += 1
+            del self.places[key]
+            return None
+        return row
+
+    def add(self, key: bytes, row: Rows) -> None:
+        """Keep a row; it is on disk after the next `flush`: seconds later, then minutes."""
+        assert row.shape == self.shape
+        self.waiting[key] = np.ascontiguousarray(row, dtype=self.dtype)
+        if time.monotonic() - self.flushed > self.pause_s or self.waiting_bytes > 2**26:
+            self.pause_s = min(300.0, 2 * self.pause_s)  # few files, and minutes lost at most
+            self.flush()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What is not on disk yet."""
+        return len(self.waiting) * self.dtype.itemsize * int(np.prod(self.shape))
+
+    def flush(self) -> None:
+        """Write what waits as one new shard."""
+        self.flushed = time.monotonic()
+        if not self.waiting:
+            return
+        self.make_folder()
+        self.write_shard(self.waiting)
+        self.waiting = {}
+
+    def write_shard(self, rows: Mapping[bytes, Rows]) -> None:
+        """Add rows as a new file."""
+        path = self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.rows"
+        with writing(path, option="--cache DIR, or --cache none"):
+            write_atomically(path, shard_bytes(rows))
+        self.open_shard(path)
+
+
+def checksum(key: bytes, row: Rows) -> int:
+    """CRC-32 of a row under its key, so that a row in the wrong place is noticed too."""
+    return zlib.crc32(np.ascontiguousarray(row).view(np.uint8).data, zlib.crc32(key))
+
+
+def shard_bytes(rows: Mapping[bytes, Rows]) -> bytes:
+    """A shard as a file: magic, header length, header, keys, checksums, rows (aligned)."""
+    some = next(iter(rows.values()))
+    keys = b"".join(rows)
+    sums = np.array([checksum(k, r) for k, r in rows.items()], dtype="<u4").tobytes()
+    header = json.dumps(
+        {
+            "count": len(rows),
+            "shape": list(some.shape),
+            "dtype": str(some.dtype),
+            "index": zlib.crc32(sums, zlib.crc32(keys)),
+        }
+    ).encode()
+    head = MAGIC + len(header).to_bytes(8, "little") + header + keys + sums
+    padding = b"\0" * (-len(head) % ALIGN)
+    return b"".join([head, padding, *(row.tobytes() for row in rows.values())])
+
+
+def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shard | None:
+    """Map a shard, or None if header, index or length are not what was written."""
+    try:
+        with path.open("rb") as file:
+            if file.read(8) != MAGIC:
+                return None
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, 4096)))
+            count = header["count"]
+            if (header["shape"], header["dtype"]) != (list(shape), str(dtype)):
+                return None
+            if not isinstance(count, int) or not 0 < count <= path.stat().st_size // KEY_BYTES:
+                return None
+            keys, sums = file.read(count * KEY_BYTES), file.read(count * 4)
+    except (ValueError, KeyError, TypeError):
+        return None
+    if zlib.crc32(sums, zlib.crc32(keys)) != header["index"]:
+        return None
+    start = 16 + length + count * (KEY_BYTES + 4)
+    start += -start % ALIGN
+    if path.stat().st_size != start + count * dtype.itemsize * int(np.prod(shape)):
+        return None
+    rows = np.memmap(path, dtype=dtype, mode="r", offset=start, shape=(count, *shape))
+    table = np.frombuffer(keys, dtype=np.uint8).reshape(count, KEY_BYTES)
+    return Shard(path, table, np.frombuffer(sums, dtype="<u4"), rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """One space of the cache, for `vitft cache`."""
+
+    folder: Path
+    settings: Mapping[str, str]
+    size: int
+    """Bytes on disk."""
+    shards: int
+    used: float
+    """Seconds since the epoch."""
+
+
+def spaces(root: Path) -> list[Space]:
+    """Every space, the one used last first."""
+    found = []
+    for folder in root.iterdir() if root.is_dir() else ():
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            settings = dict(json.loads((folder / "space.json").read_text(encoding="utf-8")))
+            files = [path.stat().st_size for path in folder.iterdir()]
+            found.append(
+                Space(
+                    folder=folder,
+                    settings=settings,
+                    size=sum(files),
+                    shards=len(files) - 1,
+                    used=folder.stat().st_mtime,
+                )
+            )
+    return sorted(found, key=lambda space: -space.used)
+
+
+def remove(chosen: Iterable[Space]) -> int:
+    """Delete spaces; returns the bytes that became free."""
+    freed = 0
+    for space in chosen:
+        shutil.rmtree(space.folder, ignore_errors=True)
+        freed += space.size
+    return freed
+
+
+def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int:
+    """Delete the spaces used longest ago until the cache fits its limit; returns freed bytes.
+
+    Spaces used within the last `idle_s` seconds stay, whatever their size.
+    """
+    kept = 0.0
+    doomed = []
+    for space in spaces(root):
+        kept += space.size
+        if kept > limit_gb * 1e9 and time.time() - space.used >= idle_s:
+            doomed.append(space)
+    return remove(doomed)
+
+
+def open_store(root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str) -> Store:
+    """The store of a space, made if needed.
+
+    Raises:
+        RunError: The folder cannot be written.
+    """
+    with writing(root, option="--cache DIR, or --cache none"):
+        return Store(root, space, shape, dtype)

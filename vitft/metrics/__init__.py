@@ -1,0 +1,1 @@
+"""Accuracy, confidence intervals and calibration. Does not import torch."""

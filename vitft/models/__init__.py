@@ -1,0 +1,1 @@
+"""Models and their files: the Vision Transformer, timm models, checkpoints, pretrained weights."""

@@ -1,0 +1,230 @@
+"""A weight file of any kind -> named tensors, with nothing in the file executed.
+
+Names and layouts stay as they are in the file; their meaning is told in `convert`.
+"""
+
+import math
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vitft.models.pretrained import catalog
+from vitft.models.pretrained.fetch import sha256_of, short
+from vitft.models.pretrained.locate import check_pickle, usable
+from vitft.system.errors import WeightsError
+
+WRAPPERS = ("state_dict", "model", "model_state_dict", "model_ema", "net", "module")
+"""Keys under which training scripts put the weights in a pickle."""
+MAX_UNPACKED = 16 * 2**30
+"""Bytes that a zip archive may unpack to; ViT-H has 2.5 GB."""
+MAX_RATIO = 20
+"""How many times its own size a zip archive may unpack to; weights hardly compress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawWeights:
+    """The content of a weight file, unchanged."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Texts in the header of a safetensors file."""
+    sha256: str | None = None
+    """Of the file, if somebody computed it."""
+
+
+def read(
+    path: Path,
+    *,
+    allow_pickle: bool = False,
+    sha256: str | None = None,
+    verified: str | None = None,
+) -> RawWeights:
+    """All tensors of a weight file; those of a .safetensors file are mapped, not copied.
+
+    Args:
+        path: The suffix decides how it is read.
+        allow_pickle: Also read .pth, .pt and .bin, with `weights_only=True`.
+        sha256: Digest that the file must have.
+        verified: Digest that was computed already.
+
+    Raises:
+        WeightsError: Missing, damaged, refused, another digest, or numbers that are not finite.
+    """
+    if not path.exists():
+        raise WeightsError(f"weights not found: {path}", fix="check the path")
+    check_pickle(usable(path), allowed=allow_pickle)
+    digest = verified or sha256_of(path)
+    if sha256 is not None and sha256.lower() != digest:
+        raise WeightsError(
+            f"{path} has the sha256 {digest}, not {sha256}",
+            fix="download the file again, or correct the digest",
+        )
+    check_name(path, digest)
+    metadata: Mapping[str, str] = {}
+    if path.suffix.lower() == ".safetensors":
+        tensors, metadata = read_safetensors(path)
+    elif path.suffix.lower() == ".npz":
+        tensors = read_npz(path)
+    else:
+        tensors = read_pickle(path)
+    check_finite(tensors, path)
+    return RawWeights(path=path, tensors=tensors, metadata=metadata, sha256=digest)
+
+
+def check_name(path: Path, digest: str) -> None:
+    """Refuse another content under the name of a published file that carries its digits."""
+    published = {entry.was for entry in catalog.entries() if entry.was}
+    digits = re.search(r"-([0-9a-f]{8})\.", path.name)
+    if path.name in published and digits and not digest.startswith(digits[1]):
+        raise WeightsError(
+            f"{path} is not the file of that name: its sha256 starts with {digest[:8]}",
+            fix="download it again; if it holds other weights, give it another name",
+        )
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    """Tensors that are views of the mapped file, and the texts of its header."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
+        raise damaged("safetensors file", path, error) from error
+
+
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """The state dict of a torch pickle, out of what a training script wrapped around it."""
+    if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 10):
+        raise WeightsError(
+            f"torch {torch.__version__} reads pickles unsafely (CVE-2026-24747)",
+            fix="update to torch 2.10 or later, or take a .safetensors file",
+        )
+    with path.open("rb") as file:
+        zipped = file.read(4) == b"PK\x03\x04"  # torch's own rule; older files are bare pickles
+    if zipped:
+        archive_of(path, "torch file").close()  # refuses what unpacks to too much
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu", mmap=False)
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged pickles raise half a dozen kinds, see faults C8
+        refused = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if refused:
+            raise WeightsError(
+                f"refused: {path} needs {refused[1]}, and vitft never runs pickled code",
+                fix="save the state dict alone, or take a .safetensors file",
+            ) from error
+        raise damaged("torch file", path, error) from error
+    return state_dict_in(content, path)
+
+
+def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN401
+    """The named tensors inside the wrapping of a training script."""
+    for _ in WRAPPERS:
+        inner = [content[key] for key in WRAPPERS if isinstance(content, dict) and key in content]
+        if not inner or not isinstance(inner[0], dict):
+            break
+        content = inner[0]
+    if not isinstance(content, dict) or not content:
+        raise WeightsError(
+            f"{path} holds {type(content).__name__}, not named tensors",
+            fix="save model.state_dict() instead",
+        )
+    odd = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if odd:
+        raise WeightsError(
+            f"{path} holds things that are not tensors: {', '.join(odd[:5])}",
+            fix="save model.state_dict() alone",
+        )
+    return {str(name): value for name, value in content.items()}
+
+
+def read_npz(path: Path) -> dict[str, Tensor]:
+    """The arrays of a numpy archive, each checked against the archive before reading."""
+    tensors: dict[str, Tensor] = {}
+    with archive_of(path, ".npz file") as archive:
+        for member in archive.infolist():
+            try:
+                with archive.open(member) as file:
+                    array = read_array(file, member.file_size)
+            except MemoryError:
+                raise
+            except Exception as error:  # zipfile, zlib, tokenize and ast each raise their own
+                raise damaged(".npz file", path, error) from error
+            tensors[member.filename.removesuffix(".npy")] = torch.from_numpy(array)
+    return tensors
+
+
+def read_array(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
+    """One .npy file of `size` bytes; nothing is allocated that its header does not justify.
+
+    Raises:
+        ValueError: Damaged, or not plain floating point numbers.
+    """
+    version = np.lib.format.read_magic(file)
+    header = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
+    shape, fortran, dtype = header(file)
+    if dtype.kind != "f" or dtype.itemsize > 8:
+        raise ValueError(f"an array of type {dtype}, not of floating point numbers")
+    if math.prod(shape) * dtype.itemsize != size - file.tell():
+        raise ValueError(f"shape {shape} of {dtype} does not fit its {size} bytes")
+    content = np.frombuffer(bytearray(file.read()), dtype.newbyteorder("<"))
+    if dtype.byteorder == ">":
+        raise ValueError("big-endian numbers")
+    return content.reshape(shape, order="F" if fortran else "C")
+
+
+def archive_of(path: Path, kind: str) -> zipfile.ZipFile:
+    """A zip archive whose members, by its directory, unpack to a believable size."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise damaged(kind, path, error) from error
+    unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > min(MAX_UNPACKED, MAX_RATIO * path.stat().st_size):
+        archive.close()
+        raise WeightsError(
+            f"refused: {path} has {path.stat().st_size} bytes and unpacks to {unpacked}",
+            fix="weights do not shrink like that; take the file from its publisher",
+        )
+    return archive
+
+
+def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse NaN and infinity, which would spread to every prediction."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or bool(torch.isfinite(tensor.float().sum())):
+            continue  # one number that is not finite makes the sum so
+        count = int((~torch.isfinite(tensor.float())).sum())
+        if count:
+            raise WeightsError(
+                f"{path}: tensor {name} has {count} values that are not finite",
+                fix="take an earlier checkpoint of that training, or other weights",
+            )
+
+
+def damaged(kind: str, path: Path, error: Exception) -> WeightsError:
+    """The error of a file that is not what its suffix says, with a guess why."""
+    reason = short(error)
+    with path.open("rb") as file:
+        start = file.read(64)
+    if not start:
+        reason = "it is empty"
+    elif start.startswith(b"version https://git-lfs"):
+        reason = "it is a Git LFS pointer, so run: git lfs pull"
+    elif start.lstrip().lower().startswith((b"<!doctype", b"<html")):
+        reason = "it is a web page"
+    return WeightsError(f"damaged {kind}: {path} ({reason})", fix="copy or download the file again")

@@ -1,0 +1,234 @@
+"""What the config.json (and preprocessor_config.json) beside a weight file say about it.
+
+Written by timm or by transformers, or by somebody hostile: every value is checked for its kind,
+nothing is built from it, and what concerns shapes is only believed where the tensors agree.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitft.data.transforms import RESAMPLING, Fit
+from vitft.system.errors import WeightsError
+
+MAX_BYTES = 16 * 2**20
+MAX_SIDE = 16384
+MAX_CLASSES = 1_000_000
+PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+"""Pillow's numbers, as transformers writes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Facts about a model that its tensors do not hold; None where the files are silent."""
+
+    heads: int | None = None
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels."""
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    crop: float | None = None
+    interpolation: str | None = None
+    fit: Fit = "crop"
+    norm_eps: float | None = None
+    """Of the LayerNorms."""
+    averages: bool = False
+    """Whether the head reads the mean of the patches after the last LayerNorm, as timm can."""
+    classes: tuple[str, ...] = ()
+    source: str = ""
+    """Where the pixel statistics come from, in words."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A JSON object whose values are taken out by kind; errors name file and key."""
+
+    path: Path
+    values: Mapping[str, Any]
+
+    def wrong(self, key: str, wanted: str) -> WeightsError:
+        found = str(self.values.get(key))[:60]
+        return WeightsError(
+            f"{self.path}: {key} is {found}, not {wanted}", fix="correct or remove that file"
+        )
+
+    def table(self, key: str) -> "Table":
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.wrong(key, "a table")
+        return Table(self.path, value or {})
+
+    def whole(self, key: str, most: int) -> int | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if type(value) is not int or not 0 <= value <= most:
+            raise self.wrong(key, f"a whole number up to {most}")
+        return value
+
+    def number(self, key: str) -> float | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise self.wrong(key, "a number")
+        return float(value)
+
+    def text(self, key: str) -> str | None:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(key, "a text")
+        return value
+
+    def numbers(self, key: str) -> tuple[float, ...] | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not 0 < len(value) <= 16:
+            raise self.wrong(key, "a short list of numbers")
+        if not all(type(item) in (int, float) and math.isfinite(item) for item in value):
+            raise self.wrong(key, "a list of numbers")
+        return tuple(float(item) for item in value)
+
+    def size(self, key: str) -> tuple[int, int] | None:
+        """Height and width from 224, [224, 224] or [3, 224, 224]."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        sides = list(value[-2:]) if isinstance(value, list) else [value, value]
+        if len(sides) != 2 or not all(type(s) is int and 0 < s <= MAX_SIDE for s in sides):
+            raise self.wrong(key, f"a size of 1 to {MAX_SIDE} pixels")
+        return sides[0], sides[1]
+
+
+def read_beside(path: Path) -> Beside:
+    """What stands beside the weight file `path`; an empty answer if there is no config.json.
+
+    Raises:
+        WeightsError: A file that is not JSON, or a value of the wrong kind, named by its key.
+    """
+    config = table_in(path.parent / "config.json")
+    if config is None:
+        return Beside()
+    if "hidden_act" in config.values or "num_attention_heads" in config.values:
+        return from_hf(config, table_in(path.parent / "preprocessor_config.json"))
+    return from_timm(config)
+
+
+def table_in(path: Path) -> Table | None:
+    """A JSON file that holds an object, or None if there is no such file."""
+    if not path.is_file():
+        return None
+    if path.stat().st_size > MAX_BYTES:
+        raise WeightsError(f"{path} has {path.stat().st_size} bytes", fix="remove that file")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WeightsError(
+            f"{path} is not JSON: {str(error)[:100]}", fix="correct or remove that file"
+        ) from error
+    if not isinstance(values, dict):
+        raise WeightsError(f"{path} holds no JSON object", fix="correct or remove that file")
+    return Table(path, values)
+
+
+def from_timm(config: Table) -> Beside:
+    """The config.json that timm writes; older ones have the statistics at the top."""
+    cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
+    arguments = config.table("model_args")
+    check_gelu(arguments, "act_layer")
+    mean, std = cfg.numbers("mean"), cfg.numbers("std")
+    pool = arguments.text("global_pool") or config.text("global_pool")
+    return Beside(
+        averages=pool in ("avg", "avgmax", "max"),
+        heads=arguments.whole("num_heads", 1024),
+        image_size=arguments.size("img_size") or cfg.size("input_size"),
+        mean=mean if std else None,
+        std=std if mean else None,
+        crop=cfg.number("crop_pct"),
+        interpolation=known_filter(cfg, cfg.text("interpolation")),
+        fit="squash" if cfg.text("crop_mode") == "squash" else "crop",
+        classes=labels_of(cfg, "label_names") or labels_of(config, "label_names"),
+        source=f"from {config.path}" if mean and std else "",
+    )
+
+
+def from_hf(config: Table, processor: Table | None) -> Beside:
+    """The config.json and preprocessor_config.json that transformers writes."""
+    check_gelu(config, "hidden_act")
+    epsilon = config.number("layer_norm_eps")
+    if epsilon is not None and not 0 < epsilon < 1:
+        raise config.wrong("layer_norm_eps", "a small number over 0")
+    preprocessing = hf_preprocessing(processor) if processor else {}
+    return Beside(
+        heads=config.whole("num_attention_heads", 1024),
+        image_size=config.size("image_size"),
+        classes=labels_of(config, "id2label"),
+        norm_eps=epsilon,
+        **preprocessing,
+    )
+
+
+def hf_preprocessing(processor: Table) -> dict[str, Any]:
+    """Fields of `Beside` that transformers' image processor states."""
+    mean, std = processor.numbers("image_mean"), processor.numbers("image_std")
+    if processor.values.get("do_normalize") is False:
+        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    number = processor.whole("resample", 5)
+    fields: dict[str, Any] = {
+        "mean": mean if std else None,
+        "std": std if mean else None,
+        "interpolation": known_filter(processor, PIL_FILTERS.get(number) if number else None),
+        "source": f"from {processor.path}" if mean and std else "",
+        "fit": "squash",  # its ViT processor resizes both sides, whatever the aspect ratio
+        "crop": 1.0,
+    }
+    size = processor.values.get("size")
+    if isinstance(size, dict) and "shortest_edge" in size and "crop_size" in processor.values:
+        shortest = processor.table("size").whole("shortest_edge", MAX_SIDE)
+        cut = processor.values["crop_size"]
+        side = (
+            processor.table("crop_size").whole("height", MAX_SIDE)
+            if isinstance(cut, dict)
+            else (processor.whole("crop_size", MAX_SIDE))
+        )
+        if shortest and side and side <= shortest:
+            fields |= {"fit": "crop", "crop": side / shortest}
+    return fields
+
+
+def labels_of(table: Table, key: str) -> tuple[str, ...]:
+    """Class names in the order of the head's outputs, from a list or from {"0": name}."""
+    value = table.values.get(key)
+    if value is None:
+        return ()
+    if isinstance(value, dict):
+        value = [value.get(str(i)) for i in range(len(value))]
+    if not isinstance(value, list) or len(value) > MAX_CLASSES:
+        raise table.wrong(key, "a list of class names")
+    if not all(isinstance(item, str) for item in value):
+        raise table.wrong(key, "class names for 0, 1, 2 and so on")
+    return tuple(value)
+
+
+def known_filter(table: Table, name: str | None) -> str | None:
+    """A resampling filter's name; timm's "random" and the like mean its default."""
+    if name is None or name in ("", "random"):
+        return None
+    if name not in RESAMPLING:
+        raise table.wrong("interpolation", f"one of {', '.join(RESAMPLING)}")
+    return name
+
+
+def check_gelu(table: Table, key: str) -> None:
+    """Refuse another activation: it changes what the model computes, not its shapes."""
+    name = table.text(key)
+    if name not in (None, "gelu", "gelu_python"):
+        raise WeightsError(
+            f"{table.path}: {key} is {name}, and this model computes the exact GELU",
+            fix="take weights trained with gelu",
+        )

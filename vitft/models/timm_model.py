@@ -1,0 +1,194 @@
+"""Any model of timm behind the interface of ours, so that every room can take either.
+
+What the rooms rely on: `config` (with `num_classes`, `image_size`, `in_channels`), `features`
+(pixels to one feature per image), `pre_logits`, `head` (a Linear) and `classify` (both of them);
+`forward` is `classify(features(pixels))`. The names of a `state_dict` are timm's here, too.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.system.errors import UsageError
+
+ARCHITECTURE = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimmConfig:
+    """Everything that decides the shape of a `TimmModel`."""
+
+    timm: str
+    """Name of the architecture without its tag, e.g. `resnet18`."""
+    image_size: tuple[int, int]
+    """Height and width in pixels."""
+    sized: bool = False
+    """Whether the architecture is built for one image size, and is told which."""
+    num_classes: int = 0
+    """0 means no head: the model returns features."""
+    in_channels: int = 3
+    depth: ClassVar[int] = 0
+    """Blocks between which the model can be cut: none, it is frozen whole or not at all."""
+    pre_logits: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not ARCHITECTURE.fullmatch(self.timm) or min(*self.image_size, self.in_channels) < 1:
+            raise UsageError(
+                f"{self.timm!r} for {self.image_size} pixels is no model of timm",
+                fix="take a name of timm.list_models() and a size in pixels",
+            )
+
+    def without_head(self) -> Self:
+        """The settings that features depend on."""
+        return replace(self, num_classes=0)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Read back `to_json`; JSON knows lists where we mean tuples."""
+        pairs: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        return cls(**pairs)
+
+
+class TimmModel(nn.Module):
+    """A model of timm, without its classifier, in front of a linear head of our own.
+
+    Args:
+        config: What to build.
+        file: Weights in timm's format, fitted to the image size by timm; random if not given. A
+            classifier in the file is left out.
+
+    Raises:
+        UsageError: timm has no such model, not at this size, or it has no single linear head.
+    """
+
+    def __init__(self, config: TimmConfig, *, file: Path | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.net = built_by_timm(config, file)
+        outer = self.net.get_classifier()
+        names = [name for name, module in self.net.named_modules() if module is outer]
+        if not isinstance(outer, nn.Linear | nn.Conv2d) or not names:
+            raise UsageError(
+                f"the head of {config.timm} is not one linear layer, which is what is trained here",
+                fix="choose another model of timm",
+            )
+        self.place = names[0]
+        """Where timm has the head among its modules."""
+        self.is_conv = isinstance(outer, nn.Conv2d)
+        self.feature_size = outer.in_channels if isinstance(outer, nn.Conv2d) else outer.in_features
+        self.net.reset_classifier(0)
+        self.pre_logits = nn.Identity()
+        self.head = (
+            nn.Linear(self.feature_size, config.num_classes)
+            if config.num_classes
+            else nn.Identity()
+        )
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
+        self.register_state_dict_post_hook(with_timm_names)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(with_own_names)  # type: ignore[no-untyped-call]
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """Normalised pixels (B, channels, S, S) to pooled features (B, D)."""
+        return self.net(pixels)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Class scores (logits) from the pooled feature: (B, D) to (B, C)."""
+        return self.head(pooled)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.classify(self.features(pixels))
+
+
+def built_by_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 - timm's own type
+    """Let timm build the model with a classifier, which tells where the head belongs."""
+    import timm  # takes seconds, so only where it is used
+
+    if not timm.is_model(config.timm):
+        raise UsageError(
+            f"this timm ({timm.__version__}) has no model called {config.timm}",
+            fix="update timm to the version that knows it",
+        )
+    options: dict[str, Any] = {"img_size": config.image_size} if config.sized else {}
+    if file is not None:
+        options |= {
+            "pretrained": True,
+            "pretrained_cfg_overlay": {"file": str(file), "custom_load": False},
+        }
+    try:
+        return timm.create_model(
+            config.timm,
+            num_classes=max(1, config.num_classes),
+            in_chans=config.in_channels,
+            **options,
+        ).eval()
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise
+        raise UsageError(
+            f"{config.timm} cannot be built for another image size",
+            fix="leave --image-size out, or choose another model",
+        ) from error
+
+
+def with_timm_names(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Rename the entries of a `state_dict` that was just made: the net's as timm has them."""
+    assert isinstance(model, TimmModel)
+    for name in [n for n in state if n.startswith(prefix)]:
+        tensor, own = state.pop(name), name.removeprefix(prefix)
+        part, rest = own.split(".", 1)
+        if part == "head":
+            flat = model.is_conv and rest == "weight"
+            state[f"{prefix}{model.place}.{rest}"] = tensor[:, :, None, None] if flat else tensor
+        else:
+            state[prefix + rest] = tensor
+
+
+def with_own_names(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Rename the entries of a `state_dict` that is about to be loaded: what stands here."""
+    assert isinstance(model, TimmModel)
+    for name in [n for n in state if n.startswith(prefix)]:
+        tensor, known = state.pop(name), name.removeprefix(prefix)
+        if known.removeprefix(f"{model.place}.") in ("weight", "bias"):
+            state[f"{prefix}head.{known.rpartition('.')[2]}"] = (
+                tensor.flatten(1) if tensor.ndim == 4 else tensor
+            )
+        else:
+            state[f"{prefix}net.{known}"] = tensor
+
+
+Model = VisionTransformer | TimmModel
+AnyConfig = ViTConfig | TimmConfig
+
+
+def config_from_json(fields: Mapping[str, Any]) -> AnyConfig:
+    """The settings of either kind of model, as `to_json` wrote them."""
+    return TimmConfig.from_json(fields) if "timm" in fields else ViTConfig.from_json(fields)
+
+
+def untrained(config: AnyConfig) -> Model:
+    """A model with random weights and a zero head."""
+    return TimmModel(config) if isinstance(config, TimmConfig) else VisionTransformer(config)
+
+
+def own(model: Model, what: str) -> VisionTransformer:
+    """The model, if it is our Vision Transformer.
+
+    Raises:
+        UsageError: It is timm's, whose attention cannot be looked into.
+    """
+    if isinstance(model, TimmModel):
+        raise UsageError(
+            f"{what} needs the attention of vitft's own Vision Transformer, and this run is of "
+            f"timm's {model.config.timm}",
+            fix="use a run of a ViT of the catalogue (vitft weights list)",
+        )
+    return model

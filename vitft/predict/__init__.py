@@ -1,0 +1,1 @@
+"""Images in, answers out: engines, predictions, output files, evaluation."""

@@ -1,0 +1,87 @@
+"""Where the tensors live and in which precision they are multiplied: decided once, said aloud."""
+
+import contextlib
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from vitft.system.errors import UsageError
+
+
+def pick_device(wanted: str, *, number: int = 0) -> torch.device:
+    """`auto` is the GPU of this number if there is one, else the CPU.
+
+    Raises:
+        UsageError: No such device on this machine.
+    """
+    if wanted == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", number)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise RuntimeError("vitft knows cpu, cuda and mps")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"device {wanted!r} cannot be used here: {str(error).splitlines()[0]}",
+            fix="use --device auto, cpu, cuda or cuda:0",
+        ) from error
+    return device
+
+
+def pick_precision(wanted: str, device: torch.device) -> str:
+    """`auto` is bf16 where the processor multiplies in it natively, else fp32."""
+    if wanted != "auto":
+        return wanted
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    if device.type == "cpu" and torch.cpu._is_avx512_bf16_supported():
+        return "bf16"
+    return "fp32"
+
+
+def describe_device(device: torch.device) -> str:
+    """The device in words, for the log."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+@contextlib.contextmanager
+def one_thread(*, when: bool) -> Iterator[None]:
+    """Small matrices cost less than the threads' waiting for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if when else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """The most memory that this process has held so far, in MiB: `resident`, and on a GPU `gpu`.
+
+    A system that does not tell leaves `resident` out.
+    """
+    peaks = {} if (resident := peak_resident()) is None else {"resident": resident // 2**20}
+    if device.type == "cuda":
+        peaks["gpu"] = torch.cuda.max_memory_reserved(device) // 2**20
+    return peaks
+
+
+def peak_resident() -> int | None:
+    """In bytes. Linux tells it of this program alone; getrusage may remember the one before it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if platform.system() == "Darwin" else peak * 1024

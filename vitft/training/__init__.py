@@ -1,0 +1,1 @@
+"""What `finetune` does: setup, batches, loop, optimiser, resume, final evaluation."""

@@ -1,0 +1,86 @@
+"""What trains and how it moves: the freeze boundary, learning rate, optimiser.
+
+Decisions here are pure functions; the loop that applies them is `loop`.
+"""
+
+import math
+import re
+from typing import Any
+
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from vitft.config.run import OptimSpec
+from vitft.models.timm_model import TimmModel
+
+
+def lr_at(step: int, total: int, *, peak: float, warmup: float, final: float = 0.0) -> float:
+    """Learning rate of step `step` of `total`: linear warm-up, then cosine down to `final * peak`.
+
+    Source: Loshchilov & Hutter 2017 (SGDR), https://arxiv.org/abs/1608.03983, without restarts.
+    """
+    ramp = round(total * warmup)
+    if step < ramp:
+        return peak * (step + 1) / ramp
+    progress = min(1.0, (step - ramp) / max(1, total - ramp))
+    return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def make_optimizer(model: nn.Module, spec: OptimSpec, *, split: bool = False) -> Optimizer:
+    """SGD or AdamW over the parameters that train; `lr_scale` of a group multiplies its rate.
+
+    (torch 2.15 has no fused SGD for what `sharding` splits.)
+    """
+    groups = parameter_groups(model, spec)
+    assert spec.lr is not None
+    fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
+    if spec.solver == "sgd":
+        return SGD(groups, lr=spec.lr, momentum=spec.momentum, fused=fused and not split)
+    return AdamW(groups, lr=spec.lr, fused=fused)
+
+
+def parameter_groups(model: nn.Module, spec: OptimSpec) -> list[dict[str, Any]]:
+    """What trains, by how fast it moves and whether it decays.
+
+    Norms, biases, positions and tokens do not decay; the layers of a ViT move by
+    `layer_decay ** (layers above)`, and a model of timm is asked for its layers.
+
+    Source: layer-wise decay as in Clark et al. 2020 (2003.10555), Bao et al. 2022 (2106.08254).
+    """
+    layers = layer_numbers(model) if spec.layer_decay < 1 else {}
+    top = max(layers.values(), default=0)
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        flat = parameter.ndim <= 1 or name.endswith(("_token", "pos_embed"))
+        decay = 0.0 if flat else spec.weight_decay
+        scale = spec.layer_decay ** (top - layers.get(name, top))
+        group = groups.setdefault((scale, decay), {"lr_scale": scale, "weight_decay": decay})
+        group.setdefault("params", []).append(parameter)
+    return list(groups.values())
+
+
+def layer_numbers(model: nn.Module) -> dict[str, int]:
+    """The layer of each parameter, counted from the pixels; the head's is the last."""
+    for inner in model.modules():
+        if isinstance(inner, TimmModel):
+            return timm_layers(model, inner)
+    names = [name for name, _ in model.named_parameters()]
+    blocks = {name: re.search(r"\bblocks\.(\d+)\.", name) for name in names}
+    last = max((int(match[1]) for match in blocks.values() if match), default=-1)
+    embeds = re.compile(r"(^|\.)(patch_embed\.|cls_token|dist_token|reg_token|pos_embed)")
+    return {
+        name: int(match[1]) + 1 if match else 0 if embeds.search(name) else last + 2
+        for name, match in blocks.items()
+    }
+
+
+def timm_layers(model: nn.Module, inner: TimmModel) -> dict[str, int]:
+    """The layers that timm sees in a model of its own, with the head on top."""
+    from timm.models import group_parameters
+
+    found = group_parameters(inner.net, inner.net.group_matcher(coarse=False), reverse=True)
+    last = max(found.values(), default=0)
+    at = {id(p): found.get(name, last) for name, p in inner.net.named_parameters()}
+    return {name: at.get(id(p), last + 1) for name, p in model.named_parameters()}

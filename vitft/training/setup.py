@@ -1,0 +1,95 @@
+"""What is known of a run before an image is opened: settings, files, the model and where it is cut.
+
+Weights may be fetched; nothing else is written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from vitft.config.defaults import usual_lr
+from vitft.config.run import Config
+from vitft.data.arrays import whereabouts
+from vitft.data.fixes import apply_fixes
+from vitft.data.folder import Folder, scan
+from vitft.features.cut import Cut, cut_model
+from vitft.models.freeze import freeze_model
+from vitft.models.initial import load_weights
+from vitft.models.lora import add_adapters
+from vitft.models.pretrained import LoadReport
+from vitft.models.timm_model import Model
+from vitft.system import console
+from vitft.system.device import describe_device, pick_device, pick_precision
+from vitft.training.distributed import Team
+from vitft.training.fsdp import check_split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is known before an image is opened."""
+
+    config: Config
+    """With everything filled in that was left open."""
+    folder: Folder
+    model: Model
+    report: LoadReport
+    cut: Cut
+    device: torch.device
+    precision: str
+
+
+def prepare(config: Config, team: Team) -> Prepared:
+    """Look data, weights and device up, and cut the model where it trains; nothing is written."""
+    place = whereabouts(config.data.path, config.data.root)
+    data = str(place.resolve())  # found again from anywhere
+    config = replace(config, data=replace(config.data, path=data))
+    folder = scan(Path(data), reference=config.data.split == "reference")
+    device = pick_device(config.train.device, number=team.local_rank)
+    precision = pick_precision(config.train.precision, device)
+    folder, data_spec = apply_fixes(folder, config.data)
+    config = replace(config, data=data_spec)
+    model, report = load_weights(config, folder)
+    config = with_usual_lr(config, model)
+    if config.train.stages[0] == "lora":
+        add_adapters(model, config.train)
+    trained = freeze_model(model, config.train.stages[0])
+    if config.train.shard:
+        check_split(model, team, precision=precision, compiled=config.train.compile)
+    cut = cut_model(model.to(device), config.train.stages[0])
+    say_what_trains(model, trained, config, device, precision)
+    return Prepared(
+        config=config,
+        folder=folder,
+        model=model,
+        report=report,
+        cut=cut,
+        device=device,
+        precision=precision,
+    )
+
+
+def with_usual_lr(config: Config, model: Model) -> Config:
+    """The settings with the learning rate that suits what trains, where none is named."""
+    if config.optim.lr is not None or config.optim.solver == "lbfgs":
+        return config
+    width = model.feature_size
+    lr = usual_lr(config.train.freeze, width)
+    return replace(config, optim=replace(config.optim, lr=lr))
+
+
+def say_what_trains(
+    model: Model,
+    trained: Sequence[str],
+    config: Config,
+    device: torch.device,
+    precision: str,
+) -> None:
+    """Count the parameters on both sides of the freeze boundary."""
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    count = sum(sizes[name] for name in trained)
+    console.note(
+        f"training {config.train.freeze}: {count:,} of {sum(sizes.values()):,} parameters, "
+        f"on {describe_device(device)} in {precision}"
+    )
