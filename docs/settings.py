@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vitft.config import defaults
 from vitft.config import model as shape
 from vitft.config import run as config
 from vitft.config import training as specs
-from vitft.config import defaults
 
 HERE = Path(__file__).parent
 TABLES = {

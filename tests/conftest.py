@@ -1,6 +1,7 @@
 """Shared fixtures: everything a test needs is made here, small and seeded."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from PIL import Image
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.system import console
 
 COLOURS = {"blue": (40, 60, 200), "green": (50, 190, 60), "red": (200, 50, 40)}
 
@@ -23,6 +25,14 @@ def interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def shown_log() -> Iterator[None]:
+    """What the package logs is printed, as it is by every command."""
+    console.show_log()
+    yield
+    console.hide_log()
 
 
 @pytest.fixture(autouse=True)

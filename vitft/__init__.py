@@ -1,10 +1,14 @@
 """Fine-tune a Vision Transformer on a folder of images.
 
+The package logs to the logger `vitft` and prints nothing unless a program asks it to
+(`logging.basicConfig(level=logging.INFO)`).
+
 The names below are loaded when first used, so that `import vitft` and `vitft --help` do not wait
 for torch.
 """
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +18,8 @@ if TYPE_CHECKING:
     from vitft.models.registry import create_model as create_model
     from vitft.models.vit import VisionTransformer as VisionTransformer
     from vitft.system.errors import VitftError as VitftError
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 HOMES = {
     "VisionTransformer": "vitft.models.vit",

@@ -166,7 +166,7 @@ import sys, time
 from pathlib import Path
 import torch
 from tests.features.test_extract import digests, extractor_of, TRANSFORM
-from vitft.features.cut import cache
+from vitft.features import cache
 from vitft.models.checkpoint import build_model, load_checkpoint
 from vitft.features.extract import plain
 cache.time.monotonic = iter(range(0, 10**9, 11)).__next__  # flush after every row

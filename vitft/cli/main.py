@@ -31,6 +31,7 @@ from vitft.system.signals import Stopper
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code of `errors`."""
     console.prepare_streams()
+    console.show_log()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:

@@ -7,6 +7,7 @@ those it knows. What the arrays mean is checked in `arrays`.
 import contextlib
 import gzip
 import io
+import logging
 import re
 import socket
 import zipfile
@@ -18,8 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitft.system import console
 from vitft.system.errors import DataError
+
+log = logging.getLogger(__name__)
 
 TORCHVISION = "torchvision:"
 CLASSES: Mapping[str, str] = {
@@ -230,7 +232,7 @@ def one_part(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  # noqa: A
     """A data set of torchvision: from the folder if it is there, else fetched into it."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(RuntimeError):
         return kind(str(root), **which, download=False)
-    console.note(f"{kind.__name__} does not lie in {console.visible(str(root))}: fetching it")
+    log.info(f"{kind.__name__} does not lie in {root!s}: fetching it")
     waits, existed = socket.getdefaulttimeout(), root.exists()
     try:
         socket.setdefaulttimeout(PATIENCE_S)  # torchvision sets none

@@ -1,6 +1,7 @@
 """`--data demo`: a folder of drawn flowers."""
 
 import contextlib
+import logging
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +9,8 @@ from pathlib import Path
 
 from vitft.config.run import Config
 from vitft.data.flowers import draw_demo
-from vitft.system import console
+
+log = logging.getLogger(__name__)
 
 FLOWERS = Path("demo_flowers")
 """Where the drawn images are put, in the folder the command is run in."""
@@ -19,7 +21,7 @@ def demo_data(config: Config) -> Config:
     if config.data.path != "demo":
         return config
     if not FLOWERS.exists():
-        console.note(f"drawing flowers into {FLOWERS}/")
+        log.info(f"drawing flowers into {FLOWERS}/")
         draw_demo(FLOWERS)
     return replace(config, data=replace(config.data, path=str(FLOWERS)))
 

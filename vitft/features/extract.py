@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -31,8 +32,9 @@ from vitft.data.loading import in_order
 from vitft.data.transforms import CropTransform, EvalTransform
 from vitft.features.cache import Store, default_folder, key_of, open_store
 from vitft.features.cut import Cut, Prefix, run_prefix
-from vitft.system import console
 from vitft.system.errors import DataError, ImageError, ResourceError, RunError
+
+log = logging.getLogger(__name__)
 
 VERSION = "1"
 """Part of every key: raised when the same settings begin to give other numbers."""
@@ -349,5 +351,5 @@ def make_extractor(
     except (RunError, ResourceError) as error:
         if named:
             raise
-        console.warn(f"features are not kept: {console.visible(error.problem)}")
+        log.warning(f"features are not kept: {error.problem}")
         return make(folder=None)

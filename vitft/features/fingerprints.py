@@ -6,6 +6,7 @@ A second look at the same files reads their bytes and decodes nothing.
 import contextlib
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from vitft.data.folder import Checked, CheckedFile, File, Folder, judged
 from vitft.data.images import decode, read_bytes
 from vitft.data.loading import in_order
 from vitft.features.cache import Store, default_folder, key_of, open_store
-from vitft.system import console
 from vitft.system.errors import ImageError, ResourceError, RunError
+
+log = logging.getLogger(__name__)
 
 VERSION = "1"
 """Part of the key: raised when the same picture begins to give another sketch."""
@@ -94,7 +96,7 @@ def sketch_store(cache: str) -> Store | None:
     except (RunError, ResourceError) as error:
         if cache:
             raise
-        console.warn(f"sketches are not kept: {console.visible(error.problem)}")
+        log.warning(f"sketches are not kept: {error.problem}")
         return None
 
 

@@ -1,5 +1,6 @@
 """Every image looked at once, and what the user is told about them before anything trains."""
 
+import logging
 import math
 import shutil
 from dataclasses import replace
@@ -13,6 +14,8 @@ from vitft.features.extract import Extractor, plain
 from vitft.features.fingerprints import cores, sketched, table_of
 from vitft.system import console
 from vitft.system.errors import ResourceError
+
+log = logging.getLogger(__name__)
 
 
 def look_at(
@@ -36,7 +39,7 @@ def look_at(
     if extractor is not None:
         found = len(checked.good) - extractor.computed
         if found:
-            console.note(f"{found} of {len(checked.good)} images were in the cache")
+            log.info(f"{found} of {len(checked.good)} images were in the cache")
     say_oddities(checked)
     return checked
 
@@ -59,7 +62,7 @@ def check_room(extractor: Extractor, transform: EvalTransform, images: int) -> N
     words = f"{sizes} x {store.dtype.itemsize} bytes = {in_words(images * each)}"
     found = f", {here:,} of them there already" if here else ""
     place = console.visible(str(extractor.folder))
-    console.note(f"the frozen blocks' tokens are kept: {words}, in {place}{found}")
+    log.info(f"the frozen blocks' tokens are kept: {words}, in {place}{found}")
     free = shutil.disk_usage(extractor.folder).free
     if (images - here) * each > free:
         raise ResourceError(
@@ -90,7 +93,7 @@ def find_copies(checked: Checked, config: Config) -> dict[str, str]:
         )
     digests = list(seen.sketches)
     groups = group_names(digests, near_pairs(table_of(seen.sketches, digests)))
-    console.note(f"{len(groups)} pictures are near copies of others and stay on the side of those")
+    log.info(f"{len(groups)} pictures are near copies of others and stay on the side of those")
     return groups
 
 
@@ -106,16 +109,16 @@ def say_split(manifest: Manifest) -> None:
     for kind, groups in kinds.items():
         if groups:
             example = " and ".join(console.visible(path) for path in groups[0][:2])
-            console.warn(f"identical files {kind}: {len(groups)} groups, e.g. {example}")
+            log.warning(f"identical files {kind}: {len(groups)} groups, e.g. {example}")
 
 
 def say_oddities(checked: Checked) -> None:
     """Name the files that are left out and count what was converted."""
     for text in checked.folder.notes:
-        console.note(console.visible(text))
+        log.info(text)
     for path, reason in checked.bad[:10]:
-        console.warn(f"left out: {console.visible(path)}: {console.visible(reason)}")
+        log.warning(f"left out: {path}: {reason}")
     if len(checked.bad) > 10:
-        console.warn(f"left out: {len(checked.bad) - 10} more unreadable files")
+        log.warning(f"left out: {len(checked.bad) - 10} more unreadable files")
     for kind, count in sorted(checked.odd.items()):
-        console.note(f"{kind}: {count} images")
+        log.info(f"{kind}: {count} images")

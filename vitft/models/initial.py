@@ -3,6 +3,7 @@
 How a random one is initialised stands in `model.VisionTransformer.init_weights`.
 """
 
+import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,8 +17,9 @@ from vitft.models.pretrained import LoadReport, load_backbone
 from vitft.models.pretrained.summary import describe
 from vitft.models.timm_model import Model, untrained
 from vitft.models.vit import VisionTransformer, ViTConfig
-from vitft.system import console
 from vitft.system.errors import DataError, ImageError
+
+log = logging.getLogger(__name__)
 
 LOOKS = 32
 """Images that are opened to see how large they are and whether they have colours."""
@@ -45,7 +47,7 @@ def load_weights(config: Config, folder: Folder) -> tuple[Model, LoadReport]:
     if spec.name == "none":
         new, report = new_model(config, folder)
         for line in report.lines():
-            console.note(console.visible(line))
+            log.info(line)
         return new, report
     name = spec.name.removeprefix("random:")
     model, report = load_backbone(
@@ -61,9 +63,9 @@ def load_weights(config: Config, folder: Folder) -> tuple[Model, LoadReport]:
     )
     if name == spec.name:
         for line in report.lines():
-            console.note(console.visible(line))
+            log.info(line)
         return model, report
-    console.note(f"random weights in the architecture of {console.visible(name)}")
+    log.info(f"random weights in the architecture of {name}")
     torch.manual_seed(config.train.seed)
     model = untrained(model.config).eval()
     return model, replace(report, provenance={"name": spec.name}, positions="random")

@@ -4,6 +4,7 @@ Nothing of the test images is used but to count: the penalty of each head is cro
 its own training images.
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from vitft.study.features import Eyes, baselines, checked_only
 from vitft.study.plan import Plan, fitting_shots, too_few
 from vitft.system import console
 from vitft.system.device import describe_device, one_thread, pick_device, pick_precision
+
+log = logging.getLogger(__name__)
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -98,7 +101,7 @@ def run_study(plan: Plan, config: Config) -> Study:
     checked = eyes.examine() if eyes else checked_only(plan.folder, config)
     files = pictures(checked)
     if left := len(checked.good) - len(files):
-        console.note(f"{left:,} files are copies of others, or under two labels: left out")
+        log.info(f"{left:,} files are copies of others, or under two labels: left out")
     plan = with_what_is_left(plan, files)
     draws = [
         draw(files, len(plan.folder.classes), most=plan.shots[-1], seed=seed)

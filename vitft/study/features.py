@@ -4,6 +4,7 @@ Backbones go the way of `finetune --freeze head` and share its cache: an image t
 seen is not computed again.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ from vitft.study.plan import Contestant
 from vitft.system import console
 from vitft.system.device import describe_device, pick_device, pick_precision
 from vitft.system.errors import ImageError
+
+log = logging.getLogger(__name__)
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -56,8 +59,8 @@ class Eyes:
         self.transform = transform
         self.has_seen = False
         """Whether every image has been looked at."""
-        console.note(
-            f"{console.visible(contestant.name)}: {model.feature_size} numbers per "
+        log.info(
+            f"{contestant.name}: {model.feature_size} numbers per "
             f"image, on {describe_device(device)} in {precision}"
         )
 
@@ -103,7 +106,7 @@ def backbone(weights: str, classes: int, config: Config) -> tuple[Model, EvalTra
         model = untrained(model.config).eval()
     else:
         for line in report.lines():
-            console.note(console.visible(line))
+            log.info(line)
     return model, report.transform
 
 

@@ -1,4 +1,7 @@
-"""The only file that prints: results to stdout, notes, progress and errors to stderr.
+"""Output of the command line: results to stdout; log, progress and errors to stderr.
+
+The rest of the package logs through `logging` and is silent in other programs; `show_log` is what
+the command line adds. Nothing else in the package prints.
 
 Text that may come from file or folder names goes through `visible`, so that it cannot move the
 cursor, hide itself or break a line. rich is imported when first needed.
@@ -8,6 +11,7 @@ import contextlib
 import csv
 import io
 import json
+import logging
 import shlex
 import sys
 import time
@@ -22,6 +26,8 @@ from vitft.system.errors import VitftError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+log = logging.getLogger(__name__)
 
 PLAIN_INTERVAL_S = 5.0
 """Seconds between progress lines when stderr is not a terminal."""
@@ -61,17 +67,55 @@ def stderr() -> "Console":
 
 
 def be_silent() -> None:
-    """Print nothing but errors from now on: another process of the same job speaks."""
+    """Print nothing but errors from now on: the main process of the job prints."""
     stdout().quiet = stderr().quiet = True
 
 
+class LogHandler(logging.Handler):
+    """Print log records to stderr, one line each, warnings in yellow.
+
+    Hidden characters are escaped, so a record may hold any file name.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        text = visible(record.getMessage())
+        if record.levelno >= logging.WARNING:
+            stderr().print(f"warning: {text}", markup=False, style="yellow")
+        else:
+            stderr().print(text, markup=False)
+
+
+def show_log(level: int = logging.INFO) -> None:
+    """Print the package's log records of at least `level`, once however often it is called."""
+    logger = logging.getLogger("vitft")
+    logger.setLevel(level)
+    if not is_shown():
+        logger.addHandler(LogHandler())
+        logger.propagate = False  # the caller's own handlers would print each line again
+
+
+def hide_log() -> None:
+    """Undo `show_log`."""
+    logger = logging.getLogger("vitft")
+    for handler in [h for h in logger.handlers if isinstance(h, LogHandler)]:
+        logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+
+
+def is_shown() -> bool:
+    """Whether `show_log` was called."""
+    return any(isinstance(h, LogHandler) for h in logging.getLogger("vitft").handlers)
+
+
 def note(text: str) -> None:
-    """One line about what is being done."""
+    """Print one line about what is being done."""
     stderr().print(text, markup=False)
 
 
 def warn(text: str) -> None:
-    """One line about something the user should know."""
+    """Print one line about something the user should know."""
     stderr().print(f"warning: {text}", markup=False, style="yellow")
 
 
@@ -117,22 +161,22 @@ def table(
 
 
 def chart(title: str, counts: Mapping[str, Sequence[int]], parts: Sequence[str]) -> None:
-    """Bars of images per class on stderr: one shade per part (training, validation)."""
+    """Log bars of images per class: one shade per part (training, validation)."""
     shades = ("█", "░", "▒")
     widest = max((len(visible(name)) for name in counts), default=0)
     most = max((sum(numbers) for numbers in counts.values()), default=1)
     legend = ", ".join(f"{shade} {part}" for shade, part in zip(shades, parts, strict=False))
-    note(f"{title} ({legend})")
+    log.info(f"{title} ({legend})")
     for name, numbers in counts.items():
         bar = "".join(
             shade * round(40 * n / max(1, most)) for shade, n in zip(shades, numbers, strict=False)
         )
         detail = " + ".join(str(n) for n in numbers)
-        note(f"  {visible(name):<{widest}}  {bar} {detail}")
+        log.info(f"  {visible(name):<{widest}}  {bar} {detail}")
 
 
 class Progress:
-    """A live bar on a terminal, a line now and then elsewhere; use as a context manager.
+    """A live bar on a terminal, a log record now and then elsewhere; a context manager.
 
     `advance` may carry figures such as loss="0.42", shown beside speed and time left.
     """
@@ -142,7 +186,7 @@ class Progress:
         self.done = 0
         self.figures: dict[str, str] = {}
         self.started = self.printed = time.monotonic()
-        self.live = stderr().is_terminal
+        self.live = is_shown() and stderr().is_terminal
 
     def __enter__(self) -> "Progress":
         if self.live:
@@ -166,7 +210,7 @@ class Progress:
         if self.live:
             self.bar.stop()
         if self.done:
-            note(self.line(final=True))
+            log.info(self.line(final=True))
 
     def advance(self, count: int = 1, **figures: str) -> None:
         """Count `count` more units as done."""
@@ -176,7 +220,7 @@ class Progress:
             self.bar.update(self.task, completed=self.done, figures=self.figure_text())
         elif time.monotonic() - self.printed >= PLAIN_INTERVAL_S:
             self.printed = time.monotonic()
-            note(self.line(final=False))
+            log.info(self.line(final=False))
 
     def figure_text(self) -> str:
         """Figures and speed, such as `loss 0.42  61 images/s`."""

@@ -5,6 +5,7 @@ may be near copies (a few of them are looked at again) and which labels look wro
 computed twice, and nothing here changes the run.
 """
 
+import logging
 import shlex
 from typing import Any
 
@@ -20,10 +21,11 @@ from vitft.features.fingerprints import cores, sketched, table_of
 from vitft.features.label_errors import USUAL_L2, out_of_fold, posteriors, suspects_in
 from vitft.features.ood import FILE, fit
 from vitft.features.probe import CV_IMAGES, HeldOut, evenly
-from vitft.system import console
 from vitft.system.rundir import RunDir
 from vitft.training.batches import Feed
 from vitft.training.best import Best
+
+log = logging.getLogger(__name__)
 
 ALIKE = 0.75
 """Cosine of centred features from which two pictures are looked at again. Features alone do not
@@ -57,7 +59,7 @@ def take_stock(feed: Feed, run: RunDir, best: Best, checked: Checked) -> None:
     run.write_json("audit.json", audit)
     for line in lines_of(audit):
         data, path = (shlex.quote(str(place)) for place in (manifest.root, run.path))
-        console.note(f"{line}: vitft check {console.visible(data)} --run {console.visible(path)}")
+        log.info(f"{line}: vitft check {data} --run {path}")
 
 
 def keep_reference(feed: Feed, run: RunDir) -> None:

@@ -4,6 +4,7 @@ The demo fine-tunes twice with the same budget, from the bundled weights and fro
 that what pretraining is worth is measured in front of the user, not told.
 """
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from vitft.config.run import Config, from_table, read_recipe
 from vitft.data.demo import FLOWERS, demo_data
 from vitft.system import console
 from vitft.system.errors import Stopped
+
+log = logging.getLogger(__name__)
 
 
 def run_demo() -> None:
@@ -53,7 +56,7 @@ def finetuned(config: Config, out: Path) -> dict[str, Any]:
     from vitft.system.rundir import RunDir
     from vitft.training.run import finetune
 
-    console.note(f"\n--weights {config.weights.name}")
+    log.info(f"\n--weights {config.weights.name}")
     result = finetune(config, out=out)
     if result.interrupted:
         raise Stopped(result.exit_code)

@@ -4,6 +4,7 @@ Settings are resolved, data and weights looked up, the model is built and cut. W
 on this machine are fetched, as the run would; nothing else is written and nothing is trained.
 """
 
+import logging
 import math
 from collections import Counter
 from dataclasses import replace
@@ -15,9 +16,10 @@ from vitft.data.sampling import images_per_epoch, say_epoch
 from vitft.data.split import draw
 from vitft.models.freeze import freeze_model
 from vitft.models.lora import add_adapters
-from vitft.system import console
 from vitft.training.distributed import Team
 from vitft.training.setup import prepare
+
+log = logging.getLogger(__name__)
 
 
 def rehearse(config: Config, out: Path, *, named: str) -> str:
@@ -36,19 +38,19 @@ def rehearse(config: Config, out: Path, *, named: str) -> str:
     known = prepare(config, Team())
     labels = training_labels(known.folder, known.config)
     held_back = len(known.folder.files) - len(labels)
-    console.note(
+    log.info(
         f"{len(known.folder.files):,} files in {len(known.folder.classes)} classes, not opened "
         f"yet: about {len(labels):,} train, {held_back:,} validate"
     )
     if known.config.train.sampling == "balanced":
-        console.note(console.visible(say_epoch(labels, known.folder.classes)))
+        log.info(say_epoch(labels, known.folder.classes))
     for stage in known.config.train.stages:
         if stage == "lora":
             add_adapters(known.model, known.config.train)
         names = set(freeze_model(known.model, stage))
         count = sum(p.numel() for name, p in known.model.named_parameters() if name in names)
-        console.note(f"{stage}: {count:,} parameters train, {how(known.config, stage, labels)}")
-    console.note(f"it would be written to {console.visible(str(out))}; nothing was trained")
+        log.info(f"{stage}: {count:,} parameters train, {how(known.config, stage, labels)}")
+    log.info(f"it would be written to {out!s}; nothing was trained")
     return to_toml(replace(known.config, data=replace(known.config.data, path=named)))
 
 

@@ -1,6 +1,7 @@
 """What a training ends with: figures that predict will confirm, calibrated weights, their card."""
 
 import contextlib
+import logging
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +17,13 @@ from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.lora import fold_adapters, write_adapter
 from vitft.models.pretrained import LoadReport
 from vitft.models.timm_model import Model
-from vitft.system import console
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir
 from vitft.training.batches import Feed
 from vitft.training.best import Best
 from vitft.training.stages import validated
+
+log = logging.getLogger(__name__)
 
 CLOSE_CALLS = 8
 """Validation images computed again in float32 at a time."""
@@ -84,7 +86,7 @@ def keep_calibrated(
     figures |= evaluation(logits, labels, card.classes)
     figures |= probabilities(logits, labels, temperature)
     if temperature.note:
-        console.note(f"probabilities are left as they are: {temperature.note}")
+        log.info(f"probabilities are left as they are: {temperature.note}")
     with undisturbed():
         if run.writes:
             with writing(run.eval):
@@ -119,7 +121,7 @@ def keep_adapter(run: RunDir, best: Best, config: Config, card: Card) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed right behind it
     base = str(card.weights.get("name", ""))
     write_adapter(folder, best.adapter, best.model, config.train, base=base)
-    console.note(f"adapter, for peft.PeftModel.from_pretrained: {console.visible(str(folder))}")
+    log.info(f"adapter, for peft.PeftModel.from_pretrained: {folder!s}")
 
 
 def keep_weights(run: RunDir, model: Model, card: Card) -> None:

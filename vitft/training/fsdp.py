@@ -8,14 +8,16 @@ What brings them takes 0.4 s to import, so only a training that is split does.
 """
 
 import copy
+import logging
 
 import torch
 from torch import Tensor, nn
 
 from vitft.models.vit import Block, VisionTransformer
-from vitft.system import console
 from vitft.system.errors import UsageError
 from vitft.training.distributed import Team, talking
+
+log = logging.getLogger(__name__)
 
 
 def check_split(model: nn.Module, team: Team, *, precision: str, compiled: bool) -> None:
@@ -36,7 +38,7 @@ def check_split(model: nn.Module, team: Team, *, precision: str, compiled: bool)
                 fix="leave it out, or use a ViT of vitft's own, bf16 or fp32, not compiled",
             )
     if team.size == 1:
-        console.note("train.shard has no effect on one process: torchrun starts several")
+        log.info("train.shard has no effect on one process: torchrun starts several")
 
 
 def split_up(suffix: nn.Module, team: Team) -> nn.Module:

@@ -5,6 +5,7 @@ draws what it would have drawn: its state is the numbers of `Training.state` and
 """
 
 import contextlib
+import logging
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitft.config.run import OptimSpec
-from vitft.system import console
 from vitft.system.errors import DivergedError, ResourceError
 from vitft.training.distributed import Team, has_lost, lost, talking
 from vitft.training.fsdp import slice_like, whole
 from vitft.training.optim import lr_at, make_optimizer
+
+log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
@@ -191,7 +193,7 @@ class Training:
                     fix="use a smaller --image-size or model, or --set train.checkpointing=true",
                 )
             self.micro_batch = math.ceil(min(self.micro_batch, len(batch.labels)) / 2)
-            console.warn(f"out of memory: going on with {self.micro_batch} images at a time")
+            log.warning(f"out of memory: going on with {self.micro_batch} images at a time")
 
     def with_all_pieces(self, loss: float, correct: int) -> tuple[float, int]:
         """Add up what the processes of a team made of their pieces."""

@@ -6,6 +6,7 @@ boundary, fit what trains, measure what predict will answer, write. The decision
 """
 
 import contextlib
+import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +45,8 @@ from vitft.training.stages import Job, train
 from vitft.training.state import check_manifest, newest_state, remove_states, sweep
 from vitft.training.thumbnails import write_gallery
 from vitft.training.trackers import reach_trackers
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +193,7 @@ def begin(config: Config, team: Team) -> Start:
     say_split(manifest)
     if config.train.sampling == "balanced":
         labels = [row.label for row in manifest.train]
-        console.note(console.visible(say_epoch(labels, manifest.classes)))
+        log.info(say_epoch(labels, manifest.classes))
     feed = Feed(
         config=config,
         manifest=manifest,
@@ -260,7 +263,7 @@ def memory(device: torch.device) -> dict[str, dict[str, int]]:
     peaks = peak_memory(device)
     words = [f"{mib:,} MiB {kind}" for kind, mib in peaks.items()]
     if words:
-        console.note(f"peak memory: {', '.join(words)}")
+        log.info(f"peak memory: {', '.join(words)}")
     return {"peak_memory_mib": peaks}
 
 
@@ -288,7 +291,7 @@ def take_up(job: Job) -> None:
     job.saved, weights = found
     facts = job.saved.facts
     job.best.take_up(facts["best"], weights, str(facts.get("best_file", "")))
-    console.note(f"resuming after step {facts['step']}, {facts['epochs']} epochs done")
+    log.info(f"resuming after step {facts['step']}, {facts['epochs']} epochs done")
 
 
 def all_stages(job: Job, feed: Feed) -> Feed:
@@ -320,5 +323,5 @@ def next_feed(job: Job, feed: Feed, stage: str) -> Feed:
         feed.compute_plain()
         feed.compute_views()
     feed = feed.in_memory()
-    console.note(f"training {stage}, from where the stage before it ended")
+    log.info(f"training {stage}, from where the stage before it ended")
     return feed

@@ -3,6 +3,7 @@
 Weights may be fetched; nothing else is written.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +21,11 @@ from vitft.models.initial import load_weights
 from vitft.models.lora import add_adapters
 from vitft.models.pretrained import LoadReport
 from vitft.models.timm_model import Model
-from vitft.system import console
 from vitft.system.device import describe_device, pick_device, pick_precision
 from vitft.training.distributed import Team
 from vitft.training.fsdp import check_split
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ def say_what_trains(
     """Count the parameters on both sides of the freeze boundary."""
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     count = sum(sizes[name] for name in trained)
-    console.note(
+    log.info(
         f"training {config.train.freeze}: {count:,} of {sum(sizes.values()):,} parameters, "
         f"on {describe_device(device)} in {precision}"
     )

@@ -8,6 +8,7 @@ an older one is deleted only when a newer one is on the disk. Steps give the ord
 """
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -21,10 +22,11 @@ from torch import Tensor
 
 from vitft.data.split import Manifest
 from vitft.models.checkpoint import digest_of
-from vitft.system import console
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, writing
 from vitft.system.rundir import RunDir
+
+log = logging.getLogger(__name__)
 
 KEPT = 2
 """States on disk."""
@@ -75,7 +77,7 @@ def remove(paths: Iterable[Path]) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            console.warn(f"{path} could not be removed: {error.strerror}")
+            log.warning(f"{path} could not be removed: {error.strerror}")
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -137,7 +139,7 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
         if state is not None and best is not None:
             return state, best.tensors
         broken = path if state is None else folder / str(name)
-        console.warn(f"damaged: {broken}; going back to the state before")
+        log.warning(f"damaged: {broken}; going back to the state before")
         with writing(broken):
             if broken.exists():
                 broken.replace(broken.with_name(f"{broken.name}.damaged"))

@@ -7,6 +7,7 @@ mistakes also where the model looked. The pictures hold no metadata of the origi
 
 import copy
 import io
+import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from vitft.system import console
 from vitft.system.errors import ImageError, VitftError
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir
+
+log = logging.getLogger(__name__)
 
 SIDE = 112
 """Pixels of the longer side."""
@@ -75,7 +78,7 @@ def write_gallery(
         painter = Painter(manifest, own, transform, max_pixels, answers)
         return fill(run.path, painter, rows)
     except VitftError as error:
-        console.warn(f"no pictures for the report: {console.visible(error.problem)}")
+        log.warning(f"no pictures for the report: {error.problem}")
         return 0
 
 
@@ -117,7 +120,7 @@ class Painter:
             for drawn in in_order(draw, parts, workers=before if on_cpu else 1):
                 yield from drawn
         except VitftError as error:  # a picture beside the point must not cost the others
-            console.note(f"no attention pictures: {console.visible(error.problem)}")
+            log.info(f"no attention pictures: {error.problem}")
         finally:
             torch.set_num_threads(before)
 

@@ -9,6 +9,7 @@ The libraries are imported only when they are named.
 
 import importlib.util
 import json
+import logging
 import math
 import os
 import shlex
@@ -25,6 +26,8 @@ from typing import Any, Protocol
 from vitft.system import console
 from vitft.system.errors import UsageError
 from vitft.system.rundir import RunDir
+
+log = logging.getLogger(__name__)
 
 Points = Sequence[tuple[int, Mapping[str, float]]]
 """Moments and figures, in order. After `n` steps of the whole run it is moment `2 * n`; what is
@@ -125,7 +128,7 @@ class Trackers:
             def begin(name: str = name, told: Told = told, opening: Opening = opening) -> None:
                 begun = told.tracker.begin(opening)
                 told.id, told.moment = begun.id, max(opening.told, begun.told)
-                console.note(f"{name}: {console.visible(begun.place)}")
+                log.info(f"{name}: {begun.place}")
 
             self.tried(name, begin)
         self.remember()
@@ -168,7 +171,7 @@ class Trackers:
             quietly(act)
         except Exception as error:  # foreign code, and training goes on whatever it raises
             self.working.pop(name, None)
-            console.warn(
+            log.warning(
                 f"{name} is told nothing more: {reason(error)}; training and metrics.jsonl go on"
             )
             return False

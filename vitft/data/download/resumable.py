@@ -9,6 +9,7 @@ told in `archive`.
 import contextlib
 import http.client
 import json
+import logging
 import re
 import shutil
 import time
@@ -21,6 +22,8 @@ from vitft.data.download.web_image import Clock, WebLimits, opened, why_not
 from vitft.system import console
 from vitft.system.errors import DataError, ResourceError
 from vitft.system.files import write_atomically, writing
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,7 @@ def download(
                     else "check the address and the network, then run it again",
                 ) from broke
             wait = limits.wait_s * 2 ** (failures - 1)
-            console.note(f"{console.visible(str(broke))}; trying again in {wait:g} s")
+            log.info(f"{broke!s}; trying again in {wait:g} s")
             time.sleep(wait)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import importlib
+import logging
 import re
 import time
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from vitft.models.pretrained.catalog import Entry
 from vitft.models.pretrained.locate import bundled
 from vitft.system import console
 from vitft.system.errors import ResourceError, WeightsError
+
+log = logging.getLogger(__name__)
 
 CONNECT_S = 1.5
 """Seconds after which a hub that cannot be connected to counts as unreachable."""
@@ -63,7 +66,7 @@ def fetch(entry: Entry, *, allow_pickle: bool = False) -> Fetched:
         path = bundled(entry)
         return Fetched(path=path, sha256=sha256_of(path))
     if "-nc" in entry.licence:
-        console.warn(f"the licence of {entry.name} is {entry.licence}: not for commercial use")
+        log.warning(f"the licence of {entry.name} is {entry.licence}: not for commercial use")
     if entry.is_foreign:
         entry = with_its_file(entry, allow_pickle=allow_pickle)
     damage = ""
@@ -86,7 +89,7 @@ def fetch(entry: Entry, *, allow_pickle: bool = False) -> Fetched:
             return Fetched(path=path, repo=entry.repo, revision=path.parent.name, sha256=digest)
         path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
-        console.note(f"the copy of {entry.repo}/{entry.file} was damaged and is deleted: {damage}")
+        log.info(f"the copy of {entry.repo}/{entry.file} was damaged and is deleted: {damage}")
     raise WeightsError(
         f"{entry.repo}/{entry.file} is damaged: {damage}; nothing was kept",
         fix="run it again later, or take other weights: the hub or the way to it is at fault",
@@ -157,9 +160,7 @@ def tell_leftovers(path: Path) -> None:
     ]
     if parts:
         size = sum(part.stat().st_size for part in parts) / 1e6
-        console.note(
-            f"{len(parts)} broken downloads ({size:.0f} MB) may be deleted: {parts[0].parent}"
-        )
+        log.info(f"{len(parts)} broken downloads ({size:.0f} MB) may be deleted: {parts[0].parent}")
 
 
 def cached_or_downloaded(entry: Entry) -> Path:
@@ -216,7 +217,7 @@ def ask_hub(entry: Entry) -> str:
             is_late = wait is None or time.monotonic() - started + wait > PATIENCE_S
             if is_late or (attempt >= ATTEMPTS and status_of(error) is None):
                 raise refused(entry, error) from error
-            console.note(f"{constants.ENDPOINT}: {reason_of(error)}; asking again in {wait:.1f} s")
+            log.info(f"{constants.ENDPOINT}: {reason_of(error)}; asking again in {wait:.1f} s")
             time.sleep(wait or 0)
             continue
         if answer.commit_hash is None or answer.etag is None:
@@ -249,7 +250,7 @@ def download(entry: Entry) -> Path:
             is_patient = "Timeout" in type(error).__name__  # the library has tried five times
             if wait is None or is_patient or attempt == ATTEMPTS:
                 break
-            console.note(f"download of {entry.file} broke off ({reason_of(error)}); trying again")
+            log.info(f"download of {entry.file} broke off ({reason_of(error)}); trying again")
             time.sleep(min(wait, PATIENCE_S / ATTEMPTS))
     raise refused(entry, failure) from failure
 
