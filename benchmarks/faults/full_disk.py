@@ -30,14 +30,16 @@ COMMANDS = ("finetune", "export", "predict", "fetch")
 
 
 @contextlib.contextmanager
-def disk(folder: Path) -> Iterator[None]:
-    """Mount a file system at `folder`."""
+def disk(folder: Path, size: int) -> Iterator[bool]:
+    """Mount a file system of `size` bytes; yield whether this process is permitted to."""
     folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={AMPLE}", "none", folder], check=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
     try:
-        yield
+        yield mounted
     finally:
-        subprocess.run(["umount", "-l", folder], check=True)
+        if mounted:
+            subprocess.run(["umount", "-l", folder], check=True)
 
 
 def resize(folder: Path, size: int) -> None:
@@ -156,7 +158,9 @@ def main() -> None:
     os.environ |= {"HF_ENDPOINT": address.get(timeout=60), "HF_HUB_DISABLE_TELEMETRY": "1"}
     os.environ |= {"HF_HOME": str(home / "disk" / "hub"), "HOME": str(home / "disk")}
     try:  # huggingface_hub reads the environment when it is imported, hence the late imports above
-        with disk(home / "disk"):
+        with disk(home / "disk", AMPLE) as mounted:
+            if not mounted:
+                parser.error("mounting a tmpfs is not permitted: run as root")
             campaign(home, args.sizes, [args.only] if args.only else [*COMMANDS])
     finally:
         done.set()

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.faults.full_disk import disk
 from tests.support.hub_server import HubServer, Repo
 
 TOKEN = "hf_thisIsASecretThatNobodySees"
@@ -170,18 +171,6 @@ def silence() -> Iterator[str]:
             client.close()
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[bool]:
-    """Mount a file system of 1 MB at `folder`; yield whether this was permitted."""
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)],
-                          capture_output=True, check=False)  # fmt: skip
-    try:
-        yield done.returncode == 0
-    finally:
-        if done.returncode == 0:
-            subprocess.run(["umount", str(folder)], check=False)
-
-
 def run_case(case: Case, cache: Path, server: HubServer) -> Outcome | None:
     endpoint = case.endpoint or server.endpoint
     if endpoint == SILENT:
@@ -207,7 +196,7 @@ def run_case(case: Case, cache: Path, server: HubServer) -> Outcome | None:
         worst = max(outcomes, key=lambda o: o.code)
         return Outcome(worst.code, max(o.seconds for o in outcomes), worst.text)
     if "1 MB" in case.what:
-        with small_disk(cache) as mounted:
+        with disk(cache, 2**20) as mounted:
             outcome = finish(start(case, cache, endpoint)) if mounted else None
             case.environment["seen"] = state(cache)
             return outcome
