@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitft.check.audit import Audit, Item, Shares, audit_of, proposals
-from vitft.config.run import Config, from_table, read_toml
+from vitft.config.run import Config, config_from_table, read_toml
 from vitft.data.duplicates import group_names, near_pairs
 from vitft.data.fingerprint import faults_of
 from vitft.data.fixes import Fix
@@ -172,4 +172,6 @@ def config_of(run: str) -> tuple[Config, dict[str, str]]:
             fix="give the folder that `vitft finetune` wrote, e.g. --run runs/latest",
         )
     manifest = Manifest.read(RunDir(path).split, path)
-    return from_table(read_toml(path / "config.toml")), {r.path: r.split for r in manifest.rows}
+    return config_from_table(read_toml(path / "config.toml")), {
+        r.path: r.split for r in manifest.rows
+    }
