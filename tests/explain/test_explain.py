@@ -20,7 +20,8 @@ from vitft.explain.figures import (
 from vitft.explain.maps import explain, relevance, rollout, scaled, traced, without_weak
 from vitft.explain.method import FUSIONS, Method
 from vitft.explain.pictures import Tile, as_png, coloured, contact_sheet, heads_sheet
-from vitft.models.vit import Pool, VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import Pool, ViTConfig
 from vitft.system.errors import RunError, UsageError
 
 TINY = ViTConfig(image_size=(16, 16), patch_size=(4, 4), width=32, depth=3, heads=2, num_classes=3)
