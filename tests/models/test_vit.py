@@ -24,7 +24,7 @@ SMALL_CONFIG = ViTConfig(
 )
 
 
-# The full table, at 224 pixels and another size, is run by benchmarks/parity.py.
+# The full table, at 224 pixels and another size, is run by benchmarks/accuracy/parity.py.
 @pytest.mark.parametrize(
     ("name", "side"),
     [
@@ -44,7 +44,7 @@ SMALL_CONFIG = ViTConfig(
 )
 @torch.no_grad()
 def test_logits_equal_timms(name: str, side: int) -> None:
-    theirs = random_timm(name, side, depth=4)  # the whole depth: benchmarks/parity.py
+    theirs = random_timm(name, side, depth=4)  # the whole depth: benchmarks/accuracy/parity.py
     config = replace(config_of(name), image_size=(side, side), depth=4, num_classes=10)
     ours = build_model(theirs.state_dict(), config)
     images = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))

@@ -1,6 +1,6 @@
 """A run on real photos against an independent reference, and three doors against each other.
 
-    python -m benchmarks.agreement --run DIR --weights FOLDER
+    python -m benchmarks.accuracy.agreement --run DIR --weights FOLDER
 
 --run is a finished run of `vitft finetune` on an image folder with the default settings; --weights the
 folder with timm's model.safetensors that it started from. Printed: the run's accuracy beside that of

@@ -1,8 +1,8 @@
 """`vitft predict` beside timm's inference and transformers' pipeline: throughput, cold start, loading.
 
-    python -m benchmarks.predict throughput --data DIR [--images 4000] [--run RUN] [--repeats 3]
-    python -m benchmarks.predict cold --data DIR [--model vit_base_patch16_224] [--repeats 5]
-    python -m benchmarks.predict load [--model vit_base_patch16_224] [--repeats 7]
+    python -m benchmarks.speed.predict throughput --data DIR [--images 4000] [--run RUN] [--repeats 3]
+    python -m benchmarks.speed.predict cold --data DIR [--model vit_base_patch16_224] [--repeats 5]
+    python -m benchmarks.speed.predict load [--model vit_base_patch16_224] [--repeats 7]
 
 All have the same architecture and 5 classes, and are run in turn, each in a fresh process. Weights are
 random unless --run names trained ones (random ones make many close calls, which bf16 settles in fp32).
@@ -227,7 +227,7 @@ def throughput(args: argparse.Namespace, home: Path) -> None:
     cpus: dict[tuple[str, str], list[float]] = {kind: [] for kind in kinds}
     for _ in range(args.repeats):
         for tool, dtype in kinds:
-            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.predict", "child", "--tool", tool,
+            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.speed.predict", "child", "--tool", tool,
                        "--precision", dtype, "--home", str(home), "--folder", str(folder.parent),
                        "--model", args.model]  # fmt: skip
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -408,7 +408,7 @@ def main() -> None:
     args.repeats = args.repeats or {"throughput": 3, "cold": 5, "load": 7}[args.what]
     with tempfile.TemporaryDirectory() as temporary:
         # In a process of its own: a child's peak memory is told as at least that of its parent.
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.predict", "prepare"]
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.speed.predict", "prepare"]
         command += ["--run", args.run] if args.run else []
         subprocess.run(
             [

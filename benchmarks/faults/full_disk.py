@@ -1,6 +1,6 @@
 """Commands on file systems of fifty sizes, from almost nothing to almost enough.
 
-    python -m benchmarks.diskfull            # as root: each size is a tmpfs that is mounted
+    python -m benchmarks.faults.full_disk            # as root: each size is a tmpfs that is mounted
 
 Training, export, prediction to a file and a download from a loopback hub each write to a file
 system that holds an older result already. They have to end with 0, or with 6 and a sentence; the
@@ -75,7 +75,7 @@ class Kind:
 
     def words(self) -> list[str]:
         """The command, or what goes on with it."""
-        from benchmarks.failpoints import Command
+        from benchmarks.faults.fail_points import Command
 
         if self.name == "fetch":
             return ["weights", "fetch", "hf:test/model"]
@@ -90,8 +90,8 @@ class Kind:
 
     def left(self) -> object:
         """What must be the same in the end."""
-        from benchmarks import forked
-        from benchmarks.kills import outcome
+        from benchmarks.faults import forked
+        from benchmarks.faults.kills import outcome
 
         if self.name == "finetune":
             return outcome(self.out)
@@ -108,7 +108,7 @@ class Kind:
 
 def sweep(kind: Kind, sizes: int, rng: random.Random) -> None:
     """A command at every size; prints a line."""
-    from benchmarks import forked
+    from benchmarks.faults import forked
 
     kind.clean()
     before = used(kind.disk)
@@ -168,8 +168,8 @@ def main() -> None:
 
 def begin(home: Path, sizes: int, kinds: list[str]) -> None:
     """Make the older result, and try every kind of command."""
-    from benchmarks import forked
-    from benchmarks.kills import prepare
+    from benchmarks.faults import forked
+    from benchmarks.faults.kills import prepare
 
     prepare(home, per_class=6, width=32, depth=2)
     whole = Kind(home, "finetune")

@@ -1,7 +1,7 @@
 """Training from scratch: time per epoch beside a tutorial's kind of code, and the curve of a recipe.
 
-    python -m benchmarks.scratch epoch --data CIFAR [--images 5000] [--repeats 3]
-    python -m benchmarks.scratch curve --run RUN [--run RUN ...]
+    python -m benchmarks.speed.from_scratch epoch --data CIFAR [--images 5000] [--repeats 3]
+    python -m benchmarks.speed.from_scratch curve --run RUN [--run RUN ...]
 
 `epoch` trains the same model (patch 4, 4 blocks 48 wide, 4 heads, batch 256, AdamW) on the same
 images, once through our feed and loop, once as tutorials write it: one module per attention head,

@@ -1,6 +1,6 @@
 """What the cache promises, measured on whole processes.
 
-python -m benchmarks.cached --data DIR --weights FILE [--checks warm kill blocks] [--images 4000]
+python -m benchmarks.speed.cached --data DIR --weights FILE [--checks warm kill blocks] [--images 4000]
 
 warm    a second run with other hyper-parameters over `--images` images: seconds beside those of a
         process that only imports what finetune imports

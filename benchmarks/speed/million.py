@@ -1,6 +1,6 @@
 """A very long list through `vitft predict`: peak memory, time per file, killed half-way and resumed.
 
-    python -m benchmarks.million [--files 1000000] [--real 200] [--run RUN]
+    python -m benchmarks.speed.million [--files 1000000] [--real 200] [--run RUN]
 
 The list names a few hundred small pictures again and again, one in a thousand is missing, and by
 default the model is tiny (16 pixels, 2 blocks), so that what is measured is everything around it.
@@ -105,7 +105,7 @@ def main() -> int:
         home = Path(temporary)
         # In a process of its own: a child's peak memory is told as at least that of its parent.
         subprocess.run(
-            [sys.executable, "-m", "benchmarks.million", "--make", temporary], check=True
+            [sys.executable, "-m", "benchmarks.speed.million", "--make", temporary], check=True
         )
         run = args.run or temporary
         source, tenth = write_list(home, args.files, args.real)

@@ -1,6 +1,6 @@
 """`vitft serve` under load and under attack, on one machine.
 
-    python -m benchmarks.serve --run runs/latest --images demo_flowers
+    python -m benchmarks.speed.serve --run runs/latest --images demo_flowers
 
 Four parts, each against a fresh server: throughput of one client and of 200 at once; the queue
 when 200 come at once; memory over 10,000 requests; and 5,000 hostile requests while another
@@ -264,7 +264,7 @@ def probe(port: int) -> None:
 
 @contextmanager
 def probing(port: int, into: list[float]) -> Iterator[None]:
-    command = [sys.executable, "-m", "benchmarks.serve", "--probe", str(port)]
+    command = [sys.executable, "-m", "benchmarks.speed.serve", "--probe", str(port)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield

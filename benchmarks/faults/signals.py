@@ -1,6 +1,6 @@
 """Commands that are sent SIGTERM or SIGINT at random moments of every phase.
 
-    python -m benchmarks.kills --signals
+    python -m benchmarks.faults.kills --signals
 
 Each is a process that is sent one signal: while it imports (whole processes), or, forked from one
 that has torch loaded, in a phase of a run drawn in turn, in an export or in a prediction to a file.
@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import forked
-from benchmarks.kills import has_begun, outcome, prepare
+from benchmarks.faults import forked
+from benchmarks.faults.kills import has_begun, outcome, prepare
 from vitft.cli import finetune as cli_finetune
 from vitft.export import job
 from vitft.models.checkpoint import load_checkpoint

@@ -1,6 +1,6 @@
 """The feature pass against its physical floors, in one process, interleaved.
 
-    python -m benchmarks.floor --data DIR [--model vit_tiny_patch16_224] [--images 160] [--repeats 5]
+    python -m benchmarks.speed.feature_pass --data DIR [--model vit_tiny_patch16_224] [--images 160] [--repeats 5]
 
     pass     read + hash + decode + view + prefix, as `finetune` runs it (one worker per core)
     forward  the prefix alone on the same images, already decoded, with the same workers
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.frozen import link_images
+from benchmarks.speed.frozen import link_images
 from vitft.data.folder import scan
 from vitft.data.loading import in_order
 from vitft.data.transforms import EvalTransform

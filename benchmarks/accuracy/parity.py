@@ -1,8 +1,8 @@
 """Largest difference of logits between our model and timm's, for every architecture we name.
 
-    python -m benchmarks.parity              # from the top of the repository; minutes
-    python -m benchmarks.parity tiny small   # only these sizes
-    python -m benchmarks.parity photos       # top-1 of the real ViT-Tiny on 1,200 real photos
+    python -m benchmarks.accuracy.parity              # from the top of the repository; minutes
+    python -m benchmarks.accuracy.parity tiny small   # only these sizes
+    python -m benchmarks.accuracy.parity photos       # top-1 of the real ViT-Tiny on 1,200 real photos
 
 Random weights, float32, CPU, at the named size and at another. Exit code 1 above 1e-5 for plain
 models and 1e-4 for hybrids and DINOv2, or if a photo gets another answer.
@@ -27,7 +27,7 @@ from vitft.models.checkpoint import build_model
 from vitft.models.registry import architecture_names, config_of
 from vitft.models.vit import ViTConfig
 
-SHARED = Path(__file__).parents[2] / "shared"
+SHARED = Path(__file__).parents[3] / "shared"
 DINO = [f"vit_{size}_patch14{reg}_dinov2" for size in ("small", "base") for reg in ("", "_reg4")]
 
 

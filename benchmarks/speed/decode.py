@@ -1,6 +1,6 @@
 """Decode and resize, one core: our ways against the tutorial's and timm's, in thread seconds.
 
-    python -m benchmarks.decode --data DIR [--images 150] [--weights FILE]
+    python -m benchmarks.speed.decode --data DIR [--images 150] [--weights FILE]
 
 "exact" is `EvalTransform.pixels` behind `open_image`; "fast" is `fastview`, which the bf16 feature pass
 takes. Each way is compared with the peer's that gives the same view: bilinear 256 (the tutorial's) and

@@ -1,7 +1,7 @@
 """Damaged weight files: how many end in a sentence, a traceback, a hang, or are taken for good.
 
-    python -m benchmarks.mutants                 # 10,000 .safetensors, 1,000 .pth, 1,000 .npz
-    python -m benchmarks.mutants 500             # a twentieth of that
+    python -m benchmarks.faults.weight_mutants                 # 10,000 .safetensors, 1,000 .pth, 1,000 .npz
+    python -m benchmarks.faults.weight_mutants 500             # a twentieth of that
 
 Each mutant is a small good file with bytes flipped, cut, doubled, overwritten or shuffled, mostly
 in its header. It is opened as `load_pretrained` does, in this process, first without a digest and

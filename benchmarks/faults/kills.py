@@ -1,6 +1,6 @@
 """Runs that are killed at random moments and resumed, against one that was not disturbed.
 
-    python -m benchmarks.kills --kills 200
+    python -m benchmarks.faults.kills --kills 200
 
 Each run is a process that is sent SIGKILL after a random time and started again with resume, until
 it ends (with --signals: see `signals`). Weights, log and figures must then equal those
@@ -158,7 +158,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.signals:
-        from benchmarks.signals import campaign as send_signals
+        from benchmarks.faults.signals import campaign as send_signals
 
         send_signals(args.kills)
         return

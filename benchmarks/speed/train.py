@@ -1,6 +1,6 @@
 """Full fine-tuning steps on this machine: ours beside timm's and transformers' models, same images.
 
-    python -m benchmarks.train --repeats 3 --steps 8
+    python -m benchmarks.speed.train --repeats 3 --steps 8
 
 Each variant is a process of its own that makes the same random ViT-Ti/16, takes two steps to warm
 up and then measures whole steps: forward, loss, backward, AdamW. The peers' steps are those of
@@ -121,7 +121,15 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
     for _ in range(args.repeats):
         for name in VARIANTS:
-            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.train", "--variant", name]
+            command = [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "benchmarks.speed.train",
+                "--variant",
+                name,
+            ]
             command += ["--batch", str(args.batch), "--steps", str(args.steps)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             found[name].append(json.loads(done.stdout.splitlines()[-1]))

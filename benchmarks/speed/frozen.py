@@ -1,6 +1,6 @@
 """Frozen fine-tuning, whole processes side by side: ours, the tutorial's loop, Trainer, fastai.
 
-    python -m benchmarks.frozen --data DIR [--model vit_tiny_patch16_224] [--repeats 3]
+    python -m benchmarks.speed.frozen --data DIR [--model vit_tiny_patch16_224] [--repeats 3]
         [--train 400] [--val 100] [--epochs 10] [--measured 2] [--peers ours tutorial trainer fastai]
 
 Every contestant is a fresh process that reads the same images (a folder of links), the same split
@@ -277,7 +277,7 @@ def run_peer(name: str, args: argparse.Namespace, data: Path, weights: Path) -> 
     """One peer in a process of its own."""
     words = ["--contestant", name, "--data", str(data), "--weights", str(weights)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.frozen", *words, "--model", args.model,
+        [sys.executable, "-m", "benchmarks.speed.frozen", *words, "--model", args.model,
          "--measured", str(args.measured), "--part", str(args.part)],
         check=False,
         capture_output=True,

@@ -1,7 +1,7 @@
 """What a user sees when the hub misbehaves: case, message, exit code, what stayed in the cache.
 
-    python -m benchmarks.hub_faults              # from the top of the repository; about a minute
-    python -m benchmarks.hub_faults C14 C23      # only these
+    python -m benchmarks.faults.hub_faults              # from the top of the repository; about a minute
+    python -m benchmarks.faults.hub_faults C14 C23      # only these
 
 Every case is `vitft weights fetch` or `vitft weights show` in a process of its own with an empty
 cache, against the loopback hub of tests/support/hub_server.py. Exit code 1 if a promise was broken: a

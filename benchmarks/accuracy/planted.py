@@ -1,6 +1,6 @@
 """Plant faults of five kinds in a copy of a real folder, and count what `vitft check` finds.
 
-    python -m benchmarks.planted DIR --weights NAME [--seeds 3]
+    python -m benchmarks.accuracy.planted DIR --weights NAME [--seeds 3]
 
 Per seed, in one class folder each: 50 exact copies under other names, 50 copies that were trimmed
 (up to 3 % off each edge), resized (0.5 to 0.9) or only encoded again (JPEG quality 60 to 95), 30

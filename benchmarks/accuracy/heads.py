@@ -1,6 +1,6 @@
 """Accuracy of heads on a frozen backbone, over seeds of the split: a table of means and spreads.
 
-    python -m benchmarks.accuracy --weights FILE --data DIR [DIR ...] [--seeds 5]
+    python -m benchmarks.accuracy.heads --weights FILE --data DIR [DIR ...] [--seeds 5]
 
 Arms: the tutorial's settings (SGD 0.9 at 1e-3, batch 8, 10 epochs, cosine to a hundredth) with a fresh
 random crop of every image in each epoch (cached as ten views, shared by the split seeds) and on the

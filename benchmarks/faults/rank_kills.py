@@ -1,6 +1,6 @@
 """Processes of a team that are killed at random moments: does the rest end, does the run go on?
 
-    python -m benchmarks.rank_kills                     # 50 kills, 10 of them under torchrun
+    python -m benchmarks.faults.rank_kills                     # 50 kills, 10 of them under torchrun
 
 Two gloo processes train one model. One of them, drawn at random, is sent SIGKILL after a random
 time; the other, told by SIGTERM as torchrun does, has to end within 15 s. Then both are started again with resume, until
@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.kills import SETTINGS, child, has_begun, outcome, prepare
+from benchmarks.faults.kills import SETTINGS, child, has_begun, outcome, prepare
 from vitft.training import stages
 
 SETTINGS["optim"]["epochs"] = 5
@@ -141,7 +141,7 @@ def under_torchrun(home: Path, kills: int, wanted: object, rng: random.Random) -
     for number in range(kills):
         out = home / f"torchrun-{number}"
         words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-        own = ["-m", "benchmarks.rank_kills", "--as-rank", str(home), str(out)]
+        own = ["-m", "benchmarks.faults.rank_kills", "--as-rank", str(home), str(out)]
         with (home / "torchrun.txt").open("ab") as said:
             process = subprocess.Popen(
                 [sys.executable, "-m", "torch.distributed.run", *words, *own],

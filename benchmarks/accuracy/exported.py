@@ -1,6 +1,6 @@
 """The exported folders opened by their tools, each in a process that knows nothing of vitft.
 
-    python -m benchmarks.exported --run RUN [--images 240]
+    python -m benchmarks.accuracy.exported --run RUN [--images 240]
 
 The run is exported to timm, transformers, ONNX and torch.export; every tool reads the validation photos
 as a stranger would (its own preprocessing where it has one) and answers image by image. Printed for

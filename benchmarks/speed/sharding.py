@@ -1,6 +1,6 @@
 """Memory and time of a process of a team: a whole copy of the model, or its slice of it (FSDP2).
 
-    python -m benchmarks.split [--size base] [--processes 2] [--batch 4] [--steps 3]
+    python -m benchmarks.speed.sharding [--size base] [--processes 2] [--batch 4] [--steps 3]
 
 Both ways train the same model of random weights in full, with AdamW and averages, on random pixels, in
 processes of their own under torchrun, with one thread each. Memory is the first process's peak less what
@@ -90,7 +90,7 @@ def main() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     for way in ("whole", "split"):
         again = [*sys.argv[1:], "--way", way]
-        team = ["--nproc-per-node", str(args.processes), "-m", "benchmarks.split", *again]
+        team = ["--nproc-per-node", str(args.processes), "-m", "benchmarks.speed.sharding", *again]
         subprocess.run([*torchrun, *team], check=True, env=os.environ | SETTINGS)
 
 

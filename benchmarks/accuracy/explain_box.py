@@ -1,6 +1,6 @@
 """Does an explanation point at the object? Drawn flowers whose boxes are known, method by method.
 
-    python -m benchmarks.explain_box --run RUN [RUN ...] [--images 200] [--methods ...]
+    python -m benchmarks.accuracy.explain_box --run RUN [RUN ...] [--images 200] [--methods ...]
 
 Three questions, asked of pictures that no run was trained on:
 

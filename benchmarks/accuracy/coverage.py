@@ -1,7 +1,7 @@
 """Do the 95 % intervals of eval.json hold the truth 95 times in 100, and what does the temperature do?
 
-    python -m benchmarks.coverage [--splits 1000] [--slow 300] [--worlds 0 1 2 3]
-    python -m benchmarks.coverage --weights FILE --data DIR [DIR ...] [--seeds 5]
+    python -m benchmarks.accuracy.coverage [--splits 1000] [--slow 300] [--worlds 0 1 2 3]
+    python -m benchmarks.accuracy.coverage --weights FILE --data DIR [DIR ...] [--seeds 5]
 
 First form: simulated features of known classes (unit Gaussians around random centres, some labels wrong).
 For each split: draw images, hold back a fifth of each class, solve the head on the others, evaluate it on
@@ -200,7 +200,7 @@ def simulate(world: World, splits: int, slow: int) -> None:
 
 def real(data: Path, weights: Path, seeds: int, into: Path) -> None:
     """Print calibration before and after on photos, for two penalties."""
-    from benchmarks.accuracy import merged
+    from benchmarks.accuracy.heads import merged
     from vitft.training.run import finetune
 
     root = merged(data, into)

@@ -1,6 +1,6 @@
 """Accuracy of the ways to fine-tune, at about equal time and at convergence: a table over split seeds.
 
-    python -m benchmarks.finetuned --weights FILE --data DIR [DIR ...] [--seeds 3] [--log FILE]
+    python -m benchmarks.accuracy.finetuned --weights FILE --data DIR [DIR ...] [--seeds 3] [--log FILE]
 
 Ways: the head alone (solved), the last four blocks, LoRA, everything from a zero head, and everything
 from the solved head; each with the settings that `vitft finetune --freeze ...` takes by itself and as many
@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.accuracy import merged
+from benchmarks.accuracy.heads import merged
 from vitft.config.run import from_table
 from vitft.training.run import finetune
 

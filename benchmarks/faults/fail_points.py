@@ -1,6 +1,6 @@
 """Every call that changes the disk in a run, an export and a prediction, killed or refused once.
 
-    python -m benchmarks.failpoints
+    python -m benchmarks.faults.fail_points
 
 The calls of an undisturbed command are counted (`tests.support.fail_points`); then, for each name and kind
 of file, its first and its last call is the last thing that a process does, or fails with ENOSPC,
@@ -16,9 +16,9 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from benchmarks import forked
-from benchmarks.kills import SETTINGS, has_begun, outcome, prepare
-from benchmarks.signals import missing
+from benchmarks.faults import forked
+from benchmarks.faults.kills import SETTINGS, has_begun, outcome, prepare
+from benchmarks.faults.signals import missing
 from tests.support.fail_points import ERRORS, KILL, FailPoints, chosen
 
 ALLOWED = {KILL: {137}, "ENOSPC": {0, 6}, "EIO": {0, 5, 6}, "EACCES": {0, 5}}
