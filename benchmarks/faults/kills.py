@@ -47,7 +47,7 @@ LATE = (
     "rich.console",
     "rich.progress",
     "rich.table",
-    "vitft.report.page",
+    "vitft.report.html",
 )
 """What a run imports only when it is needed; torch's optimisers bring the first."""
 FORGOTTEN, IN_PLACE = "optimiser forgotten", "state written in place"

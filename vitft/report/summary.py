@@ -10,9 +10,9 @@ from typing import Any
 from vitft.config.run import Config, from_table, merged
 from vitft.predict.validation import mistakes
 from vitft.report.advice import cross_validated_spots, held_back_spots
-from vitft.report.reading import Run
-from vitft.report.words import count, interval, listing, percent
+from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
+from vitft.system.text import count, interval, listing, percent
 
 TRAINED: Mapping[str, str] = {
     "head": "only a new linear head on top of it was fitted",
