@@ -93,7 +93,7 @@ WRONG = [
     (
         ["finetune", "--data", "D", "--weights", "W", "--freeze", "all"],
         2,
-        "invalid train.freeze=all",
+        "train.freeze=all",
     ),
     (["finetune", "--data", "D", "--weights", "W", "--freeze", "blocks:9"], 2, "has 2 blocks"),
     (["finetune", "--data", "D", "--weights", "W", "--freeze", "pre_logits"], 2, "--pre-logits"),
