@@ -10,7 +10,8 @@ import torch
 from tests.conftest import draw_folder
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, digest_of, load_checkpoint, save_checkpoint
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 
 LATE = (
     "torch._dynamo",

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as tv
 
 from benchmarks.timing import cpu_seconds, interleave
-from vitft.config.run import Config, from_table, read_recipe
+from vitft.config.run import Config, config_from_table, read_recipe
 from vitft.data.split import Manifest
 from vitft.system.malloc import freed_memory_kept
 from vitft.training.distributed import Team
@@ -157,7 +157,7 @@ def compare(args: argparse.Namespace) -> None:
     table: dict[str, Any] = read_recipe("cifar10-tutorial")
     table["data"] = {"path": args.data}
     table["train"]["device"] = "cpu"
-    our, manifest = ours(from_table(table), args.images)
+    our, manifest = ours(config_from_table(table), args.images)
     ways = {"ours": our, f"tutorial, {args.workers} workers": theirs(manifest, args.workers)}
     seen = interleave({name: partial(timed, epoch) for name, epoch in ways.items()}, args.repeats)
     print(f"{len(manifest.train)} images an epoch, {torch.get_num_threads()} threads")
