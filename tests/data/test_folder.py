@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 
 from vitft.config.run import DataSpec
-from vitft.data.folder import Folder, check_images, check_one, image_files, scan
+from vitft.data.folder import Folder, image_files, scan
 from vitft.data.images import open_image
+from vitft.data.inspection import inspect_file, inspect_folder
 from vitft.data.split import Manifest, split
 from vitft.system.errors import DataError, ImageError
 
@@ -326,7 +327,7 @@ def test_closed_files_are_bad_files(tmp_path: Path) -> None:
     draw(tmp_path, "data/a/1.png", "data/a/2.png", "data/b/1.png")
     (tmp_path / "data/a/2.png").chmod(0)
 
-    told = as_nobody(tmp_path, "print(check_images(scan(Path('data'))).bad)")
+    told = as_nobody(tmp_path, "print(inspect_folder(scan(Path('data'))).bad)")
 
     assert told == "(('a/2.png', 'permission denied'),)\n"
 
@@ -388,7 +389,7 @@ def test_hostile_names_go_all_the_way_from_the_disk_to_the_table(tmp_path: Path)
             Image.new("RGB", (2, 2), colour_of(name)).save(file, "PNG")
 
     folder = scan(data)
-    checked = check_images(folder)
+    checked = inspect_folder(folder)
     manifest = split(checked, DataSpec())
     manifest.write(tmp_path / "split.csv")
 
@@ -449,7 +450,7 @@ def test_every_image_is_decoded_hashed_and_measured_once(tmp_path: Path) -> None
     (tmp_path / "b" / "half.png").write_bytes((tmp_path / "b" / "1.png").read_bytes()[:-30])
     done: list[tuple[int, int]] = []
 
-    checked = check_images(scan(tmp_path), progress=lambda *counts: done.append(counts))
+    checked = inspect_folder(scan(tmp_path), progress=lambda *counts: done.append(counts))
 
     assert [(f.path, f.width, f.height) for f in checked.good] == [
         ("a/1.png", 6, 4), ("a/turned.jpg", 4, 6), ("b/1.png", 6, 4), ("b/grey.jpg", 3, 3)
@@ -467,7 +468,7 @@ def test_every_image_is_decoded_hashed_and_measured_once(tmp_path: Path) -> None
 def test_the_result_does_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
     folder = scan(noisy(tmp_path, bad=range(0, 60, 9)))
 
-    assert check_images(folder, workers=0) == check_images(folder, workers=5)
+    assert inspect_folder(folder, workers=0) == inspect_folder(folder, workers=5)
 
 
 def noisy(root: Path, *, bad: Iterable[int], total: int = 60) -> Path:
@@ -498,22 +499,22 @@ def test_many_unreadable_files_stop_the_run(
 
     if stops:
         with pytest.raises(DataError, match=r"11 of 100 files .* \(a/000.png: empty file"):
-            check_images(folder)
-    assert len(check_images(folder, allow_bad=True).bad) == bad
+            inspect_folder(folder)
+    assert len(inspect_folder(folder, allow_bad=True).bad) == bad
 
 
 def test_bad_entries_of_the_scan_stay_bad(tmp_path: Path) -> None:
     draw(tmp_path, "a/1.png", "b/1.png")
     (tmp_path / "a" / "0.jpg").symlink_to("nowhere")
 
-    assert check_images(scan(tmp_path)).bad == (("a/0.jpg", "dangling link"),)
+    assert inspect_folder(scan(tmp_path)).bad == (("a/0.jpg", "dangling link"),)
 
 
 def test_a_file_that_vanished_since_the_scan_is_bad(tmp_path: Path) -> None:
     folder = scan(draw(tmp_path, "a/1.png", "b/1.png"))
     (tmp_path / "a" / "1.png").unlink()
 
-    result = check_one(str(tmp_path), folder.files[0])
+    result = inspect_file(str(tmp_path), folder.files[0])
 
     assert isinstance(result, ImageError)
     assert (result.path, result.reason) == ("a/1.png", "not found")
@@ -523,7 +524,7 @@ def test_nothing_is_written_into_the_data_folder(tmp_path: Path) -> None:
     root = noisy(tmp_path, bad=[0])
     before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in root.rglob("*.png")}
 
-    check_images(scan(root))
+    inspect_folder(scan(root))
 
     assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in root.rglob("*")
             if p.is_file()} == before  # fmt: skip
@@ -532,8 +533,8 @@ def test_nothing_is_written_into_the_data_folder(tmp_path: Path) -> None:
 @pytest.mark.real
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no shared/ beside the checkout")
 def test_real_photos_are_found_split_and_read() -> None:
-    flowers = check_images(scan(SHARED / "flower_photos"))
-    clothing = split(check_images(scan(SHARED / "clothing_small")), DataSpec())
+    flowers = inspect_folder(scan(SHARED / "flower_photos"))
+    clothing = split(inspect_folder(scan(SHARED / "clothing_small")), DataSpec())
 
     assert (len(flowers.good), flowers.bad) == (1200, ())
     assert (len(clothing.train), len(clothing.val)) == (300, 100)

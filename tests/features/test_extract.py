@@ -126,7 +126,7 @@ def test_a_damaged_cache_is_noticed_and_recomputed(
 def test_bad_files_are_reported_like_a_check_without_features(
     tiny_vit: VisionTransformer, image_folder: Path
 ) -> None:
-    from vitft.data.folder import check_images
+    from vitft.data.inspection import inspect_folder
 
     (image_folder / "red" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     Image.new("CMYK", (20, 20)).save(image_folder / "red" / "ink.jpg")
@@ -136,7 +136,7 @@ def test_bad_files_are_reported_like_a_check_without_features(
         found = extractor.examine(
             scan(image_folder), plain(TRANSFORM), allow_bad=False, progress=lambda _: None
         )
-        assert found == check_images(scan(image_folder))
+        assert found == inspect_folder(scan(image_folder))
 
 
 def test_a_file_that_vanished_is_an_error_of_its_own(

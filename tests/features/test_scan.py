@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from vitft.features.scan import check_room
 
 from vitft.data.transforms import EvalTransform
 from vitft.features.cut import cut_model
 from vitft.features.extract import Extractor, plain
-from vitft.features.scan import check_room
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import ResourceError
 

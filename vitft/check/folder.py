@@ -13,7 +13,8 @@ from vitft.config.run import Config, from_table, read_toml
 from vitft.data.duplicates import group_names, near_pairs
 from vitft.data.fingerprint import faults_of
 from vitft.data.fixes import Fix
-from vitft.data.folder import CheckedFile, File, Folder, scan
+from vitft.data.folder import File, Folder, scan
+from vitft.data.inspection import InspectedFile
 from vitft.data.split import Manifest
 from vitft.features.fingerprints import Sketched, cores, sketched, table_of
 from vitft.system import console
@@ -93,7 +94,7 @@ def oddities(seen: Sketched) -> list[tuple[str, str]]:
 
 
 def judge(
-    folder: Folder, good: Sequence[CheckedFile], groups: Mapping[str, str], config: Config
+    folder: Folder, good: Sequence[InspectedFile], groups: Mapping[str, str], config: Config
 ) -> tuple[dict[str, Shares], list[dict[str, object]]]:
     """How likely each class is for each path, and the labels that are probably wrong.
 

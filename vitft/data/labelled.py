@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.data.arrays import ArraySet, find_arrays
-from vitft.data.folder import check_is_folder, counted, listed, split_parts
+from vitft.data.folder import check_is_folder, split_parts
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
+from vitft.system.text import listed, plural
 
 SUBSETS = ("train", "val")
 
@@ -92,7 +93,7 @@ def from_folder(root: Path, subset: str) -> tuple[Labelled, bool]:
     where = root / part
     if not images and not walk.bad:
         held = f"{len(classes)} class folders without images" if classes else "no class folders"
-        loosely = f"; {counted(loose, 'image')} outside of them" if loose else ""
+        loosely = f"; {plural(loose, 'image')} outside of them" if loose else ""
         raise DataError(
             f"no labelled images in {where}: it holds {held}{loosely}",
             fix=f"put each class in its own folder, e.g. {where}/cat/001.jpg, or give a CSV file "
@@ -100,7 +101,7 @@ def from_folder(root: Path, subset: str) -> tuple[Labelled, bool]:
         )
     notes = [f"the images of {part}/ are judged"] if part else []
     if loose:
-        notes.append(f"{counted(loose, 'image')} outside of the class folders ignored")
+        notes.append(f"{plural(loose, 'image')} outside of the class folders ignored")
     return Labelled(
         source=root,
         root=os.fspath(root),

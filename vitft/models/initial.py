@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitft.config.run import Config
-from vitft.data.folder import Folder, counted
+from vitft.data.folder import Folder
 from vitft.data.images import decode, read_bytes
 from vitft.data.transforms import EvalTransform
 from vitft.models.pretrained import LoadReport, load_backbone
@@ -18,6 +18,7 @@ from vitft.models.pretrained.summary import describe
 from vitft.models.timm_model import Model, untrained
 from vitft.models.vit import VisionTransformer, ViTConfig
 from vitft.system.errors import DataError, ImageError
+from vitft.system.text import plural
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +149,7 @@ def looked_at(folder: Folder, max_pixels: int) -> Seen:
         colourful = colourful or not red.tobytes() == green.tobytes() == blue.tobytes()
     if not sizes:
         raise DataError(
-            f"none of {counted(len(files), 'image')} of {folder.root} could be read "
+            f"none of {plural(len(files), 'image')} of {folder.root} could be read "
             f"({error.reason if error else 'there are none'})",
             fix="repair them, or see with `vitft check` what is wrong with them",
         )

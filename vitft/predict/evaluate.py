@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.data.folder import listed
 from vitft.data.images import read_bytes, read_image
 from vitft.data.labelled import Labelled
 from vitft.data.loading import in_order
@@ -32,6 +31,7 @@ from vitft.predict.validation import read_json
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
 from vitft.system.rundir import RunDir
+from vitft.system.text import listed
 
 TRAINED = "trained this model"
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitft.config.run import Config
-from vitft.data.folder import CheckedFile
+from vitft.data.inspection import InspectedFile
 from vitft.features.cache import default_folder, prune
 from vitft.features.probe import FOLDS, SMALL, Scaling, choose_penalty, scores, solve
 from vitft.metrics.intervals import Interval, Z, student, wilson
@@ -130,7 +130,7 @@ def run_study(plan: Plan, config: Config) -> Study:
     )
 
 
-def with_what_is_left(plan: Plan, files: Sequence[CheckedFile]) -> Plan:
+def with_what_is_left(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     """The plan with the shots that the usable pictures allow."""
     own = plan.folder.layout == "split"
     counts = np.bincount(

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from vitft.config.run import Config
-from vitft.data.folder import Checked, CheckedFile, File, Folder, check_images
+from vitft.data.folder import File, Folder
 from vitft.data.images import open_image
+from vitft.data.inspection import InspectedFile, InspectedFolder, inspect_folder
 from vitft.data.loading import in_order
 from vitft.data.transforms import EvalTransform
 from vitft.features.cut import cut_model
@@ -64,13 +65,13 @@ class Eyes:
             f"image, on {describe_device(device)} in {precision}"
         )
 
-    def examine(self) -> Checked:
+    def examine(self) -> InspectedFolder:
         """Look at every image of the folder, computing its row on the way."""
         checked = look_at(self.folder, self.extractor, self.transform, self.config)
         self.has_seen = True
         return checked
 
-    def rows(self, files: Sequence[CheckedFile]) -> Tensor:
+    def rows(self, files: Sequence[InspectedFile]) -> Tensor:
         """One row per image, (n, D), computed where it is not known."""
         view, named = plain(self.transform), [File(file.path, file.label) for file in files]
         if not self.has_seen:
@@ -110,10 +111,10 @@ def backbone(weights: str, classes: int, config: Config) -> tuple[Model, EvalTra
     return model, report.transform
 
 
-def checked_only(folder: Folder, config: Config) -> Checked:
+def checked_only(folder: Folder, config: Config) -> InspectedFolder:
     """Every image looked at, where no backbone looks."""
     with console.Progress("checking images", len(folder.files)) as progress:
-        checked = check_images(
+        checked = inspect_folder(
             folder,
             max_pixels=config.data.max_pixels,
             workers=torch.get_num_threads(),
@@ -123,10 +124,10 @@ def checked_only(folder: Folder, config: Config) -> Checked:
     return checked
 
 
-def baselines(folder: Folder, files: Sequence[CheckedFile], config: Config) -> dict[str, Tensor]:
+def baselines(folder: Folder, files: Sequence[InspectedFile], config: Config) -> dict[str, Tensor]:
     """Small pictures and colours of the images, from one pass over them: name to (n, D)."""
 
-    def one(file: CheckedFile) -> tuple[Floats, Floats] | ImageError:
+    def one(file: InspectedFile) -> tuple[Floats, Floats] | ImageError:
         try:
             image = open_image(f"{folder.root}/{file.path}", max_pixels=config.data.max_pixels)
         except ImageError as error:

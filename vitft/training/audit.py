@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from vitft.check.audit import Item, audit_of, lines_of
 from vitft.data.duplicates import Pair, copies_among, group_names
-from vitft.data.folder import Checked, File, Folder
+from vitft.data.folder import File, Folder
+from vitft.data.inspection import InspectedFolder
 from vitft.data.split import Row
 from vitft.features.fingerprints import cores, sketched, table_of
 from vitft.features.label_errors import USUAL_L2, out_of_fold, posteriors, suspects_in
@@ -37,7 +38,7 @@ REFERENCE_IMAGES = 20_000
 """From so many the scatter of features is known well enough."""
 
 
-def take_stock(feed: Feed, run: RunDir, best: Best, checked: Checked) -> None:
+def take_stock(feed: Feed, run: RunDir, best: Best, checked: InspectedFolder) -> None:
     """Write audit.json, and say in a line or two what should be looked at."""
     manifest, once = feed.manifest, feed.once
     names = manifest.classes

@@ -16,7 +16,8 @@ import torch
 
 from vitft.config.defaults import FINE_TUNING
 from vitft.config.run import Config, dotted, to_toml
-from vitft.data.folder import Checked, Folder
+from vitft.data.folder import Folder
+from vitft.data.inspection import InspectedFolder
 from vitft.data.sampling import say_epoch
 from vitft.data.split import split, write_class_indices
 from vitft.data.transforms import EvalTransform
@@ -133,7 +134,7 @@ class Start:
     feed: Feed
     model: Model
     report: LoadReport
-    checked: Checked
+    checked: InspectedFolder
     precision: str
     looking_s: float
     """Seconds that looking at the images took."""
