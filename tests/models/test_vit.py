@@ -15,7 +15,8 @@ from tests.conftest import random_timm
 from vitft.models.checkpoint import build_model
 from vitft.models.registry import config_of, create_model
 from vitft.models.stem import DropPath
-from vitft.models.vit import Attention, Block, VisionTransformer, ViTConfig
+from vitft.models.vit import Attention, Block, VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
@@ -24,7 +25,7 @@ SMALL_CONFIG = ViTConfig(
 )
 
 
-# The full table, at 224 pixels and another size, is run by benchmarks/parity.py.
+# The full table, at 224 pixels and another size, is run by benchmarks/accuracy/parity.py.
 @pytest.mark.parametrize(
     ("name", "side"),
     [
@@ -44,7 +45,7 @@ SMALL_CONFIG = ViTConfig(
 )
 @torch.no_grad()
 def test_logits_equal_timms(name: str, side: int) -> None:
-    theirs = random_timm(name, side, depth=4)  # the whole depth: benchmarks/parity.py
+    theirs = random_timm(name, side, depth=4)  # the whole depth: benchmarks/accuracy/parity.py
     config = replace(config_of(name), image_size=(side, side), depth=4, num_classes=10)
     ours = build_model(theirs.state_dict(), config)
     images = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))

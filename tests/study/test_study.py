@@ -19,12 +19,12 @@ from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.features.probe import scores, solve_head
 from vitft.metrics.intervals import wilson
-from vitft.study.curves import Point, answered, as_few_numbers, difference, leads, run_study
-from vitft.study.draws import Draw, draw, pictures
 from vitft.study.features import LEVELS, PIXELS, backbone, colours, small_picture
+from vitft.study.formats import cell, sentences
 from vitft.study.picture import apart
 from vitft.study.plan import check_study, fitting_shots, named
-from vitft.study.words import cell, sentences
+from vitft.study.run import Point, answered, as_few_numbers, difference, leads, run_study
+from vitft.study.splits import Draw, draw, pictures
 from vitft.system.errors import DataError, RunError, UsageError, VitftError, WeightsError
 
 
@@ -239,7 +239,7 @@ def test_the_door_and_the_plan_start_without_torch() -> None:
         [
             sys.executable,
             "-c",
-            "import sys, vitft.cli.study, vitft.study.plan, vitft.study.draws;"
+            "import sys, vitft.cli.study, vitft.study.plan, vitft.study.splits;"
             "sys.exit('torch' in sys.modules)",
         ],
         check=False,

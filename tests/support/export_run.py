@@ -14,7 +14,7 @@ from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.timm_model import AnyConfig, untrained
-from vitft.models.vit import ViTConfig
+from vitft.models.vit_config import ViTConfig
 
 TINY = {"image_size": (16, 16), "patch_size": (4, 4), "width": 32, "depth": 2, "heads": 2}
 SHAPES = ((20, 23), (31, 20), (20, 20), (64, 40), (17, 90), (25, 26))

@@ -1,6 +1,6 @@
 """Whatever call to the disk is the last one, or fails: old files stay whole, no half one is named.
 
-The whole commands are tried so by `python -m benchmarks.failpoints`.
+The whole commands are tried so by `python -m benchmarks.faults.fail_points`.
 """
 
 import json

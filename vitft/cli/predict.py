@@ -342,8 +342,8 @@ def explained(
     from PIL import Image
 
     from vitft.explain import overlay, relevance_map
-    from vitft.explain.images import plain_name
-    from vitft.explain.pictures import as_png
+    from vitft.explain.explainer import plain_name
+    from vitft.explain.heatmaps import as_png
     from vitft.models.timm_model import own as own_model
     from vitft.system.files import write_atomically, writing
 

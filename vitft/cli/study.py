@@ -67,9 +67,9 @@ def study_command(args: argparse.Namespace) -> int:
         console.note(f"left out: {many} images per class, the smallest class has too few")
 
     with heavy_imports():
-        from vitft.study.curves import leads, run_study, setting_of
+        from vitft.study.formats import heading, sentences, short_rows, to_json, to_markdown
         from vitft.study.picture import study_png
-        from vitft.study.words import heading, sentences, short_rows, to_json, to_markdown
+        from vitft.study.run import leads, run_study, setting_of
         from vitft.system.files import whole_folder, write_atomically
 
     study = run_study(plan, config)

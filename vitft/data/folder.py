@@ -17,7 +17,7 @@ from vitft.data.arrays import ArraySet, find_arrays
 from vitft.data.download.registry import KNOWN
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError
-from vitft.system.text import listed, plural
+from vitft.system.text import listing, count
 
 Part = Literal["train", "val", ""]
 
@@ -82,11 +82,11 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
     classes, files, notes = scan_layout(walk, root, parts)
     loose = sum(count for _, count in walk.listings.values())
     if others := walk.ignored - loose:
-        notes.append(f"{plural(others, 'entry')} ignored: hidden or of other kinds")
+        notes.append(f"{count(others, 'entry', 'entries')} ignored: hidden or of other kinds")
     if loose:
-        notes.append(f"{plural(loose, 'image')} outside of the class folders ignored")
+        notes.append(f"{count(loose, 'image')} outside of the class folders ignored")
     if walk.loops:
-        notes.append(f"{plural(walk.loops, 'link')} back into a folder not followed")
+        notes.append(f"{count(walk.loops, 'link')} back into a folder not followed")
     if twins := twin_names(classes):
         notes.append(f"classes that differ only by case or accents: {twins}")
     return Folder(
@@ -180,7 +180,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
     walk.raise_if_refused()
     unlike = {train: sorted({*classes} - {*others}), val: sorted({*others} - {*classes})}
     if any(unlike.values()):
-        lists = "; ".join(f"only in {part}/: {listed(n)}" for part, n in unlike.items() if n)
+        lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in unlike.items() if n)
         raise DataError(
             f"{root}: the classes of {train}/ and {val}/ differ ({lists})",
             fix="give both folders the same class folders, with the same names",
@@ -191,7 +191,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
         notes.append(f"there is no val folder: {val}/ serves as validation")
     aside = [name for name in walk.folders_of("")[0] if name not in (train, val)]
     if aside:
-        notes.append(f"set aside, neither trained on nor validated with: {listed(aside)}")
+        notes.append(f"set aside, neither trained on nor validated with: {listing(aside)}")
     found = {f"{p}/{name}": walk.images_in(f"{p}/{name}") for name in classes for p in (train, val)}
     walk.raise_if_refused()
     check_not_empty(root, found)
@@ -212,7 +212,7 @@ def split_parts(walk: Walk, names: Iterable[str]) -> dict[str, str]:
         fitting = [n for n in names if n.lower() in usual and walk.folders_of(n)[0]]
         if len(fitting) > 1:
             raise DataError(
-                f"{walk.root} has several {part} folders: {listed(fitting)}",
+                f"{walk.root} has several {part} folders: {listing(fitting)}",
                 fix="keep one of them, or move the others elsewhere",
             )
         if fitting:
@@ -228,7 +228,7 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
         return
     where = root / folder
     if not names:
-        held = plural(loose, "image") if loose else "no images"
+        held = count(loose, "image") if loose else "no images"
         problem = f"no class folders in {where}: it holds {held}"
     else:
         problem = f"need at least 2 classes, found 1 ({names[0]}) in {where}"
@@ -244,7 +244,7 @@ def check_not_empty(root: Path, found: Mapping[str, Sized]) -> None:
     empty = [name for name, paths in found.items() if not paths]
     if empty:
         raise DataError(
-            f"{root}: 0 images in {len(empty)} of {len(found)} class folders: {listed(empty)}",
+            f"{root}: 0 images in {len(empty)} of {len(found)} class folders: {listing(empty)}",
             fix="add images (jpg, png, webp, bmp, gif, tif) or remove these folders",
         )
 

@@ -25,7 +25,7 @@ from vitft.config.run import DataSpec
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
-from vitft.system.text import listed
+from vitft.system.text import listing
 
 COLUMNS = ("path", "label", "split", "sha256")
 
@@ -248,7 +248,7 @@ def check_parts(manifest: Manifest, checked: InspectedFolder) -> None:
         unread = f"; {len(checked.bad)} files are unreadable" if checked.bad else ""
         raise DataError(
             f"{len(lacking)} of {len(manifest.classes)} classes have too few readable images to "
-            f"train and validate with: {listed(lacking)}{unread}",
+            f"train and validate with: {listing(lacking)}{unread}",
             fix="give each class at least 2 readable images, or remove its folder",
         )
     if not manifest.val:

@@ -128,21 +128,21 @@ def build_pipeline(
 
 def inspect_images(
     folder: Folder,
-    extractor: Extractor | None,
-    view: View,
     *,
     max_pixels: int,
     allow_bad: bool,
+    extractor: Extractor | None = None,
+    view: View | None = None,
     fingerprints: Fingerprints | None = None,
 ) -> InspectedFolder:
     """Inspect every image of a folder in one pass, with its features and fingerprint if wanted.
 
     Args:
         folder: As returned by `scan`.
-        extractor: Computes the features; None for none.
-        view: Whose features are computed.
         max_pixels: Larger images are unreadable.
         allow_bad: Accept any number of unreadable files.
+        extractor: Computes the features of `view`; None for none.
+        view: Needed with an extractor.
         fingerprints: Receives the fingerprint of every image.
 
     Raises:
@@ -150,7 +150,7 @@ def inspect_images(
     """
     label = "checking images" if extractor is None else "images to features"
     with console.Progress(label, len(folder.files)) as progress:
-        if extractor is not None:
+        if extractor is not None and view is not None:
             inspected = extractor.inspect(
                 folder,
                 view,

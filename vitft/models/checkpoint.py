@@ -19,7 +19,8 @@ from torch import Tensor
 
 from vitft.data.transforms import EvalTransform
 from vitft.models.timm_model import AnyConfig, Model, TimmConfig, TimmModel, config_from_json
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
 
@@ -181,3 +182,15 @@ def filled(model: M, state: Mapping[str, Tensor]) -> M:
         )
     model.load_state_dict(dict(state), strict=True, assign=True)
     return model.eval()
+
+
+def holds_timm(path: Path) -> bool:
+    """Whether a file is a checkpoint of ours with a model of timm in it; reads only its header."""
+    if path.suffix.lower() != ".safetensors":
+        return False
+    try:
+        with safe_open(path, framework="pt") as file:
+            card = json.loads((file.metadata() or {}).get("vitft.card", "{}"))
+        return "timm" in card.get("architecture", {})
+    except (SafetensorError, OSError, ValueError, AttributeError, TypeError):
+        return False  # whoever reads it says what is wrong

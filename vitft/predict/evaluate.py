@@ -31,7 +31,7 @@ from vitft.predict.validation import read_json
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
 from vitft.system.rundir import RunDir
-from vitft.system.text import listed
+from vitft.system.text import listing
 
 TRAINED = "trained this model"
 
@@ -124,7 +124,7 @@ def check_classes(data: Labelled, known: Sequence[str]) -> None:
     near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.75)
     raise DataError(
         f"the classes of {data.source} are not the model's: unknown to the model: "
-        f"{listed(unknown, 10)}; of the model's, not in the data: {listed(missing, 10) or 'none'}",
+        f"{listing(unknown, 10)}; of the model's, not in the data: {listing(missing, 10) or 'none'}",
         fix=f"rename {unknown[0]} to {near[0]}, if that is meant"
         if near
         else "name the classes as the model does, and leave others out",

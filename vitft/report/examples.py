@@ -10,8 +10,8 @@ from typing import Any
 
 from vitft.predict.validation import Verdict, mistakes, unsure
 from vitft.report.palette import SHADES
-from vitft.report.reading import Run
-from vitft.report.words import percent, sure
+from vitft.report.run_files import Run
+from vitft.system.text import percent, whole_percent
 
 Part = Mapping[str, Any] | None
 
@@ -63,7 +63,7 @@ class Album:
             path=verdict.path,
             label=verdict.label,
             guess=verdict.guess,
-            confidence=sure(verdict.confidence),
+            confidence=whole_percent(verdict.confidence),
             cell=f"{self.place[verdict.label]}-{self.place[verdict.guess]}",
             right=verdict.right,
             thumb=self.picture(verdict.sha256),
@@ -166,8 +166,8 @@ def suspects(run: Run, album: Album) -> Part:
             "path": str(item["path"]),
             "label": str(item["label"]),
             "suggested": str(item["suggested"]),
-            "given": sure(item.get("given_probability")),
-            "other": sure(item.get("suggested_probability")),
+            "given": whole_percent(item.get("given_probability")),
+            "other": whole_percent(item.get("suggested_probability")),
             "thumb": album.picture(digest_of(run, str(item["path"]))),
         }
         for item in audit.get("mislabels", [])[:SUSPECTS]

@@ -56,7 +56,7 @@ def test_the_real_vit_tiny_sees_the_golden_features_in_the_photos_themselves() -
 def test_the_real_vit_tiny_names_every_photo_as_timm_does() -> None:
     photos = sorted(SHARED.glob("data/flower_photos/*/*.jpg"))[
         ::48
-    ]  # 25 of 1,200; benchmarks/parity.py takes all
+    ]  # 25 of 1,200; benchmarks/accuracy/parity.py takes all
     theirs = timm.create_model("vit_tiny_patch16_224").eval()
     theirs.load_state_dict(load_file(FOLDER / "model.safetensors"))
     half = (0.5, 0.5, 0.5)

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from vitft.data.transforms import CROP, EvalTransform, Interpolation
 from vitft.models.checkpoint import Card, is_checkpoint, load_checkpoint
-from vitft.models.pretrained.adapt import Hints, check_fit, infer_config
 from vitft.models.pretrained.catalog import Entry
 from vitft.models.pretrained.convert import Flavour, convert
 from vitft.models.pretrained.fetch import fetch
+from vitft.models.pretrained.infer import Hints, check_fit, infer_config
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.read import RawWeights, read
 from vitft.models.pretrained.sidecar import Beside, read_beside
-from vitft.models.vit import SIZES, ViTConfig
+from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.errors import RunError, UsageError, WeightsError
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -1,0 +1,256 @@
+"""Do the 95 % intervals of eval.json hold the truth 95 times in 100, and what does the temperature do?
+
+    python -m benchmarks.accuracy.coverage [--splits 1000] [--slow 300] [--worlds 0 1 2 3]
+    python -m benchmarks.accuracy.coverage --weights FILE --data DIR [DIR ...] [--seeds 5]
+
+First form: simulated features of known classes (unit Gaussians around random centres, some labels wrong).
+For each split: draw images, hold back a fifth of each class, solve the head on the others, evaluate it on
+those held back as a run does. The truth is the same head on 100,000 fresh images, so each split has its own
+head and its own truth. `other way` is the usual percentile bootstrap, stratified by class, on the same data.
+The figures that simulate (calibration error) or resample are computed on the first `--slow` splits.
+
+Second form: `vitft finetune` on real photos over split seeds; calibration error and loss before and after,
+"after" always of images that the temperature was fitted without.
+"""
+
+import argparse
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitft.config.run import from_table
+from vitft.data.split import Manifest, draw
+from vitft.features.probe import solve_head
+from vitft.metrics.calibration import binned, confidences, temperature_for
+from vitft.metrics.classification import confusion, evaluation, probabilities
+
+FRESH = 100_000
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class World:
+    """Classes to draw images of."""
+
+    name: str
+    images: tuple[int, ...]  # of each class
+    apart: float  # deviations between a centre and the origin
+    wrong: float  # share of labels that are wrong
+    l2: float
+    width: int = 24
+
+    def centres(self) -> Tensor:
+        rng = torch.Generator().manual_seed(7)
+        return self.apart * F.normalize(
+            torch.randn(len(self.images), self.width, generator=rng), dim=1
+        )
+
+    def draw(self, counts: list[int], rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Features and labels; what is wrongly labelled lies under the label of another class."""
+        labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        seen = labels.clone()
+        mixed = torch.rand(len(labels), generator=rng) < self.wrong
+        seen[mixed] = torch.randint(0, len(counts), (int(mixed.sum()),), generator=rng)
+        return self.centres()[seen] + torch.randn(len(labels), self.width, generator=rng), labels
+
+
+WORLDS = (
+    World("60 held back, 5 classes", (60,) * 5, 2.6, 0.03, 0.1),
+    World("240 held back, 5 classes", (240,) * 5, 3.2, 0.02, 0.1),
+    World("240 held back, 5 classes, weak penalty", (240,) * 5, 2.6, 0.02, 0.0001),
+    World(
+        "10 classes of 15 to 500 images",
+        (500, 400, 300, 200, 150, 100, 60, 40, 25, 15),
+        3.0,
+        0.05,
+        0.03,
+    ),
+)
+
+
+def truths(logits: Tensor, labels: Tensor, share: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """The figures of the head on fresh images, its classes as frequent as in the data."""
+    matrix = confusion(logits, labels).double().numpy()
+    rates = matrix / matrix.sum(axis=1, keepdims=True)
+    mass = rates * share[:, None]
+    hit = mass.diagonal()
+    return {
+        "accuracy": hit.sum(),
+        "balanced accuracy": rates.diagonal().mean(),
+        "recall": rates.diagonal(),
+        "precision": hit / np.maximum(mass.sum(axis=0), 1e-12),
+        "F1": 2 * hit / (mass.sum(axis=0) + mass.sum(axis=1)),
+        "calibration error": binned(*confidences(logits.double().numpy(), labels.numpy())).gap,
+        "log-loss": F.cross_entropy(logits, labels).item(),
+    }
+
+
+def percentile(draws: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    return np.quantile(draws, 0.025, axis=0), np.quantile(draws, 0.975, axis=0)
+
+
+def other_way(
+    logits: Tensor, labels: Tensor, rng: np.random.Generator
+) -> dict[str, tuple[Any, Any]]:
+    """Percentile bootstrap: rows of the confusion drawn again, class by class; images for the rest."""
+    matrix = confusion(logits, labels).numpy()
+    drawn = np.stack(
+        [rng.multinomial(row.sum(), row / row.sum(), RESAMPLES) for row in matrix], axis=1
+    )
+    hits = np.diagonal(drawn, axis1=1, axis2=2)
+    rows, columns = drawn.sum(axis=2), drawn.sum(axis=1)
+    conf, right = confidences(logits.double().numpy(), labels.numpy())
+    picks = rng.integers(0, len(labels), (200, len(labels)))
+    loss = F.cross_entropy(logits, labels, reduction="none").numpy()
+    many = rng.integers(0, len(labels), (RESAMPLES, len(labels)))
+    return {
+        "accuracy": percentile(hits.sum(axis=1) / rows.sum(axis=1)),
+        "balanced accuracy": percentile((hits / rows).mean(axis=1)),
+        "recall": percentile(hits / rows),
+        "precision": percentile(hits / np.maximum(columns, 1)),
+        "F1": percentile(2 * hits / (rows + columns)),
+        "calibration error": percentile(np.array([binned(conf[i], right[i]).gap for i in picks])),
+        "log-loss": percentile(loss[many].mean(axis=1)),
+    }
+
+
+def ours(figures: dict[str, Any]) -> dict[str, list[tuple[float, float] | None]]:
+    """Our intervals by the names of `truths`."""
+    found = {
+        "accuracy": [figures["top1_interval"]],
+        "balanced accuracy": [figures["balanced_interval"]],
+        **{
+            name: [row[f"{key}_interval"] for row in figures["per_class"].values()]
+            for name, key in (("recall", "recall"), ("precision", "precision"), ("F1", "f1"))
+        },
+    }
+    if figures["calibration"]:
+        found["calibration error"] = [figures["calibration"]["ece_interval"]]
+        found["log-loss"] = [figures["loss_interval"]]
+    return found
+
+
+def simulate(world: World, splits: int, slow: int) -> None:
+    """Print one table of coverage."""
+    counts = list(world.images)
+    share = np.array(counts) / sum(counts)
+    held, kept = defaultdict(list), defaultdict(list)
+    widths, rough = defaultdict(list), defaultdict(list)
+    errors = defaultdict(list)
+    chance = np.random.default_rng(1)
+    for number in range(splits):
+        rng = torch.Generator().manual_seed(number)
+        x, y = world.draw(counts, rng)
+        drawn = draw(counts, 0.2, number, at_least=1)
+        starts = np.cumsum([0, *counts[:-1]])
+        back = torch.zeros(len(y), dtype=torch.bool)
+        back[[int(s) + i for s, picks in zip(starts, drawn, strict=True) for i in picks]] = True
+        head = solve_head(
+            x[~back], y[~back], classes=len(counts), l2=world.l2, balanced=False, seed=0
+        )
+        logits, labels = x[back] @ head.weight.T + head.bias, y[back]
+        names = [str(i) for i in range(len(counts))]
+        figures = evaluation(logits, labels, names)
+        temperature = temperature_for(logits.double().numpy(), labels.numpy())
+        if number < slow:
+            figures |= probabilities(logits, labels, temperature)
+        fresh = [int(FRESH * s) for s in share]
+        fresh_x, fresh_y = world.draw(fresh, rng)
+        raw = fresh_x @ head.weight.T + head.bias
+        truth = truths(raw / temperature.value, fresh_y, share)
+        for name, intervals in ours(figures).items():
+            for value, interval in zip(np.atleast_1d(truth[name]), intervals, strict=True):
+                if interval is not None:
+                    held[name].append(interval[0] <= value <= interval[1])
+                    widths[name].append(interval[1] - interval[0])
+        if number < slow:
+            for name, (low, high) in other_way(logits / temperature.value, labels, chance).items():
+                inside = (low <= truth[name]) & (truth[name] <= high)
+                kept[name] += np.atleast_1d(inside).tolist()
+                rough[name] += np.atleast_1d(high - low).tolist()
+            before = binned(*confidences(raw.double().numpy(), fresh_y.numpy())).gap
+            calibration = figures["calibration"]
+            errors["true, before"].append(before)
+            errors["estimated, before"].append(calibration["ece_before"])
+            errors["true, after"].append(truth["calibration error"])
+            errors["estimated, after"].append(calibration["ece"])
+            errors["plain sum over bins, after"].append(calibration["ece_binned"])
+            errors["log-loss, true minus estimated"].append(truth["log-loss"] - figures["loss"])
+            errors["log-loss, true, before"].append(F.cross_entropy(raw, fresh_y).item())
+            errors["log-loss, true, after"].append(truth["log-loss"])
+            errors["left at 1"].append(bool(calibration["note"]))
+    print(f"\n{world.name}: {splits} splits ({slow} for the last two rows and the other way)")
+    print("| figure | coverage % | mean width | other way: coverage % | width |")
+    for name in held:
+        print(
+            f"| {name} | {100 * np.mean(held[name]):.1f} | {np.mean(widths[name]):.3f} "
+            f"| {100 * np.mean(kept[name]):.1f} | {np.mean(rough[name]):.3f} |"
+        )
+    told = "; ".join(f"{name} {np.mean(values):.4f}" for name, values in errors.items())
+    print(f"calibration error, means: {told}", flush=True)
+
+
+def real(data: Path, weights: Path, seeds: int, into: Path) -> None:
+    """Print calibration before and after on photos, for two penalties."""
+    from benchmarks.accuracy.heads import merged
+    from vitft.training.run import finetune
+
+    root = merged(data, into)
+    for arm, optim in (("default", {}), ("penalty 0.0001", {"l2": 0.0001})):
+        rows = defaultdict(list)
+        for seed in range(seeds):
+            table = {
+                "data": {"path": str(root), "seed": seed},
+                "weights": {"name": str(weights)},
+                "train": {"cache": str(into / "cache")},
+                "optim": optim,
+            }
+            out = into / f"{data.name}-{arm}-{seed}".replace(" ", "_")
+            figures = finetune(from_table(table), out=out).figures
+            calibration = figures["calibration"]
+            with np.load(out / "validation.npz") as file:
+                logits = torch.from_numpy(file["logits"]).double() * calibration["temperature"]
+            labels = torch.tensor([row.label for row in Manifest.read(out / "split.csv", root).val])
+            rows["temperature"].append(calibration["temperature"])
+            rows["error before"].append(100 * calibration["ece_before"])
+            rows["error after"].append(100 * calibration["ece"])
+            rows["upper end after"].append(100 * calibration["ece_interval"][1])
+            rows["plain sum, before"].append(
+                100 * binned(*confidences(logits.numpy(), labels.numpy())).gap
+            )
+            rows["plain sum, after"].append(100 * calibration["ece_binned"])
+            rows["loss before"].append(F.cross_entropy(logits, labels).item())
+            rows["loss after"].append(figures["loss"])
+        print(f"\n{data.name}, {arm}, {seeds} split seeds, {figures['images']} images held back")
+        for name, values in rows.items():
+            each = " ".join(f"{v:.3g}" for v in values)
+            print(f"| {name} | {np.mean(values):.3g} ± {stdev(values):.2g} | {each} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--splits", type=int, default=1000)
+    parser.add_argument("--slow", type=int, default=300)
+    parser.add_argument("--worlds", type=int, nargs="+", default=range(len(WORLDS)), help="which")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--data", type=Path, nargs="+", default=[])
+    parser.add_argument("--seeds", type=int, default=5)
+    args = parser.parse_args()
+    if not args.data:
+        for number in args.worlds:
+            simulate(WORLDS[number], args.splits, min(args.slow, args.splits))
+    with tempfile.TemporaryDirectory() as temporary:
+        for data in args.data:
+            real(data, args.weights, args.seeds, Path(temporary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Does an explanation point at the object? Drawn flowers whose boxes are known, method by method.
+
+    python -m benchmarks.accuracy.explain_box --run RUN [RUN ...] [--images 200] [--methods ...]
+
+Three questions, asked of pictures that no run was trained on:
+
+whole    One flower picture. How much of a map lies inside the blooms' boxes, against the share of the
+         area that the boxes cover (lift, chance 1)? AUC is the probability that a patch inside
+         outranks one outside (chance 0.5). Flowers stand in the middle, so `centre`, a Gaussian that
+         never saw the picture, does well here: no reason to believe a method that does less.
+corner   The flower picture fills one quarter, the other three are grounds with clutter and without
+         flowers. `centre` is at chance.
+kinds    Four kinds of flower in one picture, one of them asked for: how much of the map lies in its
+         quarter? Chance is 0.25, and a map that ignores the class cannot do better.
+
+`vit-explain` is the rule of github.com/jacobgil/vit-explain, written anew from its description: heads
+fused, the weakest entries of the whole map zeroed (but never the first), half identity, columns
+divided by row sums, the class token's row of the product.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from vitft.data.flowers import KINDS, background, flower_scene, photographed, scatter
+from vitft.explain.attribution import explain, explainable, traced
+from vitft.explain.method import Method
+from vitft.models.checkpoint import Card, build_model, load_checkpoint
+from vitft.models.find import find_model
+from vitft.models.vit import VisionTransformer
+
+FIRST = 1001
+"""Number of the first picture: those below may have been trained on."""
+SIZE = 128
+Maps = np.ndarray
+Explain = Callable[[VisionTransformer, Tensor, Tensor], Maps]
+
+
+def ours(**options: object) -> Explain:
+    return lambda model, pixels, target: explain(model, pixels, Method(**options), target).values  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def vit_explain(model: VisionTransformer, pixels: Tensor, fusion: str, discard: float) -> Maps:
+    fuse = {"mean": lambda a: a.mean(1), "max": lambda a: a.amax(1), "min": lambda a: a.amin(1)}[
+        fusion
+    ]
+    answers = []
+    for image in pixels:
+        product = torch.eye(model.config.num_prefix + model.config.grid[0] * model.config.grid[1])
+        for maps, _ in traced(model, model.embed(image[None])):
+            fused = fuse(maps)[0]
+            weakest = (
+                fused.flatten()
+                .topk(int(fused.numel() * discard), largest=False, sorted=False)
+                .indices
+            )
+            fused.flatten()[weakest[weakest != 0]] = 0
+            half = (fused + torch.eye(len(fused))) / 2
+            product = (half / half.sum(dim=-1)) @ product
+        answers.append(product[0, model.config.num_prefix :].unflatten(0, model.config.grid))
+    return torch.stack(answers).numpy()
+
+
+def centre(model: VisionTransformer, pixels: Tensor, _: Tensor) -> Maps:
+    rows, columns = model.config.grid
+    y, x = np.linspace(-1, 1, rows)[:, None], np.linspace(-1, 1, columns)
+    return np.broadcast_to(np.exp(-2 * (x**2 + y**2)), (len(pixels), rows, columns))
+
+
+METHODS: dict[str, Explain] = {
+    "relevance": ours(),
+    "rollout mean": ours(name="rollout"),
+    "rollout mean, discard 0.9": ours(name="rollout", discard=0.9),
+    "rollout max": ours(name="rollout", fusion="max"),
+    "rollout max, discard 0.9": ours(name="rollout", fusion="max", discard=0.9),
+    "rollout min, discard 0.9": ours(name="rollout", fusion="min", discard=0.9),
+    "attention, last block": ours(name="attention"),
+    **{
+        f"vit-explain {f} 0.9": lambda m, p, _, f=f: vit_explain(m, p, f, 0.9)
+        for f in ("mean", "max", "min")
+    },
+    "centre": centre,
+}
+
+
+def on_grid(card: Card, picture: Image.Image, grid: tuple[int, int]) -> Maps:
+    """How much of each patch a black and white picture covers, through the model's own view."""
+    view = card.transform.pixels(picture.convert("RGB"))[..., 0] / 255
+    return view.reshape(grid[0], view.shape[0] // grid[0], grid[1], view.shape[1] // grid[1]).mean(
+        (1, 3)
+    )
+
+
+CORNERS = ((0, 0), (SIZE, 0), (0, SIZE), (SIZE, SIZE))
+
+
+def whole(number: int) -> tuple[Image.Image, Image.Image, str]:
+    """A picture, the mask of what the map should point at, and the kind."""
+    kind = list(KINDS)[number % len(KINDS)]
+    picture, boxes = flower_scene(kind, FIRST + number // len(KINDS), size=SIZE)
+    mask = Image.new("L", picture.size)
+    for box in boxes:
+        ImageDraw.Draw(mask).rectangle(box, fill=255)
+    return picture, mask, kind
+
+
+def corner(number: int) -> tuple[Image.Image, Image.Image, str]:
+    flower, inside, kind = whole(number)
+    picture, mask = Image.new("RGB", (2 * SIZE, 2 * SIZE)), Image.new("L", (2 * SIZE, 2 * SIZE))
+    for k, at in enumerate(CORNERS):
+        random = np.random.default_rng([9, number, k])
+        ground = background(random, SIZE)
+        scatter(ImageDraw.Draw(ground), random, SIZE, count=8)
+        picture.paste(photographed(ground, random), at)
+    at = CORNERS[np.random.default_rng([8, number]).integers(4)]
+    picture.paste(flower, at)
+    mask.paste(inside, at)
+    return picture, mask, kind
+
+
+def kinds(number: int) -> tuple[Image.Image, Image.Image, str]:
+    random = np.random.default_rng([7, number])
+    order = random.permutation(len(KINDS))[:4]
+    picture, mask = Image.new("RGB", (2 * SIZE, 2 * SIZE)), Image.new("L", (2 * SIZE, 2 * SIZE))
+    for k, at in enumerate(CORNERS):
+        picture.paste(flower_scene(list(KINDS)[order[k]], FIRST + 500 + number, size=SIZE)[0], at)
+    asked = int(random.integers(4))
+    left, top = CORNERS[asked]
+    mask.paste(255, (left, top, left + SIZE, top + SIZE))
+    return picture, mask, list(KINDS)[order[asked]]
+
+
+def seen(
+    card: Card, grid: tuple[int, int], scene: Callable, count: int
+) -> tuple[Tensor, Maps, Tensor]:
+    """Pixels, what the mask covers of each patch, and the classes of `count` scenes."""
+    views, covers, classes = [], [], []
+    for number in range(count):
+        picture, mask, kind = scene(number)
+        views.append(torch.from_numpy(card.transform.pixels(picture)))
+        covers.append(on_grid(card, mask, grid))
+        classes.append(card.classes.index(kind))
+    return card.transform.normalise(torch.stack(views)), np.stack(covers), torch.tensor(classes)
+
+
+def auc(values: Maps, cover: Maps) -> float:
+    inside, outside = values[cover >= 0.5], values[cover < 0.5]
+    if not len(inside) or not len(outside):
+        return float("nan")
+    above = (inside[:, None] > outside).mean() + 0.5 * (inside[:, None] == outside).mean()
+    return float(above)
+
+
+def told(values: np.ndarray) -> str:
+    """Mean and half its 95 % interval."""
+    known = values[np.isfinite(values)]
+    return f"{known.mean():.3f} ± {1.96 * known.std(ddof=1) / np.sqrt(len(known)):.3f}"
+
+
+def compare(run: str, count: int, methods: list[str]) -> None:
+    state, card = load_checkpoint(find_model(run))
+    model = explainable(build_model({k: t.float() for k, t in state.items()}, card.architecture))
+    grid = model.config.grid
+    sets = {f.__name__: seen(card, grid, f, count) for f in (whole, corner, kinds)}
+    print(
+        f"\n{Path(run).name}: {card.weights.get('name')}, pool {model.config.pool}, grid {grid}, {count} images"
+    )
+    for name, (pixels, cover, target) in sets.items():
+        with torch.no_grad():
+            right = torch.cat([model(p).argmax(-1) for p in pixels.split(16)]) == target
+        print(
+            f"  {name}: {right.float().mean():.1%} right, the target covers {told(cover.mean((1, 2)))}"
+        )
+    print(
+        f"{'':<26}{'whole inside':>15}{'lift':>6}{'AUC':>15}{'corner inside':>16}{'lift':>6}{'AUC':>15}{'kinds':>15}"
+    )
+    for name, method in METHODS.items():
+        if methods and name not in methods:
+            continue
+        row = f"{name:<26}"
+        for which, (pixels, cover, target) in sets.items():
+            maps = np.asarray(method(model, pixels, target), np.float64) + 1e-12
+            inside = (maps / maps.sum((1, 2), keepdims=True) * cover).sum((1, 2))
+            row += f"{told(inside):>{16 if which == 'corner' else 15}}"
+            if which != "kinds":
+                ranked = np.array([auc(m, c) for m, c in zip(maps, cover, strict=True)])
+                row += f"{inside.mean() / cover.mean():>6.2f}{told(ranked):>15}"
+        print(row, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", nargs="+", required=True)
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--methods", nargs="*", default=[], help=f"some of: {', '.join(METHODS)}")
+    args = parser.parse_args()
+    for run in args.run:
+        compare(run, args.images, args.methods)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Damaged weight files: how many end in a sentence, a traceback, a hang, or are taken for good.
+
+    python -m benchmarks.faults.weight_mutants                 # 10,000 .safetensors, 1,000 .pth, 1,000 .npz
+    python -m benchmarks.faults.weight_mutants 500             # a twentieth of that
+
+Each mutant is a small good file with bytes flipped, cut, doubled, overwritten or shuffled, mostly
+in its header. It is opened as `load_pretrained` does, in this process, first without a digest and
+then with the digest of the good file. Exit code 1 on a traceback, on a hang over 2 s, or on a
+mutant that is accepted although its digest is known. The control is a reader without a digest:
+it must accept some.
+"""
+
+import collections
+import hashlib
+import io
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from tests.models.pretrained.test_flavours import google_arrays, random_weights
+from vitft.models.pretrained.source import open_source
+from vitft.models.vit_config import ViTConfig
+from vitft.system.errors import VitftError
+
+CONFIG = ViTConfig(
+    image_size=(8, 8), patch_size=(4, 4), width=64, depth=1, heads=1, num_classes=3, mlp_ratio=1.0
+)
+SEED = 20261121
+
+
+def good_files() -> dict[str, bytes]:
+    """One file of every suffix, with the same weights."""
+    state = random_weights(CONFIG)
+    pickled, archived = io.BytesIO(), io.BytesIO()
+    torch.save(state, pickled)
+    np.savez(archived, **google_arrays(CONFIG, state))
+    return {
+        ".safetensors": save(state, metadata={"format": "pt"}),
+        ".pth": pickled.getvalue(),
+        ".npz": archived.getvalue(),
+    }
+
+
+def mutate(content: bytes, rng: random.Random, header: int) -> bytes:
+    """One to four wounds, three in four of them within the first `header` bytes."""
+    data = bytearray(content)
+    for _ in range(rng.randint(1, 4)):
+        if not data:
+            break
+        place = rng.randrange(min(header, len(data)) if rng.random() < 0.75 else len(data))
+        kind = rng.choice(("flip", "byte", "digit", "cut", "insert", "double", "zero", "swap"))
+        length = rng.choice((1, 2, 8, 64, 1000))
+        if kind == "flip":
+            data[place] ^= 1 << rng.randrange(8)
+        elif kind == "byte":
+            data[place : place + 1] = bytes([rng.randrange(256)])
+        elif kind == "digit":
+            data[place : place + 1] = rng.choice(b'0123456789-e.,[]{}":').to_bytes(1, "little")
+        elif kind == "cut":
+            del data[place : place + length if rng.random() < 0.7 else len(data)]
+        elif kind == "insert":
+            data[place:place] = rng.randbytes(length)
+        elif kind == "double":
+            data[place:place] = data[place : place + length]
+        elif kind == "zero":
+            data[place : place + length] = bytes(min(length, len(data) - place))
+        else:
+            data[place : place + 2] = data[place : place + 2][::-1]
+    return bytes(data)
+
+
+def outcome(path: Path, sha256: str | None) -> tuple[str, float, str]:
+    """accepted, refused or traceback; seconds; and what was said."""
+    begun = time.perf_counter()
+    try:
+        source = open_source(path, allow_pickle=True, sha256=sha256)
+        kind, said = "accepted", check_shapes(source.tensors)
+    except VitftError as error:
+        kind, said = "refused", error.problem
+    except MemoryError as error:
+        kind, said = "traceback", f"MemoryError {error}"
+    except Exception as error:
+        kind, said = "traceback", f"{type(error).__name__}: {error}"
+    return kind, time.perf_counter() - begun, said
+
+
+def check_shapes(tensors: object) -> str:
+    """What is accepted has names and shapes of a model; `open_source` promises it."""
+    assert isinstance(tensors, dict)
+    assert all(isinstance(tensor, Tensor) for tensor in tensors.values())
+    return ""
+
+
+def campaign(suffix: str, content: bytes, count: int, folder: Path) -> collections.Counter[str]:
+    """Counts over `count` mutants of one good file."""
+    rng = random.Random(f"{SEED}{suffix}")
+    digest = hashlib.sha256(content).hexdigest()
+    header = 8 + int.from_bytes(content[:8], "little") if suffix == ".safetensors" else 4000
+    counts: collections.Counter[str] = collections.Counter()
+    path = folder / f"mutant{suffix}"
+    for _ in range(count):
+        mutant = mutate(content, rng, header)
+        if mutant == content:
+            counts["unchanged"] += 1
+            continue
+        path.write_bytes(mutant)
+        kind, seconds, said = outcome(path, None)
+        counts[kind] += 1
+        counts["hangs"] += seconds > 2
+        counts["slowest ms"] = max(counts["slowest ms"], round(1000 * seconds))
+        if kind == "traceback":
+            print(f"{suffix}: {said[:200]}")
+            Path(tempfile.gettempdir(), f"mutant-{counts[kind]}{suffix}").write_bytes(mutant)
+        counts[f"with digest: {outcome(path, digest)[0]}"] += 1
+    return counts
+
+
+def main(arguments: list[str]) -> int:
+    torch.set_num_threads(1)
+    count = int(arguments[0]) if arguments else 10_000
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for suffix, content in good_files().items():
+            path = Path(folder) / f"good{suffix}"
+            path.write_bytes(content)
+            assert outcome(path, None)[0] == "accepted", outcome(path, None)
+            begun = time.perf_counter()
+            number = count if suffix == ".safetensors" else count // 10
+            counts = campaign(suffix, content, number, Path(folder))
+            shown = ", ".join(f"{key} {value}" for key, value in sorted(counts.items()))
+            print(f"{suffix:<13}{number} mutants of {len(content)} bytes in "
+                  f"{time.perf_counter() - begun:.0f} s: {shown}", flush=True)  # fmt: skip
+            failed += counts["traceback"] + counts["hangs"] + counts["with digest: accepted"]
+            failed += counts["accepted"] == 0  # the control
+    print("all promises kept" if not failed else f"BROKEN: {failed}")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""The feature pass against its physical floors, in one process, interleaved.
+
+    python -m benchmarks.speed.feature_pass --data DIR [--model vit_tiny_patch16_224] [--images 160] [--repeats 5]
+
+    pass     read + hash + decode + view + prefix, as `finetune` runs it (one worker per core)
+    forward  the prefix alone on the same images, already decoded, with the same workers
+    gemm     the largest matrix product of the model alone: the peak of this machine, now
+
+`pass / forward` is what everything around the model costs; `forward / gemm` is the share of the peak
+in operations that are really executed (the class token's last block counts what it computes).
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.speed.frozen import link_images
+from vitft.data.folder import scan
+from vitft.data.loading import in_order
+from vitft.data.transforms import EvalTransform
+from vitft.features.cut import cut_model, run_prefix
+from vitft.features.extract import Extractor, batch_size, plain
+from vitft.models.registry import create_model
+from vitft.models.vit_config import ViTConfig
+
+
+def operations(config: ViTConfig) -> float:
+    """Multiply-adds x 2 of one image through the prefix as executed: a lean last block."""
+    n, d, hidden = (
+        1 + config.grid[0] * config.grid[1],
+        config.width,
+        int(config.width * config.mlp_ratio),
+    )
+    patch = (n - 1) * d * config.in_channels * config.patch_size[0] * config.patch_size[1]
+    block = n * d * 3 * d + 2 * n * n * d + n * d * d + 2 * n * d * hidden
+    last = n * d * 2 * d + d * d + 2 * n * d + d * d + 2 * d * hidden
+    return 2.0 * (patch + (config.depth - 1) * block + last)
+
+
+def in_workers(job: Callable[[int], object], count: int, workers: int) -> float:
+    """Seconds for `count` jobs on `workers` threads of one core each."""
+
+    def one(i: int) -> object:
+        torch.set_num_threads(1)
+        return job(i)
+
+    begin = time.perf_counter()
+    for _ in in_order(one, range(count), workers=workers):
+        pass
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", default="vit_tiny_patch16_224")
+    parser.add_argument("--images", type=int, default=160)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    model = create_model(args.model, num_classes=0).eval()
+    prefix = cut_model(model, "head").prefix
+    assert prefix is not None
+    transform, workers = EvalTransform(image_size=model.config.image_size), torch.get_num_threads()
+    seconds: dict[str, list[float]] = {"pass": [], "forward": [], "gemm": []}
+    with tempfile.TemporaryDirectory() as temporary:
+        link_images(args.data, Path(temporary) / "d", args.images, 0)
+        source = Path(temporary) / "d" / "train"
+        folder = scan(source)
+        batch = batch_size("cpu", model.config.width)
+        pixels = np.random.default_rng(0).integers(0, 256, (batch, *model.config.image_size, 3))
+        decoded = transform.normalise(torch.from_numpy(pixels.astype(np.uint8)))
+        lean = prefix.in_precision("bf16")
+        n = batch * (1 + model.config.grid[0] * model.config.grid[1])
+        x = torch.randn(n, model.config.width).bfloat16()
+        w = torch.randn(4 * model.config.width, model.config.width).bfloat16()
+        for repeat in range(args.repeats):
+            extractor = Extractor(prefix, folder=None, precision="bf16", max_pixels=10**8)
+            begin = time.perf_counter()
+            extractor.examine(folder, plain(transform), allow_bad=False, progress=lambda _: None)
+            seconds["pass"].append(time.perf_counter() - begin)
+            count = len(folder.files) // batch
+            seconds["forward"].append(
+                in_workers(lambda _: run_prefix(lean, decoded), count, workers)
+            )
+            products = max(
+                4,
+                int(
+                    count * batch * operations(model.config) / (8.0 * n * model.config.width**2) / 4
+                ),
+            )
+            seconds["gemm"].append(
+                in_workers(lambda _: torch.nn.functional.linear(x, w), products, workers)
+            )
+            flops = products * 8.0 * n * model.config.width**2 / seconds["gemm"][-1]
+            seconds.setdefault("gemm GFLOP/s", []).append(flops / 1e9)
+            forward = count * batch * operations(model.config) / seconds["forward"][-1]
+            seconds.setdefault("forward GFLOP/s", []).append(forward / 1e9)
+            seconds.setdefault("pass / forward", []).append(
+                seconds["pass"][-1] / seconds["forward"][-1]
+            )
+            seconds.setdefault("share of peak", []).append(forward / flops)
+            print(
+                f"  repeat {repeat}: " + "  ".join(f"{k} {v[-1]:.3g}" for k, v in seconds.items())
+            )
+    print(f"{args.model}, {len(folder.files)} images, {workers} workers, medians of {args.repeats}")
+    for name, values in seconds.items():
+        print(
+            f"| {name} | {statistics.median(values):.3g} | {min(values):.3g} to {max(values):.3g} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

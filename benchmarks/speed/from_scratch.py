@@ -1,0 +1,214 @@
+"""Training from scratch: time per epoch beside a tutorial's kind of code, and the curve of a recipe.
+
+    python -m benchmarks.speed.from_scratch epoch --data CIFAR [--images 5000] [--repeats 3]
+    python -m benchmarks.speed.from_scratch curve --run RUN [--run RUN ...]
+
+`epoch` trains the same model (patch 4, 4 blocks 48 wide, 4 heads, batch 256, AdamW) on the same
+images, once through our feed and loop, once as tutorials write it: one module per attention head,
+a DataLoader that opens each file with Pillow in each epoch, float32, no fused kernels. Both take
+turns within one process, so that what else the machine does falls on both. CPU seconds are of
+user and system together, with the loader's processes.
+
+`curve` prints accuracy by epoch of finished or running runs, from metrics.jsonl.
+"""
+
+import argparse
+import json
+import math
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms as tv
+
+from vitft.config.run import Config, from_table, read_recipe
+from vitft.data.split import Manifest
+from vitft.system.malloc import freed_memory_kept
+from vitft.training.distributed import Team
+from vitft.training.loop import Training
+from vitft.training.run import begin
+
+BATCH, WIDTH, HEADS, DEPTH, PATCH = 256, 48, 4, 4, 4
+
+
+class Head(nn.Module):
+    """One head with three layers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        size = WIDTH // HEADS
+        self.query, self.key, self.value = (nn.Linear(WIDTH, size) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
+        return nn.functional.softmax(scores, dim=-1) @ self.value(x)
+
+
+class Layer(nn.Module):
+    """Heads in a Python loop, then the MLP, with LayerNorm before each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(Head() for _ in range(HEADS))
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.before(x)
+        x = x + self.out(torch.cat([head(normed) for head in self.heads], dim=-1))
+        return x + self.mlp(self.between(x))
+
+
+class Plain(nn.Module):
+    """The model as a tutorial has it."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, PATCH, PATCH)
+        self.cls = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.positions = nn.Parameter(torch.randn(1, (32 // PATCH) ** 2 + 1, WIDTH))
+        self.layers = nn.Sequential(*(Layer() for _ in range(DEPTH)))
+        self.head = nn.Linear(WIDTH, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.cls.expand(len(x), -1, -1), tokens], dim=1) + self.positions
+        return self.head(self.layers(tokens)[:, 0])
+
+
+class Files(Dataset[tuple[Tensor, int]]):
+    """Opens and augments a file whenever it is asked for."""
+
+    def __init__(self, paths: list[str], labels: list[int]) -> None:
+        self.paths, self.labels = paths, labels
+        self.transform = tv.Compose([
+            tv.RandomCrop(32, padding=4), tv.RandomHorizontalFlip(), tv.ToTensor(),
+            tv.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+        ])  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return self.transform(Image.open(self.paths[i], formats=None).convert("RGB")), self.labels[
+            i
+        ]
+
+
+def theirs(manifest: Manifest, workers: int) -> Callable[[], int]:
+    """An epoch of the tutorial's kind of code; gives its number of images."""
+    rows = manifest.train
+    loader = DataLoader(
+        Files([manifest.locate(row) for row in rows], [row.label for row in rows]),
+        batch_size=BATCH, shuffle=True, num_workers=workers,
+    )  # fmt: skip
+    model = Plain(len(manifest.classes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=1e-2)
+
+    def epoch() -> int:
+        model.train()
+        for images, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+        return len(rows)
+
+    return epoch
+
+
+def ours(config: Config, limit: int) -> tuple[Callable[[], int], Manifest]:
+    """An epoch through our feed and loop."""
+    start = begin(config, Team())
+    manifest = start.feed.manifest
+    step = max(1, len(manifest.train) // limit)
+    manifest = replace(manifest, rows=(*manifest.train[::step][:limit], *manifest.val[:1]))
+    feed = replace(start.feed, manifest=manifest)
+    training = Training(
+        feed.cut.suffix, config.optim, steps_per_epoch=math.ceil(len(manifest.train) / BATCH),
+        precision=start.precision, seed=0,
+    )  # fmt: skip
+    batches = feed.training()
+
+    def epoch() -> int:
+        with freed_memory_kept(when=True):  # as in `train.finetune`
+            for batch in batches(training.epoch, 0):
+                training.take(batch)
+        return len(manifest.train)
+
+    return epoch, manifest
+
+
+def cpu_seconds() -> float:
+    """Of this process and its children that have ended."""
+    who = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return sum(usage.ru_utime + usage.ru_stime for usage in who)
+
+
+def timed(epoch: Callable[[], int]) -> tuple[float, float]:
+    """Images per second of the clock, and of the processors."""
+    wall, cpu = time.perf_counter(), cpu_seconds()
+    images = epoch()
+    return images / (time.perf_counter() - wall), images / (cpu_seconds() - cpu)
+
+
+def epochs(args: argparse.Namespace) -> None:
+    """Both ways in turns."""
+    table: dict[str, Any] = read_recipe("cifar10-tutorial")
+    table["data"] = {"path": args.data}
+    table["train"]["device"] = "cpu"
+    our, manifest = ours(from_table(table), args.images)
+    ways = {"ours": our, f"tutorial, {args.workers} workers": theirs(manifest, args.workers)}
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for _ in range(args.repeats):
+        for name, epoch in ways.items():
+            seen[name].append(timed(epoch))
+    print(f"{len(manifest.train)} images an epoch, {torch.get_num_threads()} threads")
+    medians = {
+        n: [statistics.median(x) for x in zip(*rows, strict=True)] for n, rows in seen.items()
+    }
+    for name, (wall, cpu) in medians.items():
+        print(f"{name:24} {wall:8.0f} images/s {cpu:8.0f} images per CPU second  {seen[name]}")
+    first, second = medians.values()
+    print(f"ratio: {first[0] / second[0]:.2f} by the clock, {first[1] / second[1]:.2f} by CPU time")
+
+
+def curve(args: argparse.Namespace) -> None:
+    """Accuracy by epoch."""
+    for run in args.run:
+        lines = (Path(run) / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        print(run)
+        for row in rows:
+            if "epoch" in row:
+                print(f"  epoch {row['epoch']:4}  {json.dumps(row)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    verbs = parser.add_subparsers(required=True)
+    one = verbs.add_parser("epoch")
+    one.add_argument("--data", required=True)
+    one.add_argument("--images", type=int, default=5000)
+    one.add_argument("--repeats", type=int, default=3)
+    one.add_argument("--workers", type=int, default=2)
+    one.set_defaults(act=epochs)
+    two = verbs.add_parser("curve")
+    two.add_argument("--run", action="append", required=True)
+    two.set_defaults(act=curve)
+    args = parser.parse_args()
+    args.act(args)
+
+
+if __name__ == "__main__":
+    main()

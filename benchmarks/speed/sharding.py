@@ -1,0 +1,99 @@
+"""Memory and time of a process of a team: a whole copy of the model, or its slice of it (FSDP2).
+
+    python -m benchmarks.speed.sharding [--size base] [--processes 2] [--batch 4] [--steps 3]
+
+Both ways train the same model of random weights in full, with AdamW and averages, on random pixels, in
+processes of their own under torchrun, with one thread each. Memory is the first process's peak less what
+it had with torch imported; a step's time is the median of all but the first. glibc is told to give what is
+freed back to the system (MALLOC_MMAP_THRESHOLD_): what splitting frees and takes again and again
+would otherwise be kept in its heap, a third more than whole copies take.
+"""
+
+import argparse
+import gc
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+from torch import nn
+
+from vitft.config.run import OptimSpec
+from vitft.features.cut import Whole
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import SIZES, ViTConfig
+from vitft.system.device import peak_memory
+from vitft.training.distributed import joined
+from vitft.training.fsdp import split_up, tell
+from vitft.training.loop import Batch, Training
+
+SETTINGS = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**18)}
+
+
+def worker(args: argparse.Namespace) -> None:
+    """One process of a team; the first one prints."""
+    torch.set_num_threads(1)
+    with joined() as team:
+        kind = "gpu" if torch.cuda.is_available() else "resident"
+        device = torch.device("cuda", team.local_rank) if kind == "gpu" else torch.device("cpu")
+        is_split = args.way == "split"
+        before = peak_memory(device)[kind]
+        size = SIZES[args.size]
+        torch.manual_seed(0)
+        config = ViTConfig(width=size.width, depth=size.depth, heads=size.heads, num_classes=10)
+        suffix: nn.Module = Whole(VisionTransformer(config).to(device))
+        model = suffix
+        if is_split:
+            model = split_up(suffix, team)
+            gc.collect()
+        spec = OptimSpec(solver="adamw", lr=1e-4, ema=0.999, micro_batch=args.micro_batch)
+        training = Training(
+            model, spec, steps_per_epoch=99, precision="bf16", team=team, split=is_split
+        )
+        labels = torch.randint(0, 10, (args.batch,), device=device)
+        pixels = torch.randn(args.batch, 3, 224, 224, device=device)
+        own = team.piece(args.batch)
+        seconds = []
+        for _ in range(args.steps + 1):
+            started = time.perf_counter()
+            training.take(Batch(pixels[own], labels[own], args.batch))
+            seconds.append(time.perf_counter() - started)
+        with training.averaged():
+            if is_split:
+                tell(model, suffix)
+        used, count = (
+            peak_memory(device)[kind] - before,
+            sum(p.numel() for p in suffix.parameters()),
+        )
+        if team.leads:
+            print(
+                f"{args.way}: {used} MiB ({used * 2**20 / count:.1f} bytes per number of "
+                f"{count / 1e6:.1f} million), step {statistics.median(seconds[1:]):.2f} s",
+                flush=True,
+            )
+        team.wait()
+    os._exit(0)  # gloo's threads may abort a process that ends in the usual way
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=[*SIZES], default="base")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--micro-batch", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--way", choices=["whole", "split"], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.way:
+        worker(args)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    for way in ("whole", "split"):
+        again = [*sys.argv[1:], "--way", way]
+        team = ["--nproc-per-node", str(args.processes), "-m", "benchmarks.speed.sharding", *again]
+        subprocess.run([*torchrun, *team], check=True, env=os.environ | SETTINGS)
+
+
+if __name__ == "__main__":
+    main()

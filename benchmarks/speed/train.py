@@ -1,0 +1,152 @@
+"""Full fine-tuning steps on this machine: ours beside timm's and transformers' models, same images.
+
+    python -m benchmarks.speed.train --repeats 3 --steps 8
+
+Each variant is a process of its own that makes the same random ViT-Ti/16, takes two steps to warm
+up and then measures whole steps: forward, loss, backward, AdamW. The peers' steps are those of
+timm's train.py and of transformers' Trainer without their data loading, logging and evaluation,
+which cost them more. Repeats are interleaved; medians, ratios and the peak memory are printed.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+VARIANTS = (
+    "timm fp32",
+    "timm bf16",
+    "transformers fp32",
+    "transformers bf16",
+    "vitft fp32",
+    "vitft bf16",
+)
+
+
+def pixels_and_labels(batch: int, classes: int) -> tuple[Any, Any]:
+    """The same images for everybody."""
+    import torch
+
+    random = torch.Generator().manual_seed(0)
+    return torch.randn(batch, 3, 224, 224, generator=random), torch.randint(
+        0, classes, (batch,), generator=random
+    )
+
+
+def peer_step(library: str, precision: str, batch: int) -> Any:
+    """One step as timm's or transformers' users take it."""
+    import torch
+
+    if library == "timm":
+        import timm
+
+        model: Any = timm.create_model("vit_tiny_patch16_224", num_classes=5)
+    else:
+        from transformers import ViTConfig, ViTForImageClassification
+
+        model = ViTForImageClassification(
+            ViTConfig(
+                hidden_size=192,
+                num_hidden_layers=12,
+                num_attention_heads=3,
+                intermediate_size=768,
+                num_labels=5,
+            )
+        )
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.05)
+    pixels, labels = pixels_and_labels(batch, 5)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            output = model(pixels)
+            logits = output if library == "timm" else output.logits
+            loss = torch.nn.functional.cross_entropy(logits, labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+
+    return step
+
+
+def our_step(precision: str, batch: int) -> Any:
+    """One step of vitft's loop."""
+    from vitft.config.run import OptimSpec
+    from vitft.features.cut import Whole
+    from vitft.models.registry import create_model
+    from vitft.training.loop import Batch, Training
+
+    model = create_model("vit_tiny_patch16_224", num_classes=5)
+    spec = OptimSpec(solver="adamw", lr=5e-4, weight_decay=0.05, batch_size=batch, epochs=1)
+    training = Training(Whole(model), spec, steps_per_epoch=1000, precision=precision)
+    pixels, labels = pixels_and_labels(batch, 5)
+    return lambda: training.take(Batch(pixels, labels))
+
+
+def child(variant: str, batch: int, steps: int) -> None:
+    """Measure one variant, in a process of its own."""
+    import torch
+
+    torch.manual_seed(0)
+    library, precision = variant.split()
+    step = (
+        our_step(precision, batch) if library == "vitft" else peer_step(library, precision, batch)
+    )
+    for _ in range(2):
+        step()
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"seconds": statistics.median(times), "peak_mib": peak}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--variant", choices=VARIANTS)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    if args.variant:
+        child(args.variant, args.batch, args.steps)
+        return
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
+    for _ in range(args.repeats):
+        for name in VARIANTS:
+            command = [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "benchmarks.speed.train",
+                "--variant",
+                name,
+            ]
+            command += ["--batch", str(args.batch), "--steps", str(args.steps)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found[name].append(json.loads(done.stdout.splitlines()[-1]))
+    speeds = {name: [args.batch / row["seconds"] for row in rows] for name, rows in found.items()}
+    middle = {name: statistics.median(values) for name, values in speeds.items()}
+    print(
+        f"ViT-Ti/16, batch {args.batch}, {args.repeats} interleaved repeats of {args.steps} steps"
+    )
+    print(f"{'':20} images/s (lowest to highest)   of timm fp32  of timm bf16  peak MiB")
+    for name, values in speeds.items():
+        peak = statistics.median(row["peak_mib"] for row in found[name])
+        print(
+            f"{name:20} {middle[name]:6.1f} ({min(values):.1f} to {max(values):.1f})"
+            f"{'':8}{middle[name] / middle['timm fp32']:8.2f}x"
+            f"{middle[name] / middle['timm bf16']:12.2f}x {peak:10.0f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
