@@ -17,7 +17,7 @@ from vitft.data.arrays import ArraySet, find_arrays
 from vitft.data.download.registry import KNOWN
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError
-from vitft.system.text import listing, count
+from vitft.system.text import count, listing
 
 Part = Literal["train", "val", ""]
 

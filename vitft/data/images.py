@@ -202,7 +202,7 @@ def decode_as(kind: str, data: bytes, name: str, max_pixels: int) -> Decoded:
 
     odd = oddities(kind, image, name)
     upright = to_rgb(image)
-    orientation = orientation_of(image)  # of a TIFF it is 1 by now: Pillow has turned it
+    orientation = orientation_of(image) or 1  # of a TIFF it is 1 by now: Pillow has turned it
     if orientation in TURNS:
         upright = upright.transpose(TURNS[orientation])
     if orientation in TURNS or turned in TURNS:

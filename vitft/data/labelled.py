@@ -15,7 +15,7 @@ from vitft.data.arrays import ArraySet, find_arrays
 from vitft.data.folder import check_is_folder, split_parts
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
-from vitft.system.text import listing, count
+from vitft.system.text import count, listing
 
 SUBSETS = ("train", "val")
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypedDict, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,6 +29,23 @@ FORMAT = "1"
 M = TypeVar("M", VisionTransformer, TimmModel)
 
 
+Provenance = TypedDict(
+    "Provenance",
+    {
+        "name": str,  # as given by --weights; "none" for a new model
+        "source": str,  # file, or owner/repository/file on the hub
+        "revision": str,  # commit of the repository
+        "sha256": str,  # of the file
+        "licence": str,  # SPDX identifier, as the catalogue states it
+        "training": str,  # how weights of this project were made
+        "data": str,  # and on what
+        "from": str,  # name of the weights from which these were fine-tuned
+    },
+    total=False,
+)
+"""Origin of pretrained weights; only what is known is present."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """What travels with the weights."""
@@ -38,8 +55,8 @@ class Card:
     """How an image becomes the model's input; the only description of it."""
     classes: tuple[str, ...] = ()
     """Class names in the order of the head's outputs; empty for a bare backbone."""
-    weights: Mapping[str, str] = field(default_factory=dict)
-    """Where the pretrained weights came from: name, source, revision, sha256, licence."""
+    weights: Provenance = field(default_factory=Provenance)
+    """Where the pretrained weights came from."""
     pos_embed: str = "as loaded"
     """How the positions were resized from the pretrained grid."""
     split: str = ""

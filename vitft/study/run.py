@@ -18,10 +18,11 @@ from torch import Tensor
 from vitft.config.run import Config
 from vitft.data.inspection import InspectedFile
 from vitft.data.summary import log_inspection
-from vitft.features.pipeline import inspect_images
 from vitft.features.cache import default_folder, prune
+from vitft.features.pipeline import inspect_images
 from vitft.features.probe import FOLDS, SMALL, Scaling, choose_penalty, scores, solve
-from vitft.metrics.intervals import Interval, Z, student, wilson
+from vitft.metrics.intervals import Z, student, wilson
+from vitft.metrics.results import Interval
 from vitft.study.features import BackboneFeatures, baselines
 from vitft.study.plan import Plan, fitting_shots, too_few
 from vitft.study.splits import Draw, draw, pictures

@@ -1,10 +1,10 @@
 """What became of each part of the weights when a model was loaded."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from vitft.data.transforms import EvalTransform
+from vitft.models.checkpoint import Provenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,8 @@ class LoadReport:
     """How an image becomes this model's input."""
     statistics_source: str
     """Where mean and std come from."""
-    provenance: Mapping[str, str]
-    """Name, source, revision, sha256 and licence, as a checkpoint's card keeps them."""
+    provenance: Provenance
+    """Origin of the weights, as a checkpoint's card keeps it."""
     classes: tuple[str, ...] = ()
     """Names of the head's outputs, if the head was kept and the file names them."""
     notes: tuple[str, ...] = ()
