@@ -14,7 +14,7 @@ import torch
 
 from tests.conftest import draw_folder
 from vitft.cli.main import build_parser
-from vitft.config.run import from_table
+from vitft.config.run import config_from_table
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.features.probe import scores, solve_head
@@ -162,7 +162,7 @@ def test_the_baselines_tell_brightness_and_colours() -> None:
 
 
 def test_an_untrained_model_of_timm_needs_no_file() -> None:
-    config = from_table({})
+    config = config_from_table({})
 
     model, transform = backbone("random:timm:resnet10t", 3, config)
     again, _ = backbone("random:timm:resnet10t", 3, config)
@@ -292,7 +292,7 @@ def test_copies_that_make_a_class_too_small_take_shots_with_them(image_folder: P
         str(image_folder), ["histogram"], [2, 8], seeds=1, out=str(image_folder.parent / "out")
     )
 
-    done = run_study(plan, from_table({}))
+    done = run_study(plan, config_from_table({}))
 
     assert plan.shots == (2, 8)
     assert done.plan.shots == (2,)
@@ -308,7 +308,7 @@ def test_a_lead_that_is_none_is_told_as_such(image_folder: Path) -> None:
         seeds=2,
         out=str(image_folder.parent / "out"),
     )
-    done = run_study(plan, from_table({}))
+    done = run_study(plan, config_from_table({}))
     curves = tuple(
         replace(curve, points=(point([0, 1] * 50, [0, 1] * 50),)) for curve in done.curves
     )

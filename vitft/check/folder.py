@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.check.audit import Item, Shares, audit_of, proposals
-from vitft.config.run import Config, from_table, read_toml
+from vitft.config.run import Config, config_from_table, read_toml
 from vitft.data.fingerprint import faults_of
 from vitft.data.fixes import Fix
 from vitft.data.folder import Folder, scan
@@ -198,4 +198,6 @@ def config_of(run: str) -> tuple[Config, dict[str, str]]:
             fix="give the folder that `vitft finetune` wrote, e.g. --run runs/latest",
         )
     manifest = Manifest.read(RunDir(path).split, path)
-    return from_table(read_toml(path / "config.toml")), {r.path: r.split for r in manifest.rows}
+    return config_from_table(read_toml(path / "config.toml")), {
+        r.path: r.split for r in manifest.rows
+    }

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from vitft.config.defaults import FINE_TUNING
-from vitft.config.run import Config, dotted, to_toml
+from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFolder
 from vitft.data.sampling import say_epoch
@@ -123,7 +123,7 @@ def finetune(
                 write_class_indices(run.class_indices, feed.manifest.classes)
         job = Job(run=run, best=Best(model), precision=start.precision, stopper=stopper, team=team)
         card = card_of(model, start.report, feed.manifest)
-        trackers.begin(run, dotted(feed.config), resume=resume)
+        trackers.begin(run, flat_settings(feed.config), resume=resume)
         job.trackers = trackers
         on_cpu = feed.device.type == "cpu" and not feed.config.train.shard
         with freed_memory_kept(when=on_cpu):
