@@ -25,7 +25,8 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from vitft.data.folder import check_images, scan
+from vitft.data.folder import scan
+from vitft.data.inspection import inspect_folder
 from vitft.data.split import COLUMNS
 
 EXACT, NEAR, SWAPPED, ACROSS, BROKEN = 50, 50, 30, 20, 20
@@ -92,8 +93,13 @@ def fake_run(data: Path, weights: str, run: Path, split: dict[str, str]) -> Path
     weights = str(Path(weights).resolve()) if Path(weights).exists() else weights
     (run / "config.toml").write_text(f"[weights]\nname = {json.dumps(weights)}\n")
     sheet = [",".join(COLUMNS)]
+<<<<<<< HEAD
     for file in check_images(scan(data), allow_bad=True).good:
         label = label_of(file.path)
+=======
+    for file in inspect_folder(scan(data), allow_bad=True).good:
+        label = scan_label(file.path)
+>>>>>>> main
         sheet.append(f'"{file.path}","{label}",{split.get(file.path, "train")},{file.sha256}')
     (run / "split.csv").write_text("\n".join(sheet) + "\n")
     return run
