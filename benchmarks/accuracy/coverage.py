@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from vitft.config.run import config_from_table
 from vitft.data.split import Manifest, draw
-from vitft.features.probe import solve_head
+from vitft.features.head import solve_head
 from vitft.metrics.calibration import binned, confidences, temperature_for
 from vitft.metrics.classification import confusion, evaluation, probabilities
 
