@@ -30,7 +30,7 @@ from benchmarks.accuracy.seeds import run_arm
 from benchmarks.folders import merge_splits
 from benchmarks.timing import mean_deviation
 from vitft.data.split import Manifest, draw
-from vitft.features.probe import solve_head
+from vitft.features.head import solve_head
 from vitft.metrics.calibration import binned, confidences, temperature_for
 from vitft.metrics.classification import confusion, evaluation, probabilities
 
