@@ -93,13 +93,8 @@ def fake_run(data: Path, weights: str, run: Path, split: dict[str, str]) -> Path
     weights = str(Path(weights).resolve()) if Path(weights).exists() else weights
     (run / "config.toml").write_text(f"[weights]\nname = {json.dumps(weights)}\n")
     sheet = [",".join(COLUMNS)]
-<<<<<<< HEAD
-    for file in check_images(scan(data), allow_bad=True).good:
-        label = label_of(file.path)
-=======
     for file in inspect_folder(scan(data), allow_bad=True).good:
-        label = scan_label(file.path)
->>>>>>> main
+        label = label_of(file.path)
         sheet.append(f'"{file.path}","{label}",{split.get(file.path, "train")},{file.sha256}')
     (run / "split.csv").write_text("\n".join(sheet) + "\n")
     return run
