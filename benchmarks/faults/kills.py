@@ -32,7 +32,7 @@ from torch import Tensor
 from tests.conftest import draw_folder
 from vitft.config.run import from_table, read_toml
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card, digest_of, load_checkpoint, save_checkpoint
+from vitft.models.checkpoint import Card, load_checkpoint, save_checkpoint, state_digest
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import VitftError
@@ -147,7 +147,7 @@ def outcome(run: Path) -> tuple[str, str, str]:
     figures = json.loads((run / "eval.json").read_text())
     figures.pop("seconds")
     state, card = load_checkpoint(run / "model.safetensors")
-    return digest_of(str(card), state), (run / "metrics.jsonl").read_text(), json.dumps(figures)
+    return state_digest(str(card), state), (run / "metrics.jsonl").read_text(), json.dumps(figures)
 
 
 def main() -> None:

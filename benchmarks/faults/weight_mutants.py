@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tests.models.pretrained.test_flavours import google_arrays, random_weights
-from vitft.models.pretrained.source import open_source
+from vitft.models.pretrained.weights import open_pretrained
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import VitftError
 
@@ -80,7 +80,7 @@ def outcome(path: Path, sha256: str | None) -> tuple[str, float, str]:
     """accepted, refused or traceback; seconds; and what was said."""
     begun = time.perf_counter()
     try:
-        source = open_source(path, allow_pickle=True, sha256=sha256)
+        source = open_pretrained(path, allow_pickle=True, sha256=sha256)
         kind, said = "accepted", check_shapes(source.tensors)
     except VitftError as error:
         kind, said = "refused", error.problem

@@ -105,12 +105,19 @@ def judge(
     from vitft.features.extract import make_extractor, plain
     from vitft.features.label_errors import out_of_fold, posteriors, suspects_in
     from vitft.models.freeze import freeze_model
-    from vitft.models.initial import load_weights
+    from vitft.models.initial import load_initial_model
     from vitft.system.device import pick_device, pick_precision
 
     pictures = {file.sha256: file for file in reversed(good)}  # each once: the first of its files
     once = [file for file in good if pictures[file.sha256] is file]
-    model, report = load_weights(config, folder)
+    model, report = load_initial_model(
+        config.weights,
+        config.model,
+        folder,
+        max_pixels=config.data.max_pixels,
+        drop_path=config.train.drop_path,
+        seed=config.train.seed,
+    )
     freeze_model(model, "head")
     device = pick_device(config.train.device)
     cut = cut_model(model.to(device), "head")

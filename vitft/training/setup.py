@@ -17,7 +17,7 @@ from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Folder, scan
 from vitft.features.cut import Cut, cut_model
 from vitft.models.freeze import freeze_model
-from vitft.models.initial import load_weights
+from vitft.models.initial import load_initial_model
 from vitft.models.lora import add_adapters
 from vitft.models.pretrained import LoadReport
 from vitft.models.timm_model import Model
@@ -52,7 +52,14 @@ def prepare(config: Config, team: Team) -> Prepared:
     precision = pick_precision(config.train.precision, device)
     folder, data_spec = apply_fixes(folder, config.data)
     config = replace(config, data=data_spec)
-    model, report = load_weights(config, folder)
+    model, report = load_initial_model(
+        config.weights,
+        config.model,
+        folder,
+        max_pixels=config.data.max_pixels,
+        drop_path=config.train.drop_path,
+        seed=config.train.seed,
+    )
     config = with_usual_lr(config, model)
     if config.train.stages[0] == "lora":
         add_adapters(model, config.train)
