@@ -30,7 +30,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from tests.conftest import draw_folder
-from vitft.config.run import from_table, read_toml
+from vitft.config.run import config_from_table, read_toml
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, load_checkpoint, save_checkpoint, state_digest
 from vitft.models.vit import VisionTransformer
@@ -111,7 +111,7 @@ def child(home: Path, out: Path, *, begun: bool, control: str = "") -> None:
             stages.save_state = in_place  # type: ignore[assignment]
         with (home / "said.txt").open("a") as said, redirect_stdout(said), redirect_stderr(said):
             if begun:
-                config = from_table(read_toml(out / "config.toml"))
+                config = config_from_table(read_toml(out / "config.toml"))
             else:  # killed before there was anything to resume
                 if os.environ.get("RANK", "0") == "0":
                     shutil.rmtree(out, ignore_errors=True)
@@ -119,7 +119,7 @@ def child(home: Path, out: Path, *, begun: bool, control: str = "") -> None:
                     "data": {"path": str(home / "data")},
                     "weights": {"name": str(home / "w.safetensors")},
                 }
-                config = from_table({**table, **SETTINGS})
+                config = config_from_table({**table, **SETTINGS})
             code = finetune(config, out=out, resume=begun).exit_code
     except VitftError as error:
         code = error.exit_code

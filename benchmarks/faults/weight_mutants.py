@@ -92,7 +92,7 @@ def outcome(path: Path, sha256: str | None) -> tuple[str, float, str]:
 
 
 def check_shapes(tensors: object) -> str:
-    """What is accepted has names and shapes of a model; `open_source` promises it."""
+    """What is accepted has names and shapes of a model; `open_pretrained` promises it."""
     assert isinstance(tensors, dict)
     assert all(isinstance(tensor, Tensor) for tensor in tensors.values())
     return ""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vitft.config.model import ModelSpec
-from vitft.config.run import WeightsSpec
-from vitft.data.folder import Folder, counted
-from vitft.data.images import decode, read_bytes
+from vitft.config.weights import WeightsSpec
+from vitft.data.folder import Folder
+from vitft.data.inspection import OpenedImage, inspect_file
 from vitft.data.transforms import EvalTransform
 from vitft.models.pretrained import LoadReport, load_backbone
 from vitft.models.registry import describe_vit
@@ -20,6 +20,7 @@ from vitft.models.timm_model import Model, untrained
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import DataError, ImageError
+from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
@@ -181,24 +182,27 @@ def inspect_images(folder: Folder, max_pixels: int) -> ImageFacts:
         DataError: None of them can be read.
     """
     files = folder.files[:: max(1, len(folder.files) // NUM_INSPECTED)]
-    sizes, has_colours, error = set(), False, None
-    for file in files:
-        try:
-            path = f"{folder.root}/{file.path}"
-            picture = decode(read_bytes(path, max_pixels=max_pixels), path, max_pixels=max_pixels)
-        except ImageError as unreadable:
-            error = unreadable
-            continue
-        sizes.add((picture.image.height, picture.image.width))
-        red, green, blue = picture.image.split()
-        has_colours = has_colours or not red.tobytes() == green.tobytes() == blue.tobytes()
-    if not sizes:
+    root = str(folder.root)
+    found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
+    readable = [each for each in found if not isinstance(each, ImageError)]
+    if not readable:
+        reasons = [each.reason for each in found if isinstance(each, ImageError)]
         raise DataError(
-            f"none of the {counted(len(files), 'image')} of {folder.root} that were tried could "
-            f"be read ({error.reason if error else 'the folder is empty'})",
-            fix=f"run `vitft check {folder.root}` to find out what is wrong with them",
+            f"none of the {count(len(files), 'image')} of {root} that were tried could be read "
+            f"({reasons[-1] if reasons else 'the folder is empty'})",
+            fix=f"run `vitft check {root}` to find out what is wrong with them",
         )
-    return ImageFacts(sizes.pop() if len(sizes) == 1 else None, is_grey=not has_colours)
+    sizes = {size for size, _ in readable}
+    return ImageFacts(
+        sizes.pop() if len(sizes) == 1 else None, is_grey=all(is_grey for _, is_grey in readable)
+    )
+
+
+def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
+    """Return height and width of an image, and whether its three channels are equal."""
+    image = opened.image
+    red, green, blue = (channel.tobytes() for channel in image.split())
+    return (image.height, image.width), red == green == blue
 
 
 def common_size(folder: Folder, facts: ImageFacts) -> tuple[int, int]:
@@ -230,7 +234,7 @@ def checked_statistics(values: tuple[float, ...] | None, channels: int) -> tuple
     if values is not None and len(values) != channels:
         raise DataError(
             f"{len(values)} channel statistics are given, but the images have "
-            f"{counted(channels, 'channel')}",
+            f"{count(channels, 'channel')}",
             fix="give one value per channel with --mean and --std, or set model.channels",
         )
     return values

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vitft.config.run import TrainSpec
+from vitft.config.training import TrainSpec
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system.errors import UsageError
 from vitft.system.extras import require_extra

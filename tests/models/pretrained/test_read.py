@@ -297,5 +297,5 @@ def test_what_a_config_claims_about_shapes_is_only_believed_if_the_tensors_agree
 
     assert model.config == CONFIG
     assert report.classes == ()
-    assert any("(8192, 8192) does not fit" in note for note in report.notes)
-    assert any("names 2 classes, the head has 7" in note for note in report.notes)
+    assert any("(8192, 8192) does not match" in note for note in report.notes)
+    assert any("names 2 classes, but the head has 7" in note for note in report.notes)
