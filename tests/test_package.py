@@ -155,14 +155,15 @@ def lazy_homes(module: str, name: str) -> list[str]:
     tree = tree_of(MODULES[module])
     if "__getattr__" not in definitions(tree):
         return []
-    return [
-        value.value
+    homes = {
+        str(value.value)
         for table in ast.walk(tree)
         if isinstance(table, ast.Dict)
         for key, value in zip(table.keys, table.values, strict=True)
         if isinstance(key, ast.Constant) and key.value == name
-        if isinstance(value, ast.Constant) and isinstance(value.value, str)
-    ]
+        if isinstance(value, ast.Constant)
+    }
+    return sorted({*homes, *(f"{module}.{home}" for home in homes)} & {*MODULES})
 
 
 def is_type_checking(node: ast.AST) -> bool:
