@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitft.system import console
+from vitft.cli import output
+from vitft.cli.parser import Commands
 from vitft.system.errors import RunError, UsageError
+from vitft.system.files import free_name
 from vitft.system.imports import heavy_imports
 
 if TYPE_CHECKING:
     from vitft.check.folder import Outcome
-    from vitft.cli.parser import Parser
 
 SHOWN = 3
 """Examples of each kind on the terminal; all of them are in the table."""
@@ -50,7 +51,7 @@ def check_command(args: argparse.Namespace) -> int:
     root = whereabouts(args.data)
     if find_arrays(root) is None:
         check_is_folder(root)
-    place = place_for_fixes(Path(args.out).expanduser(), root)
+    place = fixes_path(Path(args.out).expanduser(), root)
     config, split = config_of(args.run) if args.run else (Config(), None)
     if args.weights:
         from vitft.models.pretrained.locate import check_weights_name
@@ -65,56 +66,60 @@ def check_command(args: argparse.Namespace) -> int:
         write_fixes(place, outcome.fixes)
     written = str(place) if outcome.fixes else None
     if args.format == "json":
-        console.result(json.dumps(outcome.audit | {"fixes": written}, indent=2, allow_nan=False))
+        output.exact(json.dumps(outcome.audit | {"fixes": written}, indent=2, allow_nan=False))
     else:
         say(outcome, written, args.data)
     return 0
 
 
-def place_for_fixes(out: Path, root: Path) -> Path:
-    """`fixes.csv` in `out`, or the first of fixes-2.csv, fixes-3.csv, ... that does not exist."""
+def fixes_path(out: Path, root: Path) -> Path:
+    """Return the path for the fixes: `fixes.csv` in `out`, or the next free fixes-2.csv, ...
+
+    Raises:
+        RunError: `out` is a file.
+        UsageError: It lies inside the data.
+    """
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file, not a folder", fix="choose another --out")
     inside = out.resolve()
     if root.resolve() in (inside, *inside.parents):
         raise UsageError(
-            f"the proposals would lie inside the data {root}, which is never changed",
-            fix="choose another place with --out DIR",
+            f"--out {out} lies inside the data, which is never changed",
+            fix="choose another folder with --out DIR",
         )
-    names = ["fixes.csv", *(f"fixes-{i}.csv" for i in range(2, 1000))]
-    return next(out / name for name in names if not (out / name).exists())
+    return free_name(out / "fixes.csv", suffix=".csv")
 
 
 def say(outcome: "Outcome", written: str | None, data: str) -> None:
     """The findings, the first few of each kind, and what to do."""
     audit = outcome.audit
-    console.result(f"{audit['images']:,} readable images")
+    output.result(f"{audit['images']:,} readable images")
     for title, examples in sections(audit).items():
         if examples:
-            console.result(f"{title}: {len(examples):,}")
+            output.result(f"{title}: {len(examples):,}")
             for text in examples[:SHOWN]:
-                console.result(f"  {console.visible(text)}")
+                output.result(f"  {text}")
             if len(examples) > SHOWN:
-                console.result(f"  ... and {len(examples) - SHOWN:,} more")
+                output.result(f"  ... and {len(examples) - SHOWN:,} more")
     balance = audit["imbalance"]
     largest, smallest, ratio = balance["largest"], balance["smallest"], balance["ratio"]
     if largest and smallest and ratio is not None:
-        names = [f"{console.visible(name)} {n:,}" for name, n in (largest, smallest)]
-        console.result(f"classes: {names[0]} to {names[1]} images, {ratio:.1f} to 1")
+        names = [f"{name} {n:,}" for name, n in (largest, smallest)]
+        output.result(f"classes: {names[0]} to {names[1]} images, {ratio:.1f} to 1")
     if not outcome.judged:
-        console.note("labels were not judged: that needs --weights NAME or --run RUN")
+        output.note("labels were not judged: that needs --weights NAME or --run RUN")
     if written is None:
-        console.result("nothing to fix")
+        output.result("nothing to fix")
         return
     drops = sum(fix.action == "drop" for fix in outcome.fixes)
-    console.result(
-        f"proposals: {console.visible(written)}, {len(outcome.fixes):,} images, {drops:,} of them "
+    output.result(
+        f"proposals: {written}, {len(outcome.fixes):,} images, {drops:,} of them "
         "to drop; the others are kept until you write drop or move"
     )
-    place, sheet = (console.visible(shlex.quote(path)) for path in (data, written))
+    place, sheet = (output.visible(shlex.quote(path)) for path in (data, written))
     command = f"vitft finetune --data {place} --fixes {sheet}"
     near = any(group["kind"] == "near" for group in audit["duplicates"])
-    console.note(f"next: look at the table, then {command}{' --group-duplicates' * near} ...")
+    output.note(f"next: look at the table, then {command}{' --group-duplicates' * near} ...")
 
 
 def sections(audit: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -153,3 +153,17 @@ def bundled(entry: Entry) -> Path:
             fix="install vitft again, or choose other weights",
         )
     return path
+
+
+def locate_entry(name: str) -> Entry | Path:
+    """Return the entry or the file of a name as `locate`, with the metadata that timm has of it.
+
+    Raises:
+        WeightsError: The name is unknown, or the file is missing or of another kind.
+    """
+    found = locate(name)
+    if isinstance(found, Entry) and found.is_of_timm:
+        from vitft.models.pretrained.timm_weights import resolved
+
+        return resolved(found)
+    return found
