@@ -26,7 +26,8 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from vitft.data.folder import check_images, scan
+from vitft.data.folder import scan
+from vitft.data.inspection import inspect_folder
 from vitft.data.split import COLUMNS
 
 EXACT, NEAR, SWAPPED, ACROSS, BROKEN = 50, 50, 30, 20, 20
@@ -93,7 +94,7 @@ def fake_run(data: Path, weights: str, run: Path, split: dict[str, str]) -> Path
     weights = str(Path(weights).resolve()) if Path(weights).exists() else weights
     (run / "config.toml").write_text(f"[weights]\nname = {json.dumps(weights)}\n")
     sheet = [",".join(COLUMNS)]
-    for file in check_images(scan(data), allow_bad=True).good:
+    for file in inspect_folder(scan(data), allow_bad=True).good:
         label = scan_label(file.path)
         sheet.append(f'"{file.path}","{label}",{split.get(file.path, "train")},{file.sha256}')
     (run / "split.csv").write_text("\n".join(sheet) + "\n")

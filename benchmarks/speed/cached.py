@@ -26,7 +26,8 @@ import torch
 from vitft.config.run import config_from_table
 from vitft.data.folder import scan
 from vitft.features.cut import cut_model
-from vitft.features.extract import Extractor, plain
+from vitft.features.extract import Extractor
+from vitft.features.views import eval_view
 from vitft.models.freeze import freeze_model
 from vitft.models.pretrained import load_pretrained
 from vitft.training.loop import Batch, fit
@@ -107,8 +108,8 @@ def kill(data: Path, weights: Path, into: Path) -> None:
     assert prefix is not None
     for name in ("killed", "undisturbed"):
         extractor = Extractor(prefix, folder=into / name, precision="bf16", max_pixels=10**8)
-        view = plain(report.transform)
-        checked = extractor.examine(scan(data), view, allow_bad=True, progress=lambda _: None)
+        view = eval_view(report.transform)
+        checked = extractor.inspect(scan(data), view, allow_bad=True, progress=lambda _: None)
         rows[name] = extractor.rows([file.sha256 for file in checked.good], view)
         computed[name] = extractor.computed
     left = list((into / "killed").rglob(".*.rows*"))

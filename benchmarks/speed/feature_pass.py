@@ -25,7 +25,8 @@ from vitft.data.folder import scan
 from vitft.data.loading import in_order
 from vitft.data.transforms import EvalTransform
 from vitft.features.cut import cut_model, run_prefix
-from vitft.features.extract import Extractor, batch_size, plain
+from vitft.features.extract import Extractor, batch_size
+from vitft.features.views import eval_view
 from vitft.models.registry import create_model
 from vitft.models.vit_config import ViTConfig
 
@@ -83,7 +84,9 @@ def main() -> None:
         for repeat in range(args.repeats):
             extractor = Extractor(prefix, folder=None, precision="bf16", max_pixels=10**8)
             begin = time.perf_counter()
-            extractor.examine(folder, plain(transform), allow_bad=False, progress=lambda _: None)
+            extractor.inspect(
+                folder, eval_view(transform), allow_bad=False, progress=lambda _: None
+            )
             seconds["pass"].append(time.perf_counter() - begin)
             count = len(folder.files) // batch
             seconds["forward"].append(

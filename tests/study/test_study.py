@@ -15,7 +15,8 @@ import torch
 from tests.conftest import draw_folder
 from vitft.cli.main import build_parser
 from vitft.config.run import config_from_table
-from vitft.data.folder import Checked, CheckedFile, Folder
+from vitft.data.folder import Folder
+from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.features.probe import scores, solve_head
 from vitft.metrics.intervals import wilson
 from vitft.study.features import LEVELS, PIXELS, backbone, colours, small_picture
@@ -27,20 +28,20 @@ from vitft.study.splits import Draw, draw, pictures
 from vitft.system.errors import DataError, RunError, UsageError, VitftError, WeightsError
 
 
-def files(*counts: int, tests: int = 0) -> list[CheckedFile]:
+def files(*counts: int, tests: int = 0) -> list[InspectedFile]:
     """So many images of each class that may train, and so many of each that test."""
     parts: list[tuple[int, Any]] = []
     for label, count in enumerate(counts):
         parts += [(label, "train" if tests else "")] * count + [(label, "val")] * tests
     return [
-        CheckedFile(f"{i}.jpg", label, part, f"{i:064}", 8, 8)
+        InspectedFile(f"{i}.jpg", label, part, f"{i:064}", 8, 8)
         for i, (label, part) in enumerate(parts)
     ]
 
 
-def checked(good: Sequence[CheckedFile]) -> Checked:
+def checked(good: Sequence[InspectedFile]) -> InspectedFolder:
     folder = Folder(root=Path("x"), classes=("a", "b"), files=(), layout="classes")
-    return Checked(folder=folder, good=tuple(good), bad=(), odd={})
+    return InspectedFolder(folder=folder, good=tuple(good), bad=(), odd={})
 
 
 def point(*rows: Sequence[int]) -> Point:

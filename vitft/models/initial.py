@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from vitft.config.run import Config
-from vitft.data.folder import Folder, counted
-from vitft.data.images import decode, read_bytes
+from vitft.data.folder import Folder
+from vitft.data.inspection import OpenedImage, inspect_file
 from vitft.data.transforms import EvalTransform
 from vitft.models.pretrained import LoadReport, load_backbone
 from vitft.models.registry import describe
@@ -19,17 +19,18 @@ from vitft.models.timm_model import Model, untrained
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import DataError, ImageError
+from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
-LOOKS = 32
-"""Images that are opened to see how large they are and whether they have colours."""
+SAMPLE_IMAGES = 32
+"""Images that are opened to find out their size and whether they have colours."""
 LARGEST = 256
 """Side in pixels up to which the images' own size is taken for the model's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Sample:
     """What some images of a folder have in common."""
 
     size: tuple[int, int] | None
@@ -80,7 +81,7 @@ def new_model(config: Config, folder: Folder) -> tuple[VisionTransformer, LoadRe
             named.
         UsageError: Patches that do not tile the images, or statistics for other channels.
     """
-    spec, seen = config.model, looked_at(folder, config.data.max_pixels)
+    spec, seen = config.model, inspect_sample(folder, config.data.max_pixels)
     channels = spec.channels or (1 if seen.grey else 3)
     size = config.weights.image_size or own_size(folder, seen)
     shape = ViTConfig(
@@ -133,30 +134,35 @@ def waves(grid: tuple[int, int], width: int) -> Tensor:
     return torch.cat([across.sin(), across.cos(), down.sin(), down.cos()], dim=1)
 
 
-def looked_at(folder: Folder, max_pixels: int) -> Seen:
-    """A few images spread over a folder, opened."""
-    files = folder.files[:: max(1, len(folder.files) // LOOKS)]
-    sizes, colourful, error = set(), False, None
-    for file in files:
-        try:
-            path = f"{folder.root}/{file.path}"
-            picture = decode(read_bytes(path, max_pixels=max_pixels), path, max_pixels=max_pixels)
-        except ImageError as broken:
-            error = broken
-            continue
-        sizes.add((picture.image.height, picture.image.width))
-        red, green, blue = picture.image.split()
-        colourful = colourful or not red.tobytes() == green.tobytes() == blue.tobytes()
-    if not sizes:
+def inspect_sample(folder: Folder, max_pixels: int) -> Sample:
+    """Return what about `SAMPLE_IMAGES` images spread over a folder have in common.
+
+    Raises:
+        DataError: None of them can be read.
+    """
+    files = folder.files[:: max(1, len(folder.files) // SAMPLE_IMAGES)]
+    root = str(folder.root)
+    found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
+    good = [each for each in found if not isinstance(each, ImageError)]
+    if not good:
+        reasons = [each.reason for each in found if isinstance(each, ImageError)]
         raise DataError(
-            f"none of {counted(len(files), 'image')} of {folder.root} could be read "
-            f"({error.reason if error else 'there are none'})",
+            f"none of {count(len(files), 'image')} of {folder.root} could be read "
+            f"({reasons[-1] if reasons else 'there are none'})",
             fix="repair them, or see with `vitft check` what is wrong with them",
         )
-    return Seen(sizes.pop() if len(sizes) == 1 else None, grey=not colourful)
+    sizes = {size for size, _ in good}
+    return Sample(sizes.pop() if len(sizes) == 1 else None, grey=all(grey for _, grey in good))
 
 
-def own_size(folder: Folder, seen: Seen) -> tuple[int, int]:
+def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
+    """Return height and width of an image, and whether its three channels are equal."""
+    image = opened.image
+    red, green, blue = (channel.tobytes() for channel in image.split())
+    return (image.height, image.width), red == green == blue
+
+
+def own_size(folder: Folder, seen: Sample) -> tuple[int, int]:
     """The size of the images themselves, where it is one and small."""
     if seen.size is None or max(seen.size) > LARGEST:
         found = "of several sizes" if seen.size is None else f"{seen.size[1]}x{seen.size[0]} pixels"

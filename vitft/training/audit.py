@@ -7,7 +7,6 @@ computed twice, and nothing here changes the run.
 
 import logging
 import shlex
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +14,10 @@ from torch.nn import functional as F
 
 from vitft.check.audit import Item, audit_of, lines_of
 from vitft.data.duplicates import Pair, copies_among, group_names
-from vitft.data.folder import Checked, File, Folder
+from vitft.data.folder import File, Folder
+from vitft.data.inspection import InspectedFolder
 from vitft.data.split import Row
-from vitft.features.fingerprints import cores, sketched, table_of
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.label_errors import USUAL_L2, out_of_fold, posteriors, suspects_in
 from vitft.features.ood import FILE, fit
 from vitft.features.probe import CV_IMAGES, HeldOut, evenly
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 ALIKE = 0.75
 """Cosine of centred features from which two pictures are looked at again. Features alone do not
-tell copies from pictures of the same kind (docs/experiments.md); the sketches decide."""
+tell copies from pictures of the same kind (docs/experiments.md); their fingerprints decide."""
 SHARE_AGAIN, MOST_AGAIN = 0.1, 500
 """Pairs looked at again: at most this share of all images, and at most so many."""
 
@@ -38,7 +38,7 @@ REFERENCE_IMAGES = 20_000
 """From so many the scatter of features is known well enough."""
 
 
-def take_stock(feed: Feed, run: RunDir, best: Best, checked: Checked) -> None:
+def take_stock(feed: Feed, run: RunDir, best: Best, checked: InspectedFolder) -> None:
     """Write audit.json, and say in a line or two what should be looked at."""
     manifest, once = feed.manifest, feed.once
     names = manifest.classes
@@ -104,16 +104,16 @@ def copies_by_features(feed: Feed, once: list[Row], x: Tensor) -> list[Pair]:
     pairs = most_alike(x, most) if len(once) <= CV_IMAGES else []
     rows = sorted({row for pair in pairs for row in pair})
     place = {row: i for i, row in enumerate(rows)}
-    seen = sketched_anew(feed, [once[row] for row in rows])
-    if seen is None:
-        return []  # the folder is changing under us: say nothing rather than something wrong
-    table = table_of(seen, [once[row].sha256 for row in rows])
+    fingerprints = fingerprints_of(feed, [once[row] for row in rows])
+    if fingerprints is None:
+        return []  # a file has changed meanwhile
+    table = fingerprints.table([once[row].sha256 for row in rows])
     found = copies_among(table, [(place[one], place[other]) for one, other in pairs])
     return [(rows[one], rows[other]) for one, other in found]
 
 
-def sketched_anew(feed: Feed, rows: list[Row]) -> dict[str, Any] | None:
-    """The sketches of some pictures by digest, kept for the next time; None if one has changed."""
+def fingerprints_of(feed: Feed, rows: list[Row]) -> Fingerprints | None:
+    """Return the fingerprints of some images; None if one of the files has changed."""
     folder = Folder(
         root=feed.manifest.root,
         classes=feed.manifest.classes,
@@ -121,10 +121,10 @@ def sketched_anew(feed: Feed, rows: list[Row]) -> dict[str, Any] | None:
         layout="classes",
     )
     spec = feed.config
-    seen = sketched(
-        folder, cache=spec.train.cache, max_pixels=spec.data.max_pixels, workers=cores()
-    )
-    return seen.sketches if {row.sha256 for row in rows} == {*seen.sketches} else None
+    fingerprints = Fingerprints(spec.train.cache)
+    fingerprint_folder(folder, fingerprints, max_pixels=spec.data.max_pixels)
+    is_same = {row.sha256 for row in rows} == {*fingerprints.by_digest}
+    return fingerprints if is_same else None
 
 
 def most_alike(x: Tensor, most: int) -> list[Pair]:

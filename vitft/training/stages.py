@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitft.data.augment import batch_augmentation
-from vitft.features.extract import plain
 from vitft.features.probe import answers, nearest_neighbours, solve_head
+from vitft.features.views import eval_view
 from vitft.metrics.classification import evaluation
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console
@@ -69,7 +69,7 @@ def solve(job: Job, feed: Feed) -> None:
     """Put the best linear head on the cached features into the model, and ask them for more."""
     run, best = job.run, job.best
     spec, manifest, seed = feed.config.optim, feed.manifest, feed.config.train.seed
-    views = feed.train_views if feed.config.solvable else [plain(feed.transform)]
+    views = feed.train_views if feed.config.solvable else [eval_view(feed.transform)]
     labels = feed.labels(manifest.train).cpu()
     head, behind = best.model.head, best.model.pre_logits.cpu()  # the identity, or kept and frozen
     assert isinstance(head, nn.Linear)
