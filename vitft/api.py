@@ -124,6 +124,9 @@ class Trained:
         self.predictor, self.home = predictor, home
         self.reference = read_reference(home, predictor.feature_size)
 
+    def __repr__(self) -> str:
+        return f"Trained(run='{self.home}', classes={len(self.classes)})"
+
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names in the order of the model's scores."""

@@ -49,7 +49,7 @@ MARKS: tuple[tuple[str, Any, str], ...] = (
     ("calibrated weights", train, "keep_calibrated"),
     ("findings", train, "round_off"),
     ("pictures", train, "finish"),
-    ("page", cli_finetune, "show_report"),
+    ("page", cli_finetune, "print_report"),
 )
 EXPORT = (("export", job, "export_run"),)
 PREDICT = (("prediction", Predictor, "stream"),)

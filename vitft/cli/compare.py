@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 def add_compare(commands: Commands) -> None:
     """Add `vitft compare`."""
-    parser = commands.add_parser(
-        "compare", help="compare runs on the validation images they share"
-    )
+    parser = commands.add_parser("compare", help="compare runs on the validation images they share")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="two or more run directories")
     parser.add_argument(
         "--out", metavar="FILE", help="HTML page to write (default: compare.html, compare-2.html)"

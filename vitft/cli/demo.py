@@ -34,7 +34,7 @@ def demo_command(_: argparse.Namespace) -> int:
 
     config = demo_data(config_from_table(read_recipe("demo")))
     random = replace(config, weights=replace(config.weights, name="random:demo"))
-    _, baseline = train_demo(random)
+    baseline = train_demo(random)[1]
     run, metrics = train_demo(config)  # last, so that it is runs/latest
     print_predictions(run, Path(config.data.path))
     export = run / "export"

@@ -13,13 +13,7 @@ from vitft.cli.report import print_report
 from vitft.cli.summary import print_summary
 from vitft.config.defaults import check_effect
 from vitft.config.options import FINETUNE_OPTIONS, Option, option_settings
-from vitft.config.run import (
-    Config,
-    config_from_table,
-    merge_settings,
-    parse_setting,
-    read_recipe,
-)
+from vitft.config.run import Config, config_from_table, merge_settings, parse_setting, read_recipe
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import BASE
@@ -56,9 +50,7 @@ def add_option(group: OptionGroup, option: Option) -> None:
     if kind.type is bool:
         group.add_argument(option.flag, action="store_true", help=option.text)
     elif option.name == "tracker":
-        group.add_argument(
-            option.flag, action="append", metavar=option.metavar, help=option.text
-        )
+        group.add_argument(option.flag, action="append", metavar=option.metavar, help=option.text)
     else:
         group.add_argument(
             option.flag,

@@ -49,8 +49,8 @@ def table(
 
     grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for i, column in enumerate(columns):
-        justify = "right" if i >= len(columns) - numbers else "left"
-        grid.add_column(column, justify=justify, overflow="fold")
+        is_number = i >= len(columns) - numbers
+        grid.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(Text(visible(cell)) for cell in row))
     stdout().print(grid)

@@ -55,13 +55,9 @@ class Commands:
             title=title, metavar=title.upper().removesuffix("S"), required=True
         )
 
-    def add_parser(self, name: str, *, help: str, **options: Any) -> Parser:  # noqa: A002, ANN401
+    def add_parser(self, name: str, *, help: str, **options: Any) -> Parser:  # noqa: ANN401
         """Add a subcommand and return its parser."""
-        command = self.action.add_parser(name, help=help, description=capitalised(help), **options)
+        options.setdefault("description", f"{help[0].upper()}{help[1:]}.")
+        command = self.action.add_parser(name, help=help, **options)
         self.parser.commands[name] = command
         return command
-
-
-def capitalised(text: str) -> str:
-    """Return a help text as a sentence."""
-    return f"{text[0].upper()}{text[1:]}."

@@ -44,7 +44,9 @@ def print_summary(
     output.result(f"run: {run}")
     if status == "finished":
         which = "" if is_latest else f" --run {folder}"
-        output.note(f"next: vitft predict{which} IMAGE ...   or   vitft export --safetensors{which}")
+        output.note(
+            f"next: vitft predict{which} IMAGE ...   or   vitft export --safetensors{which}"
+        )
 
 
 def print_calibration(calibration: CalibrationMetrics | None) -> None:

@@ -130,7 +130,9 @@ def inspect_weights(args: argparse.Namespace) -> int:
     from vitft.models.pretrained.inspect import inspect
 
     size = None if not sides else sides[0] if len(sides) == 1 else (sides[0], sides[1])
-    found = inspect(args.file, classes=args.classes, image_size=size, allow_pickle=args.allow_pickle)
+    found = inspect(
+        args.file, classes=args.classes, image_size=size, allow_pickle=args.allow_pickle
+    )
     for line in found.lines():
         output.result(line)
     return 0
