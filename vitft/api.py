@@ -178,9 +178,9 @@ class Trained:
         import torch
 
         from vitft.explain import overlay, relevance_map
-        from vitft.models.timm_model import own
+        from vitft.models.timm_model import require_vit
 
-        model = own(self.predictor.model, "explain")
+        model = require_vit(self.predictor.model, "explain")
         if about is not None and about not in self.classes:
             raise UsageError(
                 f"the model has no class {about!r}", fix=f"one of {', '.join(self.classes[:20])}"

@@ -108,8 +108,8 @@ def test_a_file_that_is_only_looked_at_is_not_adapted(tmp_path: Path, printed: A
     [
         pytest.param(["missing.safetensors"], WeightsError, "weights not found", id="no file"),
         pytest.param(["a.pth"], WeightsError, "is a Python pickle", id="pickle"),
-        pytest.param(["a.pth", "--image-size", "0"], UsageError, "invalid --image-size 0", id="no size"),
-        pytest.param(["a.pth", "--classes", "-1"], UsageError, "invalid --classes -1", id="classes"),
+        pytest.param(["a.pth", "--image-size", "0"], UsageError, "--image-size 0", id="no size"),
+        pytest.param(["a.pth", "--classes", "-1"], UsageError, "--classes -1", id="classes"),
         pytest.param(
             ["vit.safetensors", "--image-size", "50"], UsageError, "50 pixels high", id="odd size"
         ),

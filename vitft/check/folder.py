@@ -147,7 +147,11 @@ def judge(
     """
     import torch
 
-    from vitft.features.label_errors import out_of_fold, posteriors, suspects_in
+    from vitft.features.label_errors import (
+        find_label_errors,
+        label_probabilities,
+        out_of_fold_logits,
+    )
 
     pictures = {file.sha256: file for file in reversed(good)}  # each once: the first of its files
     once = [file for file in good if pictures[file.sha256] is file]
@@ -161,8 +165,10 @@ def judge(
     alike = torch.tensor(
         [numbers.setdefault(groups.get(f.sha256, f.sha256), len(numbers)) for f in once]
     )
-    logits = out_of_fold(x, y, alike, classes=len(folder.classes), seed=seed, counted=counted)
-    likely = posteriors(logits, x, y, alike)
+    logits = out_of_fold_logits(
+        x, y, alike, classes=len(folder.classes), seed=seed, sample_weight=counted
+    )
+    likely = label_probabilities(logits, x, y, alike)
     rows = {file.sha256: row for row, file in enumerate(once)}
     table = likely.tolist()
     shares: dict[str, Shares] = {
@@ -179,7 +185,7 @@ def judge(
             "given_probability": suspect.given_probability,
             "suggested_probability": suspect.suggested_probability,
         }
-        for suspect in suspects_in(likely, y)
+        for suspect in find_label_errors(likely, y)
         if counted[suspect.row]
         for path in paths[once[suspect.row].sha256]
     ]

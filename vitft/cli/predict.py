@@ -344,7 +344,7 @@ def explained(
     from vitft.explain import overlay, relevance_map
     from vitft.explain.explainer import plain_name
     from vitft.explain.heatmaps import as_png
-    from vitft.models.timm_model import own as own_model
+    from vitft.models.timm_model import require_vit as own_model
     from vitft.system.files import write_atomically, writing
 
     model = own_model(predictor.model, "--explain")

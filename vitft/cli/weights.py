@@ -79,12 +79,12 @@ def list_weights(args: argparse.Namespace) -> int:
 
 def show_weights(args: argparse.Namespace) -> int:
     """Print what the catalogue knows of a name, or what is in a file."""
-    from vitft.models.pretrained.catalog import Entry
+    from vitft.models.pretrained.catalog import CatalogEntry
     from vitft.models.pretrained.locate import check_weights_name, locate_entry
 
     check_weights_name(args.name, allow_pickle=args.allow_pickle)
     found = locate_entry(args.name)
-    if isinstance(found, Entry):
+    if isinstance(found, CatalogEntry):
         for line in found.lines():
             output.result(line)
         return 0
@@ -94,12 +94,12 @@ def show_weights(args: argparse.Namespace) -> int:
 
 def fetch_weights(args: argparse.Namespace) -> int:
     """Download weights, verify them, and print their path."""
-    from vitft.models.pretrained.catalog import Entry
+    from vitft.models.pretrained.catalog import CatalogEntry
     from vitft.models.pretrained.fetch import fetch
     from vitft.models.pretrained.locate import locate_entry
 
     found = locate_entry(args.name)
-    if not isinstance(found, Entry):
+    if not isinstance(found, CatalogEntry):
         raise UsageError(f"{args.name} is a local file", fix="use a name of `vitft weights list`")
     output.note(f"licence: {found.licence}")
     fetched = fetch(found, allow_pickle=args.allow_pickle)

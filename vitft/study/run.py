@@ -19,8 +19,9 @@ from vitft.config.run import Config
 from vitft.data.inspection import InspectedFile
 from vitft.data.summary import log_inspection
 from vitft.features.cache import default_folder, prune
+from vitft.features.cross_validation import FOLDS, choose_penalty
+from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
 from vitft.features.pipeline import inspect_images
-from vitft.features.probe import FOLDS, SMALL, Scaling, choose_penalty, scores, solve
 from vitft.metrics.intervals import Z, student, wilson
 from vitft.metrics.results import Interval
 from vitft.study.features import BackboneFeatures, baselines
@@ -174,12 +175,14 @@ def judged(
 def answered(x: Tensor, y: Tensor, drawn: Draw, shots: int, *, classes: int, seed: int) -> Bools:
     """Which test images a head that was solved on the drawn images answers rightly, (n,)."""
     train, test = torch.from_numpy(drawn.train(shots)), torch.from_numpy(drawn.test)
-    with one_thread(when=len(train) * min(len(train), x.shape[1]) * classes < SMALL / FOLDS):
+    with one_thread(
+        when=len(train) * min(len(train), x.shape[1]) * classes < SINGLE_THREAD_COST / FOLDS
+    ):
         known, asked = as_few_numbers(x[train], x[test])
         truth, counted = y[train], torch.ones(1, len(train))
         l2, _ = choose_penalty(known, truth, counted, classes=classes, seed=seed)
-        head = solve(known.double(), truth, counted, classes=classes, l2=l2)[0]
-        return (scores(asked, head).argmax(dim=-1) == y[test]).numpy()
+        head = solve_logistic(known.double(), truth, counted, classes=classes, l2=l2)[0]
+        return (linear_logits(asked, head).argmax(dim=-1) == y[test]).numpy()
 
 
 def as_few_numbers(known: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,7 +194,7 @@ def as_few_numbers(known: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
 
     Source: Hastie & Tibshirani 2004, "Efficient quadratic regularization for expression arrays".
     """
-    scaling = Scaling.of(known)
+    scaling = Standardizer.fit(known)
     known, asked = scaling(known), scaling(asked)
     if known.shape[1] <= len(known):
         return known, asked

@@ -17,10 +17,15 @@ from vitft.data.duplicates import Pair, copies_among, group_names
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
 from vitft.data.split import Row
+from vitft.features.cross_validation import CV_IMAGES, HeldOutLogits, stratified_subset
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
-from vitft.features.label_errors import USUAL_L2, out_of_fold, posteriors, suspects_in
+from vitft.features.label_errors import (
+    DEFAULT_L2,
+    find_label_errors,
+    label_probabilities,
+    out_of_fold_logits,
+)
 from vitft.features.ood import FILE, fit
-from vitft.features.probe import CV_IMAGES, HeldOut, evenly
 from vitft.metrics.results import Mislabel
 from vitft.system.rundir import RunDir
 from vitft.training.batches import Feed
@@ -82,20 +87,20 @@ def keep_reference(feed: Feed, run: RunDir) -> None:
         run.write_arrays(FILE, **found.arrays())
 
 
-def judged_by_usual_head(feed: Feed) -> tuple[Tensor, HeldOut]:
+def judged_by_usual_head(feed: Feed) -> tuple[Tensor, HeldOutLogits]:
     """Features of every picture and scores of heads that did not see it, at a usual penalty."""
     once, seed = feed.once, feed.config.train.seed
     x, y = feed.cached(once), feed.labels(once).cpu()
-    rows = evenly(y, CV_IMAGES, seed)
-    logits = out_of_fold(
+    rows = stratified_subset(y, CV_IMAGES, seed)
+    logits = out_of_fold_logits(
         x[rows],
         y[rows],
         feed.alike(once)[rows],
         classes=len(feed.manifest.classes),
         seed=seed,
-        l2=USUAL_L2,
+        l2=DEFAULT_L2,
     )
-    return x, HeldOut(rows, logits)
+    return x, HeldOutLogits(rows, logits)
 
 
 def copies_by_features(feed: Feed, once: list[Row], x: Tensor) -> list[Pair]:
@@ -146,12 +151,12 @@ def most_alike(x: Tensor, most: int) -> list[Pair]:
     return [(i, j) for _, i, j in sorted(found)[:most]]
 
 
-def wrong_labels(feed: Feed, once: list[Row], x: Tensor, held_out: HeldOut) -> list[Mislabel]:
+def wrong_labels(feed: Feed, once: list[Row], x: Tensor, held_out: HeldOutLogits) -> list[Mislabel]:
     """The labels that are probably wrong, as audit.json has them; one path for each picture."""
     rows = held_out.rows
     some = [once[row] for row in rows.tolist()]
     names, y = feed.manifest.classes, torch.tensor([row.label for row in some])
-    shares = posteriors(held_out.logits, x[rows], y, feed.alike(some))
+    shares = label_probabilities(held_out.logits, x[rows], y, feed.alike(some))
     labels: dict[str, set[int]] = {}
     for row in feed.manifest.rows:
         labels.setdefault(row.sha256, set()).add(row.label)
@@ -163,6 +168,6 @@ def wrong_labels(feed: Feed, once: list[Row], x: Tensor, held_out: HeldOut) -> l
             "given_probability": suspect.given_probability,
             "suggested_probability": suspect.suggested_probability,
         }
-        for suspect in suspects_in(shares, y)
+        for suspect in find_label_errors(shares, y)
         if len(labels[some[suspect.row].sha256]) == 1
     ]

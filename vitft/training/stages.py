@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitft.data.augment import batch_augmentation
-from vitft.features.probe import answers, nearest_neighbours, solve_head
+from vitft.features.cross_validation import cross_validate
+from vitft.features.head import solve_head
+from vitft.features.neighbours import nearest_neighbours
 from vitft.features.views import eval_view
 from vitft.metrics.classification import evaluation
 from vitft.models.timm_model import Model, TimmModel
@@ -104,7 +106,7 @@ def solve(job: Job, feed: Feed) -> None:
     logits, truth = validated(feed)
     best.consider(evaluation(logits, truth, manifest.classes))
     votes = nearest_neighbours(plain_x, labels, held_back, classes=len(manifest.classes))
-    told, held_out = answers(
+    told, held_out = cross_validate(
         everything,
         feed.labels(once).cpu(),
         manifest.classes,
