@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import draw_folder
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card, state_digest, load_checkpoint, save_checkpoint
+from vitft.models.checkpoint import Card, load_checkpoint, save_checkpoint, state_digest
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 
