@@ -29,7 +29,8 @@ from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.initial import waves
 from vitft.models.pretrained.adapt import resize_positions
-from vitft.models.vit import Attention, Block, VisionTransformer, ViTConfig
+from vitft.models.vit import Attention, Block, VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.training.loop import Batch, Step, Training, fit
 
 CLASSES = 200

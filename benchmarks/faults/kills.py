@@ -33,7 +33,8 @@ from tests.conftest import draw_folder
 from vitft.config.run import from_table, read_toml
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, digest_of, load_checkpoint, save_checkpoint
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import VitftError
 from vitft.training import stages
 from vitft.training.loop import Training

@@ -20,7 +20,8 @@ from vitft.explain.model_figures import (
     patch_filters,
     position_similarity,
 )
-from vitft.models.vit import Pool, VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import Pool, ViTConfig
 from vitft.system.errors import RunError, UsageError
 
 TINY = ViTConfig(image_size=(16, 16), patch_size=(4, 4), width=32, depth=3, heads=2, num_classes=3)

@@ -21,7 +21,7 @@ from vitft.export.plan import Order
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.initial import new_model
 from vitft.models.numpy_vit import softmax
-from vitft.models.vit import ViTConfig
+from vitft.models.vit_config import ViTConfig
 from vitft.predict.evaluate import evaluate
 from vitft.predict.numpy_engine import QuickEngine
 from vitft.predict.torch_engine import Predictor

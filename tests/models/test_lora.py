@@ -18,7 +18,8 @@ from vitft.models.freeze import freeze_model
 from vitft.models.lora import adapters, add_adapters, fold_adapters
 from vitft.models.pretrained import load_pretrained
 from vitft.models.timm_model import TimmConfig, TimmModel
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
 
 SPEC = TrainSpec(freeze="lora", lora_rank=4)

@@ -25,6 +25,7 @@ from vitft.data.loading import in_order
 from vitft.data.split import Manifest
 from vitft.metrics.calibration import binned, calibration_error, confidences
 from vitft.metrics.classification import evaluation, fixed_probabilities
+from vitft.metrics.results import EvaluatedData, EvaluationResults, FileRemark
 from vitft.models.checkpoint import Card
 from vitft.models.find import find_model
 from vitft.predict.torch_engine import BATCH, Predictor
@@ -53,8 +54,8 @@ class Answer:
 class Evaluated:
     """What an evaluation came to."""
 
-    figures: dict[str, Any]
-    """As in eval.json, with `data` about the images."""
+    figures: EvaluationResults
+    """Contents of eval.json."""
     answers: tuple[Answer, ...]
     """One for each image, in the order of the data."""
 
@@ -101,11 +102,15 @@ def evaluate(data: Labelled, run: str | None, *, device: str = "auto") -> Evalua
         )
     chosen = [label for (_, label), keep in zip(data.images, kept, strict=True) if keep]
     labels = torch.tensor([index[label] for label in chosen])
-    figures = evaluation(logits, labels, names) | fixed_probabilities(
-        logits.double().numpy(), labels
+    ece_before, temperature = before_temperature(home, logits, labels)
+    probabilities = fixed_probabilities(
+        logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
     )
-    figures["calibration"] |= before_temperature(home, logits, labels)
-    figures["data"] = about(data, judged, roles)
+    figures: EvaluationResults = {
+        **evaluation(logits, labels, names),
+        **probabilities,
+        "data": about(data, judged, roles),
+    }
     return Evaluated(
         figures=figures, answers=tuple(answers_of(data, judged, logits, labels, names))
     )
@@ -190,26 +195,25 @@ def nothing_left(data: Labelled, judged: Sequence[Judged]) -> DataError:
     )
 
 
-def before_temperature(home: Path, logits: Tensor, labels: Tensor) -> dict[str, Any]:
-    """The calibration error without the temperature that the run folded into the head."""
+def before_temperature(
+    home: Path, logits: Tensor, labels: Tensor
+) -> tuple[float | None, float | None]:
+    """Calibration error without the temperature that the run folded into the head, and that."""
     kept = read_json(RunDir(home).eval)
     calibration = kept.get("calibration") if isinstance(kept, dict) else None
     temperature = calibration.get("temperature") if isinstance(calibration, dict) else None
     if not isinstance(temperature, float | int) or not temperature > 0:
-        return {}
+        return None, None
     raw = logits.double().numpy() * temperature
-    return {
-        "temperature": float(temperature),
-        "ece_before": calibration_error(binned(*confidences(raw, labels.numpy())))[0],
-    }
+    return calibration_error(binned(*confidences(raw, labels.numpy())))[0], float(temperature)
 
 
 def about(
     data: Labelled, judged: Sequence[Judged], roles: Mapping[str, str] | None
-) -> dict[str, Any]:
+) -> EvaluatedData:
     """Where the images came from, and which of them are not among those counted."""
     counted = [item.sha256 for item in judged if not item.left_out]
-    unreadable = [
+    unreadable: list[FileRemark] = [
         {"path": path, "reason": item.left_out}
         for (path, _), item in zip(data.images, judged, strict=True)
         if item.left_out not in ("", TRAINED)

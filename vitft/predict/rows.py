@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from vitft.system import console
 from vitft.system.console import csv_line, json_line, visible
 from vitft.system.errors import UsageError
+from vitft.system.extras import require_extra
 
 FORMATS = ("table", "json", "jsonl", "csv", "parquet")
 SUFFIXES = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
@@ -165,11 +166,5 @@ def style_of(wanted: str | None, out: str | None) -> str:
     if style == "parquet":
         if out is None:
             raise UsageError("parquet is not for a terminal", fix="add --out predictions.parquet")
-        try:
-            import pyarrow.parquet  # noqa: F401 - here, not after an hour
-        except ImportError as error:
-            raise UsageError(
-                "--format parquet needs pyarrow, which is not installed",
-                fix="pip install 'vitft[parquet]'",
-            ) from error
+        require_extra("parquet", feature="--format parquet")
     return style

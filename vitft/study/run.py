@@ -19,7 +19,8 @@ from vitft.config.run import Config
 from vitft.data.folder import CheckedFile
 from vitft.features.cache import default_folder, prune
 from vitft.features.probe import FOLDS, SMALL, Scaling, choose_penalty, scores, solve
-from vitft.metrics.intervals import Interval, Z, student, wilson
+from vitft.metrics.intervals import Z, student, wilson
+from vitft.metrics.results import Interval
 from vitft.study.features import Eyes, baselines, checked_only
 from vitft.study.plan import Plan, fitting_shots, too_few
 from vitft.study.splits import Draw, draw, pictures
