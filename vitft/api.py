@@ -151,7 +151,8 @@ class Trained:
         """
         import torch
 
-        from vitft.explain import overlay, relevance_map
+        from vitft.explain.attribution import relevance_map
+        from vitft.explain.heatmaps import overlay
         from vitft.models.timm_model import own
 
         model = own(self.predictor.model, "explain")

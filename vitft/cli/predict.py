@@ -341,9 +341,9 @@ def explained(
     import torch
     from PIL import Image
 
-    from vitft.explain import overlay, relevance_map
-    from vitft.explain.explainer import plain_name
-    from vitft.explain.heatmaps import as_png
+    from vitft.explain.attribution import relevance_map
+    from vitft.explain.explainer import safe_stem
+    from vitft.explain.heatmaps import overlay, png_bytes
     from vitft.models.timm_model import own as own_model
     from vitft.system.files import write_atomically, writing
 
@@ -354,8 +354,8 @@ def explained(
         if prediction.view is not None:
             torch.set_num_threads(predictor.workers)
             heat = relevance_map(model, predictor.inputs(prediction.view[None]))[0]
-            picture = as_png(overlay(Image.fromarray(prediction.view), heat))
-            name = f"{number:06}-{plain_name(prediction.path)}.png"
+            picture = png_bytes(overlay(Image.fromarray(prediction.view), heat))
+            name = f"{number:06}-{safe_stem(prediction.path)}.png"
             write_atomically(folder / name, picture)
         yield prediction
 

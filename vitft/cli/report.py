@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitft.system import console
 from vitft.system.errors import RunError, UsageError, VitftError
+from vitft.system.text import count
 
 if TYPE_CHECKING:
     from vitft.cli.parser import Parser
@@ -76,15 +77,15 @@ def compare_command(args: argparse.Namespace) -> int:
     """A table or JSON on stdout, and a page."""
     if len(args.runs) < 2:
         raise UsageError(
-            "one run alone has nothing to be compared with",
-            fix="name two or more: vitft compare RUN RUN",
+            "vitft compare needs two or more runs",
+            fix="name them: vitft compare RUN RUN",
         )
     out = new_file(args.out) if args.out else free_page()
     from vitft.report import write_comparison
-    from vitft.report.comparison import compare
+    from vitft.report.comparison import compare_runs
     from vitft.report.run_files import find_run, read_run
 
-    comparison = compare([read_run(find_run(run)) for run in args.runs])
+    comparison = compare_runs([read_run(find_run(run)) for run in args.runs])
     write_comparison(comparison, out)
     if args.format == "json":
         console.result(json.dumps(comparison.to_json(), indent=2, allow_nan=False))
@@ -107,16 +108,16 @@ def show_comparison(comparison: "Comparison") -> None:
     console.table(
         ("run", "accuracy", "95 % interval", "on the shared images"),
         comparison.accuracy_rows(),
-        title=f"{comparison.shared:,} validation images are shared by all",
+        title=f"shared by all runs: {count(comparison.shared, 'validation image')}",
         numbers=3,
     )
     if comparison.pairs:
         console.table(
-            ("pair", "difference", "95 % interval", "only first right", "only second", "p"),
+            ("pair", "difference", "95 % interval", "only first correct", "only second", "p"),
             comparison.pair_rows(),
             title="\nexact McNemar test on the shared images"
-            + (", p by Holm for all pairs" if len(comparison.pairs) > 1 else ""),
+            + (", p with Holm's correction" if len(comparison.pairs) > 1 else ""),
             numbers=5,
         )
-    for text in comparison.verdict_lines():
+    for text in comparison.conclusions():
         console.result(text)

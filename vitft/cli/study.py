@@ -1,11 +1,11 @@
 """The door of `vitft study`: weights beside weights, over more and more images of each class."""
 
 import argparse
-import json
 import shlex
 from typing import Any
 
 from vitft.system import console
+from vitft.system.extras import require_extra
 from vitft.system.imports import heavy_imports
 
 Verbs = argparse._SubParsersAction  # the type argparse gives no public name
@@ -46,7 +46,8 @@ def add_study(verbs: "Verbs[Any]") -> None:
 
 
 def study_command(args: argparse.Namespace) -> int:
-    """Check everything cheap first, then compute, say and write what came out."""
+    """Check the options, run the study, and write and print its results."""
+    require_extra("plots", feature="vitft study")
     from vitft.config.run import from_table
     from vitft.data.demo import demo_data
     from vitft.study.plan import BASELINES, check_study
@@ -64,31 +65,22 @@ def study_command(args: argparse.Namespace) -> int:
     )
     if plan.left_out:
         many = ", ".join(map(str, plan.left_out))
-        console.note(f"left out: {many} images per class, the smallest class has too few")
-
+        console.note(f"left out: {many} per class, more than the smallest class allows")
     with heavy_imports():
-        from vitft.study.formats import heading, sentences, short_rows, to_json, to_markdown
-        from vitft.study.picture import study_png
-        from vitft.study.run import leads, run_study, setting_of
-        from vitft.system.files import whole_folder, write_atomically
+        from vitft.study.run import run_study
+    from vitft.study.formats import heading, lead_sentences, short_rows, write_results
 
     study = run_study(plan, config)
-    ahead, setting = leads(study), setting_of(config)
     words = ["--data", args.data, "--weights", *args.weights, "--shots", *map(str, plan.shots)]
     words += ["--seeds", str(seeds), *(["--no-baselines"] if args.no_baselines else [])]
-    figures = json.dumps(to_json(study, ahead, setting), indent=2, allow_nan=False)
-    page = to_markdown(study, ahead, setting, f"vitft study {shlex.join(words)}")
-    with whole_folder(plan.out) as folder:
-        write_atomically(folder / "study.json", figures + "\n")
-        write_atomically(folder / "study.md", page)
-        write_atomically(folder / "study.png", study_png(study))
+    write_results(study, f"vitft study {shlex.join(words)}")
     console.note(heading(study))
     console.table(
         ("images per class", *map(str, study.plan.shots)),
         short_rows(study),
         numbers=len(study.plan.shots),
     )
-    for text in sentences(study, ahead):
+    for text in lead_sentences(study):
         console.result(console.visible(text))
     place = console.visible(str(plan.out))
     console.result(f"written: {place}/study.png, study.md, study.json")

@@ -52,14 +52,14 @@ def penalty_chart(
     """Return a chart of cross-validated accuracy by penalty, with the selected penalty ringed."""
     series = [Series(name="cross-validated accuracy", colour="accent", xs=penalties, ys=accuracies)]
     ringed = [
-        pair
-        for pair in zip(penalties, accuracies, strict=True)
-        if math.isclose(pair[0], selected)
+        pair for pair in zip(penalties, accuracies, strict=True) if math.isclose(pair[0], selected)
     ]
     if ringed:
         xs, ys = zip(*ringed, strict=True)
         series.append(
-            Series(name="selected", colour="second", xs=xs, ys=ys, width=0, radius=6.5, is_hollow=True)
+            Series(
+                name="selected", colour="second", xs=xs, ys=ys, width=0, radius=6.5, is_hollow=True
+            )
         )
     ticks = [(value, f"{value:g}") for value in sorted(penalties)]
     x_axis = log_axis(penalties, ticks, "L2 penalty on the weights of the head")

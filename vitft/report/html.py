@@ -47,7 +47,7 @@ def template_engine() -> "Environment":
     """Return the template engine, which escapes every value."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(
+    engine = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
@@ -55,6 +55,8 @@ def template_engine() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    engine.filters["nbsp"] = no_break_percent
+    return engine
 
 
 def printable(value: Any) -> Any:  # noqa: ANN401 - any value of a template
@@ -62,6 +64,11 @@ def printable(value: Any) -> Any:  # noqa: ANN401 - any value of a template
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return visible(value)
     return value
+
+
+def no_break_percent(text: str) -> str:
+    """Put a no-break space before each percent sign that follows a space."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def content_policy(css: str, script: str) -> str:

@@ -34,7 +34,9 @@ MAX_LABEL = 26
 """Characters of a label; longer ones are shortened."""
 
 
-def filters_png(components: NDArray[np.float32], variance: NDArray[np.float32], title: str) -> bytes:
+def filters_png(
+    components: NDArray[np.float32], variance: NDArray[np.float32], title: str
+) -> bytes:
     """Draw principal components (n, k, k, 3), in rows of seven.
 
     Args:
@@ -99,7 +101,9 @@ def distance_png(distance: NDArray[np.float32], images: int, uniform: float, tit
     axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, None))
     axes.set_xticks(range(0, depth, 1 if depth <= 16 else 2))
     axes.spines[["top", "right"]].set_visible(False)
-    add_title(figure, title, f"one marker per head, the line is their mean; {count(images, 'image')}")
+    add_title(
+        figure, title, f"one marker per head, the line is their mean; {count(images, 'image')}"
+    )
     return to_png(figure)
 
 

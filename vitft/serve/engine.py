@@ -19,7 +19,8 @@ import torch
 from PIL import Image
 
 from vitft.data.images import decode
-from vitft.explain import overlay, relevance_map
+from vitft.explain.attribution import relevance_map
+from vitft.explain.heatmaps import overlay
 from vitft.models.vit import VisionTransformer
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.limits import MAX_BATCH, MAX_PIXELS, MAX_SCANS, TIDY_SECONDS, Limits
