@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image
 
-from vitft.config.run import from_table, merged, read_recipe
+from vitft.config.run import config_from_table, merge_settings, read_recipe
 from vitft.data.images import DAMAGE, TURNS, orientation_of, read_bytes, to_rgb
 from vitft.features.ood import read_reference
 from vitft.models.find import find_model
@@ -56,7 +56,9 @@ def finetune(
 
     named = [("data.path", os.fspath(data)), ("weights.name", os.fspath(weights))]
     named += [pair for name, value in settings.items() for pair in named_setting(name, value)]
-    config = demo_data(from_table(merged(read_recipe(recipe) if recipe else {}, named)))
+    config = demo_data(
+        config_from_table(merge_settings(read_recipe(recipe) if recipe else {}, named))
+    )
     return train(config, out=check_request(config, None if out is None else os.fspath(out)))
 
 
@@ -153,9 +155,9 @@ class Trained:
 
         from vitft.explain.attribution import relevance_map
         from vitft.explain.heatmaps import overlay
-        from vitft.models.timm_model import own
+        from vitft.models.timm_model import require_vit
 
-        model = own(self.predictor.model, "explain")
+        model = require_vit(self.predictor.model, "explain")
         if about is not None and about not in self.classes:
             raise UsageError(
                 f"the model has no class {about!r}", fix=f"one of {', '.join(self.classes[:20])}"

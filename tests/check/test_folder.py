@@ -95,7 +95,7 @@ def test_a_second_check_decodes_nothing_and_finds_the_same(
     def refuse(*_: object) -> None:
         raise AssertionError("a picture was decoded again")
 
-    monkeypatch.setattr("vitft.features.fingerprints.sketch_of", refuse)
+    monkeypatch.setattr("vitft.features.fingerprints.fingerprint_of", refuse)
     second = checked(capsys, str(faulty))
 
     assert second | {"fixes": ""} == first | {"fixes": ""}

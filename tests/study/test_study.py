@@ -14,34 +14,42 @@ import torch
 
 from tests.conftest import draw_folder
 from vitft.cli.main import build_parser
-from vitft.config.run import from_table
-from vitft.data.folder import Checked, CheckedFile, Folder
-from vitft.features.probe import scores, solve_head
+from vitft.config.run import config_from_table
+from vitft.data.folder import Folder
+from vitft.data.inspection import InspectedFile, InspectedFolder
+from vitft.features.head import solve_head
+from vitft.features.logistic import linear_logits
 from vitft.metrics.intervals import wilson
 from vitft.report.plots import spread_apart
-from vitft.study.features import LEVELS, PIXELS, backbone, colours, small_picture
+from vitft.study.features import (
+    HISTOGRAM_LEVELS,
+    SMALL_SIDE,
+    colour_histogram,
+    load_source,
+    small_image,
+)
 from vitft.study.formats import lead_sentences, markdown_cell
-from vitft.study.plan import check_study, fitting_shots, resolve_contestants
+from vitft.study.plan import check_study, fitting_shots, resolve_sources
 from vitft.study.results import CurvePoint, difference
 from vitft.study.run import evaluate_head, reduce_dimensions, run_study
 from vitft.study.splits import FewShotSplit, few_shot_split, unique_images
 from vitft.system.errors import DataError, RunError, UsageError, VitftError, WeightsError
 
 
-def files(*counts: int, tests: int = 0) -> list[CheckedFile]:
+def files(*counts: int, tests: int = 0) -> list[InspectedFile]:
     """Return `counts` training images and `tests` test images of each class."""
     parts: list[tuple[int, Any]] = []
     for label, count in enumerate(counts):
         parts += [(label, "train" if tests else "")] * count + [(label, "val")] * tests
     return [
-        CheckedFile(f"{i}.jpg", label, part, f"{i:064}", 8, 8)
+        InspectedFile(f"{i}.jpg", label, part, f"{i:064}", 8, 8)
         for i, (label, part) in enumerate(parts)
     ]
 
 
-def checked(good: Sequence[CheckedFile]) -> Checked:
+def checked(good: Sequence[InspectedFile]) -> InspectedFolder:
     folder = Folder(root=Path("x"), classes=("a", "b"), files=(), layout="classes")
-    return Checked(folder=folder, good=tuple(good), bad=(), odd={})
+    return InspectedFolder(folder=folder, good=tuple(good), bad=(), odd={})
 
 
 def point(*rows: Sequence[int]) -> CurvePoint:
@@ -112,7 +120,7 @@ def test_rotated_features_give_the_same_predictions() -> None:
     torch.testing.assert_close(asked @ known.T, plain[20:] @ plain[:20].T, rtol=1e-4, atol=1e-3)
     head = solve_head(x[:20], y, classes=2, l2=0, balanced=False, seed=0)
     whole = torch.cat([head.weight, head.bias[:, None]], dim=1)
-    expected = scores(x[20:], whole).argmax(dim=-1) == (torch.arange(20, 50) % 2)
+    expected = linear_logits(x[20:], whole).argmax(dim=-1) == (torch.arange(20, 50) % 2)
     drawn = FewShotSplit((np.arange(0, 20, 2), np.arange(1, 20, 2)), np.arange(20, 50))
     right = evaluate_head(x, torch.arange(50) % 2, drawn, 10, classes=2, seed=0)
     assert right.tolist() == expected.tolist()
@@ -156,18 +164,18 @@ def test_the_baselines_hold_brightness_and_colours() -> None:
     red = np.zeros((128, 128, 3), np.uint8)
     red[..., 0] = 255
 
-    assert small_picture(red).reshape(PIXELS, PIXELS, 3)[5, 7].tolist() == [1.0, 0.0, 0.0]
-    histogram = colours(red)
-    assert histogram.shape == (LEVELS**3,)
-    assert histogram[(LEVELS - 1) * LEVELS**2] == 1.0
+    assert small_image(red).reshape(SMALL_SIDE, SMALL_SIDE, 3)[5, 7].tolist() == [1.0, 0.0, 0.0]
+    histogram = colour_histogram(red)
+    assert histogram.shape == (HISTOGRAM_LEVELS**3,)
+    assert histogram[(HISTOGRAM_LEVELS - 1) * HISTOGRAM_LEVELS**2] == 1.0
     assert float((histogram**2).sum()) == pytest.approx(1.0)
 
 
 def test_an_untrained_model_of_timm_needs_no_file() -> None:
-    config = from_table({})
+    config = config_from_table({})
 
-    model, transform = backbone("random:timm:resnet10t", 3, config)
-    again, _ = backbone("random:timm:resnet10t", 3, config)
+    model, transform = load_source("random:timm:resnet10t", 3, config)
+    again, _ = load_source("random:timm:resnet10t", 3, config)
 
     assert transform.image_size == (176, 176)  # as timm trained it
     for one, other in zip(model.parameters(), again.parameters(), strict=True):
@@ -192,10 +200,10 @@ def test_shots_beyond_the_smallest_class_are_left_out(
 
 
 def test_none_is_the_architecture_of_the_first_weights() -> None:
-    weights = [one.weights for one in resolve_contestants(["pixels", "demo", "none"])]
+    weights = [one.weights for one in resolve_sources(["pixels", "demo", "none"])]
 
     assert weights == ["pixels", "demo", "random:demo"]
-    assert resolve_contestants(["none", "demo", "x"])[0].weights == "random:demo"
+    assert resolve_sources(["none", "demo", "x"])[0].weights == "random:demo"
 
 
 BASE = {"weights": ["demo"], "shots": [2], "seeds": 2, "out": None}
@@ -296,7 +304,7 @@ def test_copies_that_make_a_class_too_small_take_shots_with_them(image_folder: P
         str(image_folder), ["histogram"], [2, 8], seeds=1, out=str(image_folder.parent / "out")
     )
 
-    done = run_study(plan, from_table({}))
+    done = run_study(plan, config_from_table({}))
 
     assert plan.shots == (2, 8)
     assert done.plan.shots == (2,)
@@ -312,7 +320,7 @@ def test_a_difference_that_is_not_significant_is_reported_as_such(image_folder: 
         seeds=2,
         out=str(image_folder.parent / "out"),
     )
-    done = run_study(plan, from_table({}))
+    done = run_study(plan, config_from_table({}))
     curves = tuple(
         replace(curve, points=(point([0, 1] * 50, [0, 1] * 50),)) for curve in done.curves
     )

@@ -344,10 +344,10 @@ def explained(
     from vitft.explain.attribution import relevance_map
     from vitft.explain.explainer import safe_stem
     from vitft.explain.heatmaps import overlay, png_bytes
-    from vitft.models.timm_model import own as own_model
+    from vitft.models.timm_model import require_vit
     from vitft.system.files import write_atomically, writing
 
-    model = own_model(predictor.model, "--explain")
+    model = require_vit(predictor.model, "--explain")
     with writing(folder, option="--explain"):
         folder.mkdir(parents=True, exist_ok=True)
     for number, prediction in enumerate(found, start=1):

@@ -48,7 +48,7 @@ def add_study(verbs: "Verbs[Any]") -> None:
 def study_command(args: argparse.Namespace) -> int:
     """Check the options, run the study, and write and print its results."""
     require_extra("plots", feature="vitft study")
-    from vitft.config.run import from_table
+    from vitft.config.run import config_from_table
     from vitft.data.demo import demo_data
     from vitft.study.plan import BASELINES, check_study
 
@@ -59,7 +59,7 @@ def study_command(args: argparse.Namespace) -> int:
     }
     more = [name for name in BASELINES if name not in args.weights and not args.no_baselines]
     names, shots, seeds = [*args.weights, *more], args.shots, args.seeds
-    config = demo_data(from_table(settings))
+    config = demo_data(config_from_table(settings))
     plan = check_study(
         config.data.path, names, shots, seeds=seeds, out=args.out, allow_pickle=args.allow_pickle
     )

@@ -55,9 +55,9 @@ def add_inspect(actions: "Verbs[Any]") -> None:
 
 def list_command(args: argparse.Namespace) -> int:
     """A table of names."""
-    from vitft.models.pretrained.catalog import entries
+    from vitft.models.pretrained.catalog import catalog_entries
 
-    chosen = [entry for entry in entries() if not args.size or entry.size == args.size]
+    chosen = [entry for entry in catalog_entries() if not args.size or entry.size == args.size]
     if args.licence:
         wanted = args.licence.lower()
         chosen = [
@@ -90,20 +90,20 @@ def list_command(args: argparse.Namespace) -> int:
 
 def show_command(args: argparse.Namespace) -> int:
     """What is known of a name without fetching it, or what is in a file."""
-    from vitft.models.pretrained.catalog import Entry, find, known
+    from vitft.models.pretrained.catalog import CatalogEntry, find_entry, is_known
 
-    if known(args.name):
-        for line in find(args.name).lines():
+    if is_known(args.name):
+        for line in find_entry(args.name).lines():
             console.result(line)
         return 0
     from vitft.models.pretrained.locate import check_weights_name, locate
 
     check_weights_name(args.name, allow_pickle=args.allow_pickle)
     found = locate(args.name)
-    if isinstance(found, Entry) and found.is_of_timm:
-        from vitft.models.pretrained.timm_weights import resolved
+    if isinstance(found, CatalogEntry) and found.is_timm:
+        from vitft.models.pretrained.timm_weights import complete_entry
 
-        for line in resolved(found).lines():
+        for line in complete_entry(found).lines():
             console.result(line)
         return 0
     args.file, args.classes, args.image_size = args.name, None, None
@@ -112,18 +112,18 @@ def show_command(args: argparse.Namespace) -> int:
 
 def fetch_command(args: argparse.Namespace) -> int:
     """Download and verify; says where the file lies and which commit it is."""
-    from vitft.models.pretrained.catalog import Entry
+    from vitft.models.pretrained.catalog import CatalogEntry
     from vitft.models.pretrained.locate import locate
 
     found = locate(args.name)
-    if not isinstance(found, Entry):
+    if not isinstance(found, CatalogEntry):
         raise UsageError(f"{args.name} is a file already", fix="give a name of the catalogue")
     from vitft.models.pretrained.fetch import fetch
 
-    if found.is_of_timm:
-        from vitft.models.pretrained.timm_weights import resolved
+    if found.is_timm:
+        from vitft.models.pretrained.timm_weights import complete_entry
 
-        found = resolved(found)
+        found = complete_entry(found)
     console.note(f"licence: {found.licence}")
     fetched = fetch(found, allow_pickle=args.allow_pickle)
     rows = {

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitft.explain.method import Method
-from vitft.models.timm_model import TimmModel
-from vitft.models.vit import Attention, Block, VisionTransformer, shares
+from vitft.models.timm_model import require_vit
+from vitft.models.vit import Attention, Block, VisionTransformer, attention_weights
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 
@@ -77,7 +77,7 @@ def explain(
             head.
         RunError: The values are not finite.
     """
-    vit = require_vit(model)
+    vit = require_vit(model, "explain")
     check_method(vit.config, method)
     size = max_batch_size(vit.config)
     batches = pixels.split(size)  # no images are one empty batch
@@ -94,23 +94,6 @@ def explain(
             fix="train again with a lower learning rate: the weights are damaged or have diverged",
         )
     return Attribution(values=values, logits=torch.cat(logits).float().cpu().numpy())
-
-
-def require_vit(model: nn.Module) -> VisionTransformer:
-    """Return the model if it is a VisionTransformer, whose attention can be read.
-
-    Raises:
-        UsageError: It is not.
-    """
-    if isinstance(model, VisionTransformer):
-        return model
-    name = type(model).__name__
-    if isinstance(model, TimmModel):
-        name = f"timm's {model.config.timm}"
-    raise UsageError(
-        f"cannot explain {name}: only the attention of vitft's own Vision Transformer can be read",
-        fix="fine-tune weights of `vitft weights list`, without timm: before the name",
-    )
 
 
 def check_method(config: ViTConfig, method: Method) -> None:
@@ -184,7 +167,7 @@ def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[
 def attend_explicitly(attention: Attention, maps: list[Tensor], x: Tensor) -> Tensor:
     """Compute `Attention.forward` of tokens (B, N, D) with its map, which is appended to `maps`."""
     q, k, values = attention.split_heads(x)  # each (B, H, N, K)
-    weights = shares(q, k)  # (B, H, N, N), as `Attention.maps`
+    weights = attention_weights(q, k)  # (B, H, N, N), as `Attention.maps`
     maps.append(weights)
     return attention.proj((weights @ values).transpose(1, 2).flatten(2))  # (B, N, D)
 

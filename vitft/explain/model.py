@@ -10,12 +10,12 @@ from vitft.config.run import read_toml
 from vitft.data.loading import Pixels
 from vitft.data.split import Manifest
 from vitft.data.transforms import EvalTransform
-from vitft.explain.attribution import require_vit
 from vitft.models.checkpoint import build_model, holds_timm, load_checkpoint
 from vitft.models.find import find_model
-from vitft.models.pretrained.catalog import Entry
+from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
-from vitft.models.pretrained.source import open_source
+from vitft.models.pretrained.weights import open_pretrained
+from vitft.models.timm_model import require_vit
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.device import pick_device
@@ -70,7 +70,9 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
     """
     path = find_model(run)
     state, card = load_checkpoint(path)
-    vit = require_vit(build_model({n: t.float() for n, t in state.items()}, card.architecture))
+    vit = require_vit(
+        build_model({n: t.float() for n, t in state.items()}, card.architecture), "explain"
+    )
     folder = path.resolve().parent
     return ExplainedModel(
         name=folder.name if path.name == "model.safetensors" else path.stem,
@@ -91,18 +93,18 @@ def load_weights_model(
         UsageError: They are for a timm model.
     """
     found = locate(name)
-    if found.is_of_timm if isinstance(found, Entry) else holds_timm(found):
+    if found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found):
         raise UsageError(
             f"cannot explain {name}: only the attention of vitft's own Vision Transformer can be "
             "read, and these weights are for a timm model",
             fix="use weights of `vitft weights list`, without timm: before the name",
         )
-    source = open_source(name, allow_pickle=allow_pickle)
+    source = open_pretrained(name, allow_pickle=allow_pickle)
     tensors, config = source.tensors, source.architecture
-    if source.foreign_head:  # its input is not the feature of this model
+    if source.unusable_head:  # its input is not the feature of this model
         tensors = {n: t for n, t in tensors.items() if not n.startswith("head")}
         config = replace(config, num_classes=0)
-    vit = require_vit(build_model({n: t.float() for n, t in tensors.items()}, config))
+    vit = require_vit(build_model({n: t.float() for n, t in tensors.items()}, config), "explain")
     return ExplainedModel(
         name=Path(source.origin).parent.name if source.name == "model" else source.name,
         vit=vit.to(pick_device(device)),

@@ -52,7 +52,7 @@ def no_better_than_majority(run: Run) -> Advice | None:
     """Warn if the accuracy may be no higher than that of predicting the largest class."""
     assert run.results is not None
     bounds = run.results["top1_interval"]
-    majority = run.results.get("majority", 0.0)
+    majority = run.results.get("majority", -1.0)
     if bounds[0] > majority:
         return None
     return Advice(

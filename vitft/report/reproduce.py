@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from vitft.config.run import from_table, merged
+from vitft.config.run import config_from_table, merge_settings
 from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
 
@@ -36,7 +36,7 @@ def reproduce_section(run: Run) -> ReproduceSection:
 def command_of(config: Mapping[str, Any]) -> str:
     """Return the shortest command with these settings; empty if this version cannot read them."""
     try:
-        from_table(config)
+        config_from_table(config)
         settings = dotted(config)
         given = {key: settings[key] for key in ("data.path", "weights.name") if settings.get(key)}
         parts = [f"--{key.partition('.')[0]} {shlex.quote(str(v))}" for key, v in given.items()]
@@ -71,7 +71,7 @@ def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the value of every setting, as in config.toml, if only these are given."""
-    config = from_table(merged({}, list(given.items())))
+    config = config_from_table(merge_settings({}, list(given.items())))
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in dotted(dataclasses.asdict(config)).items()

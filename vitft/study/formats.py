@@ -143,7 +143,7 @@ def mean_of(seeds: int) -> str:
 
 
 def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
-    """Return a row per contestant for the terminal: percent, and half the width of the interval."""
+    """Return a row per curve for the terminal: percent, and half the width of the interval."""
     return [
         (
             curve.name,
@@ -157,7 +157,7 @@ def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
 
 
 def lead_sentences(study: StudyResults) -> list[str]:
-    """Compare the first contestant with the others at the most shots, and where it is not ahead."""
+    """Compare the first curve with the others at the most shots, and where it is not ahead."""
     shots, first = study.plan.shots, study.curves[0].name
     lines = []
     for name, differences in study.leads().items():
@@ -189,7 +189,7 @@ def accuracy_table(curves: Sequence[FewShotCurve], shots: Sequence[int]) -> list
 
 
 def difference_table(leads: Leads, shots: Sequence[int]) -> list[str]:
-    """Return a Markdown table of the differences between the first contestant and the others."""
+    """Return a Markdown table of the differences between the first curve and the others."""
     rows = [
         [markdown_cell(name), *(f"{100 * mean:+.1f} ({bounds(ends)})" for mean, ends in points)]
         for name, points in leads.items()

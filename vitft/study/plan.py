@@ -20,7 +20,7 @@ MAX_SEEDS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contestant:
+class FeatureSource:
     """Weights or a baseline whose features are compared: one curve of the study."""
 
     name: str
@@ -38,7 +38,7 @@ class Plan:
     """A study whose inputs have been checked."""
 
     folder: Folder
-    contestants: tuple[Contestant, ...]
+    sources: tuple[FeatureSource, ...]
     shots: tuple[int, ...]
     """Training images of each class, ascending."""
     left_out: tuple[int, ...]
@@ -74,8 +74,8 @@ def check_study(
             f"invalid --shots {' '.join(map(str, shots))}",
             fix="use one or more whole numbers from 1, e.g. --shots 5 10 25",
         )
-    contestants = resolve_contestants(weights)
-    for one in contestants:
+    sources = resolve_sources(weights)
+    for one in sources:
         if not one.is_baseline:
             check_weights_name(one.weights.removeprefix("random:"), allow_pickle=allow_pickle)
     folder = scan(Path(data).expanduser())
@@ -90,7 +90,7 @@ def check_study(
         )
     return Plan(
         folder=folder,
-        contestants=contestants,
+        sources=sources,
         shots=fitting,
         left_out=left_out,
         seeds=seeds,
@@ -98,7 +98,7 @@ def check_study(
     )
 
 
-def resolve_contestants(weights: Sequence[str]) -> tuple[Contestant, ...]:
+def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     """Resolve each name; `none` stands for the architecture of the first weights, untrained.
 
     Raises:
@@ -123,7 +123,8 @@ def resolve_contestants(weights: Sequence[str]) -> tuple[Contestant, ...]:
             f"--weights none and {untrained} are the same", fix="leave one of them out"
         )
     return tuple(
-        Contestant(name=name, weights=untrained if name == UNTRAINED else name) for name in weights
+        FeatureSource(name=name, weights=untrained if name == UNTRAINED else name)
+        for name in weights
     )
 
 

@@ -14,7 +14,7 @@ from vitft.study.plan import Plan
 
 
 class AccuracyDifference(NamedTuple):
-    """Difference in accuracy of two contestants, with its 95 % interval."""
+    """Difference in accuracy of two feature sources, with its 95 % interval."""
 
     mean: float
     interval: Interval
@@ -22,7 +22,7 @@ class AccuracyDifference(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """Predictions of one contestant at one number of shots."""
+    """Predictions of one feature source at one number of shots."""
 
     shots: int
     correct: tuple[NDArray[np.bool_], ...]
@@ -54,7 +54,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewShotCurve:
-    """Accuracy of one contestant by number of shots."""
+    """Accuracy of one feature source by number of shots."""
 
     name: str
     weights: str

@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitft.config.run import Config
-from vitft.data.folder import CheckedFile
+from vitft.data.inspection import InspectedFile
+from vitft.data.summary import log_inspection
 from vitft.features.cache import default_folder, prune
-from vitft.features.probe import FOLDS, SMALL, Scaling, choose_penalty, scores, solve
-from vitft.study.features import Eyes, baselines, checked_only
+from vitft.features.cross_validation import FOLDS, choose_penalty
+from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
+from vitft.features.pipeline import inspect_images
+from vitft.study.features import BackboneFeatures, baseline_features
 from vitft.study.plan import Plan, fitting_shots, too_few_images
 from vitft.study.results import CurvePoint, FewShotCurve, StudyResults
 from vitft.study.splits import FewShotSplit, few_shot_split, unique_images
@@ -30,17 +33,24 @@ log = logging.getLogger(__name__)
 
 
 def run_study(plan: Plan, config: Config) -> StudyResults:
-    """Check the images, compute the features of every contestant and solve every head.
+    """Inspect the images, compute all features and solve all heads.
 
     Raises:
         DataError: There are too few usable images, or one was removed meanwhile.
         WeightsError: Weights cannot be downloaded or read.
     """
-    first = next((one for one in plan.contestants if not one.is_baseline), None)
-    eyes = Eyes(first, plan.folder, config) if first else None
-    checked = eyes.examine() if eyes else checked_only(plan.folder, config)
-    files = unique_images(checked)
-    if left := len(checked.good) - len(files):
+    first = next((one for one in plan.sources if not one.is_baseline), None)
+    backbone = BackboneFeatures(first, plan.folder, config) if first else None
+    inspected = (
+        backbone.inspect()
+        if backbone
+        else inspect_images(
+            plan.folder, max_pixels=config.data.max_pixels, allow_bad=config.data.allow_bad
+        )
+    )
+    log_inspection(inspected)
+    files = unique_images(inspected)
+    if left := len(inspected.good) - len(files):
         log.info(f"{count(left, 'file')} left out: copies of other files, or with two labels")
     plan = fit_plan(plan, files)
     splits = [
@@ -48,15 +58,17 @@ def run_study(plan: Plan, config: Config) -> StudyResults:
         for seed in range(plan.seeds)
     ]
     y = torch.tensor([file.label for file in files])
-    plain = {}
-    if any(one.is_baseline for one in plan.contestants):
-        plain = baselines(plan.folder, files, config)
+    baselines = {}
+    if any(one.is_baseline for one in plan.sources):
+        baselines = baseline_features(plan.folder, files, max_pixels=config.data.max_pixels)
     curves = []
-    for one in plan.contestants:
+    for one in plan.sources:
         if one.is_baseline:
-            x = plain[one.name]
+            x = baselines[one.name]
         else:
-            x = (eyes if one is first and eyes else Eyes(one, plan.folder, config)).rows(files)
+            if backbone is None or one is not first:
+                backbone = BackboneFeatures(one, plan.folder, config)
+            x = backbone.rows(files)
         points = evaluate_heads(x, y, splits, plan, label=one.name)
         curves.append(
             FewShotCurve(name=one.name, weights=one.weights, features=x.shape[1], points=points)
@@ -75,7 +87,7 @@ def run_study(plan: Plan, config: Config) -> StudyResults:
     )
 
 
-def fit_plan(plan: Plan, files: Sequence[CheckedFile]) -> Plan:
+def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     """Return the plan with the shots that are possible with the usable images.
 
     Raises:
@@ -101,7 +113,7 @@ def evaluate_heads(
         y: Labels, (n,).
         splits: One for each seed.
         plan: The plan.
-        label: Name of the contestant, for the progress bar.
+        label: Name of the feature source, for the progress bar.
     """
     classes, points = len(plan.folder.classes), []
     with console.Progress(
@@ -121,12 +133,14 @@ def evaluate_head(
 ) -> NDArray[np.bool_]:
     """Solve a head on the training images, and return which test images it predicts correctly."""
     train, test = torch.from_numpy(split.train(shots)), torch.from_numpy(split.test)
-    with one_thread(when=len(train) * min(len(train), x.shape[1]) * classes < SMALL / FOLDS):
+    with one_thread(
+        when=len(train) * min(len(train), x.shape[1]) * classes < SINGLE_THREAD_COST / FOLDS
+    ):
         x_train, x_test = reduce_dimensions(x[train], x[test])
         y_train, weight = y[train], torch.ones(1, len(train))
         l2, _ = choose_penalty(x_train, y_train, weight, classes=classes, seed=seed)
-        head = solve(x_train.double(), y_train, weight, classes=classes, l2=l2)[0]
-        return (scores(x_test, head).argmax(dim=-1) == y[test]).numpy()
+        head = solve_logistic(x_train.double(), y_train, weight, classes=classes, l2=l2)[0]
+        return (linear_logits(x_test, head).argmax(dim=-1) == y[test]).numpy()
 
 
 def reduce_dimensions(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,7 +152,7 @@ def reduce_dimensions(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
 
     Source: Hastie & Tibshirani 2004, "Efficient quadratic regularization for expression arrays".
     """
-    scaling = Scaling.of(train)
+    scaling = Standardizer.fit(train)
     train, test = scaling(train), scaling(test)
     if train.shape[1] <= len(train):
         return train, test

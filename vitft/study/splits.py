@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vitft.data.folder import Checked, CheckedFile
+from vitft.data.inspection import InspectedFile, InspectedFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +28,24 @@ class FewShotSplit:
         return np.concatenate([rows[:shots] for rows in self.candidates])
 
 
-def unique_images(checked: Checked) -> list[CheckedFile]:
+def unique_images(inspected: InspectedFolder) -> list[InspectedFile]:
     """Return the files of a study: each image once, and none that has two labels.
 
     An image that is in both the training and the test part of the folder stays in the test part.
     """
     labels: dict[str, set[int]] = {}
-    for file in checked.good:
+    for file in inspected.good:
         labels.setdefault(file.sha256, set()).add(file.label)
-    tests = {file.sha256 for file in checked.good if file.part == "val"}
-    kept: dict[str, CheckedFile] = {}
-    for file in checked.good:
+    tests = {file.sha256 for file in inspected.good if file.part == "val"}
+    kept: dict[str, InspectedFile] = {}
+    for file in inspected.good:
         if len(labels[file.sha256]) == 1 and (file.part == "val" or file.sha256 not in tests):
             kept.setdefault(file.sha256, file)
     return list(kept.values())
 
 
 def few_shot_split(
-    files: Sequence[CheckedFile], classes: int, *, most: int, seed: int
+    files: Sequence[InspectedFile], classes: int, *, most: int, seed: int
 ) -> FewShotSplit:
     """Shuffle each class and set the test images apart.
 
