@@ -292,7 +292,7 @@ def test_a_study_of_colours_is_won_by_the_histogram_and_repeats_to_the_byte(
     assert [*last] == [str(tiny_weights), "none", "pixels", "histogram"]
     assert last["histogram"] == 1.0
     assert (first / "study.png").read_bytes().startswith(b"\x89PNG")
-    assert "too small for 40 per class" in (first / "study.md").read_text()
+    assert "too small for 40 training images per class" in (first / "study.md").read_text()
 
 
 def test_copies_that_make_a_class_too_small_take_shots_with_them(image_folder: Path) -> None:
