@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitft.cli import output
 from vitft.explain.method import FUSIONS, METHODS, Method
 from vitft.system import console
 from vitft.system.errors import UsageError
@@ -12,11 +13,11 @@ from vitft.system.imports import heavy_imports
 from vitft.system.text import count, percent
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
+    from vitft.cli.parser import Commands
     from vitft.explain.model import ExplainedModel
 
 
-def add_explain(verbs: "argparse._SubParsersAction[Parser]") -> None:
+def add_explain(verbs: "Commands") -> None:
     """`vitft explain`."""
     parser = verbs.add_parser("explain", help="pictures of where a model looked")
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="files and folders")
@@ -119,7 +120,8 @@ def plan_out(out: str | None, option: str = "--out") -> Path:
     Raises:
         RunError: It holds files already, or cannot be written.
     """
-    from vitft.system.rundir import free_name, plan_run
+    from vitft.system.files import free_name
+    from vitft.system.rundir import plan_run
 
     place = out if out is not None else str(free_name(Path("explained")))
     return plan_run(place, "", option=option)
@@ -142,13 +144,13 @@ def draw_images(
             answer = f"error: {done.error}" if done.error else found
             rows.append((done.path, answer, done.shown, done.file.name if done.file else ""))
     sheet = job.finish()
-    console.table(("image", "answer", "shown for", "picture"), rows)
+    output.table(("image", "answer", "shown for", "picture"), rows)
     if failed < len(images):
         number = count(len(images) - failed, "image")
         also = f", all on {sheet.name}" if sheet else ""
-        console.result(f"{method.name} of {number} in {console.visible(str(out))}/{also}")
+        output.result(f"{method.name} of {number} in {out}/{also}")
         if sheet and len(images) - failed > len(job.tiles):
-            console.note(f"{sheet.name} shows only the first {len(job.tiles)}")
+            output.note(f"{sheet.name} shows only the first {len(job.tiles)}")
     return 3 if failed else 0
 
 
@@ -159,12 +161,12 @@ def draw_model(model: "ExplainedModel", images: list[str], out: Path) -> int:
 
     figures = write_model_figures(model, images or validation_images(model.run), out)
     for error in figures.failed:
-        console.warn(console.visible(error.problem))
+        output.warn(error.problem)
     if "distance.png" not in figures.names:
-        console.note(
+        output.note(
             "no distance.png: the attention distance needs images; name some: "
             "vitft explain --model IMAGE ..."
         )
     names = ", ".join(figures.names)
-    console.result(f"{names} of {console.visible(model.name)} in {console.visible(str(out))}/")
+    output.result(f"{names} of {model.name} in {out}/")
     return 3 if figures.failed else 0

@@ -21,7 +21,7 @@ from vitft.system import console
 from vitft.system.errors import UsageError
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
+    from vitft.cli.parser import Commands
     from vitft.data.sources import Source
     from vitft.predict.engine import Engine, Judge, Prediction
     from vitft.predict.torch_engine import Predictor
@@ -51,7 +51,7 @@ large jobs:
 """
 
 
-def add_predict(verbs: "argparse._SubParsersAction[Parser]") -> None:
+def add_predict(verbs: "Commands") -> None:
     """`vitft predict`."""
     parser = verbs.add_parser(
         "predict",
