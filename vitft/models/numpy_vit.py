@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from vitft.data.transforms import EvalTransform
+from vitft.metrics.softmax import softmax
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 Views = np.ndarray[Any, np.dtype[np.uint8]]
@@ -226,14 +227,6 @@ class NumpyModel:
         if self.settings["pre_logits"]:
             features = np.tanh(self.linear(features, "pre_logits.fc."))
         return self.linear(features, "head.")
-
-
-def softmax(scores: Array) -> Array:
-    """Shares along the last axis; overwrites `scores`."""
-    scores -= scores.max(axis=-1, keepdims=True)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    return scores
 
 
 def gelu(x: Array) -> Array:

@@ -17,13 +17,13 @@ from vitft.config.run import read_toml
 from vitft.data.split import Row
 from vitft.predict.validation import (
     THUMBS,
-    Verdict,
+    ValidationPrediction,
     damaged,
     read_classes,
     read_json,
     read_rows,
     thumb_name,
-    verdicts_in,
+    validation_predictions,
 )
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import BASE, LATEST, RunDir
@@ -47,7 +47,7 @@ class Run:
     config_text: str
     classes: tuple[str, ...]
     rows: tuple[Row, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ValidationPrediction, ...]
     """On the validation images; empty in runs that did not keep their scores."""
     figures: Table
     """eval.json; empty if nothing was measured."""
@@ -123,7 +123,7 @@ def read_run(path: Path) -> Run:
         config_text=config_text,
         classes=classes,
         rows=rows,
-        verdicts=verdicts_in(path, held_back, classes),
+        verdicts=validation_predictions(path, held_back, classes),
         figures=read_table(path / "eval.json"),
         log=read_log(path / "metrics.jsonl"),
         environment=read_table(path / "environment.json"),
