@@ -17,7 +17,8 @@ from vitft.api import Trained
 from vitft.data.images import open_image
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import DataError, ImageError, UsageError
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vitft.config.run import from_table, read_recipe, read_toml
+from vitft.config.run import config_from_table, read_recipe, read_toml
 from vitft.system.resources import resource
 
 ROOT = Path(__file__).parents[1]
@@ -54,8 +54,8 @@ def test_imports_point_down() -> None:
         "vitft.predict.output",
         "vitft.predict.threshold",
         "vitft.predict.validation",
-        "vitft.report.sections",
-        "vitft.study.draws",
+        "vitft.report.run_page",
+        "vitft.study.splits",
         "vitft.study.plan",
         "vitft.system.console",
         "vitft.system.rundir",
@@ -173,7 +173,7 @@ def test_every_recipe_parses_and_states_its_claim(path: Path) -> None:
     assert set(table["recipe"]) == {"what", "for_whom", "command", "expected", "time"}
     assert f"--recipe {path.stem}" in table["recipe"]["command"]
     assert "to be measured" not in str(table["recipe"]).lower()
-    from_table(read_recipe(path.stem))
+    config_from_table(read_recipe(path.stem))
 
 
 def test_the_architecture_page_names_every_package() -> None:

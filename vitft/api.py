@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image
 
-from vitft.config.run import from_table, merged, read_recipe
+from vitft.config.run import config_from_table, merge_settings, read_recipe
 from vitft.data.images import DAMAGE, TURNS, orientation_of, read_bytes, to_rgb
 from vitft.features.ood import read_reference
 from vitft.models.find import find_model
@@ -56,7 +56,9 @@ def finetune(
 
     named = [("data.path", os.fspath(data)), ("weights.name", os.fspath(weights))]
     named += [pair for name, value in settings.items() for pair in named_setting(name, value)]
-    config = demo_data(from_table(merged(read_recipe(recipe) if recipe else {}, named)))
+    config = demo_data(
+        config_from_table(merge_settings(read_recipe(recipe) if recipe else {}, named))
+    )
     return train(config, out=check_request(config, None if out is None else os.fspath(out)))
 
 

@@ -24,12 +24,13 @@ from formulas import COLOURS, Pixels, formula_image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.config.run import OptimSpec
+from vitft.config.training import OptimSpec
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.initial import waves
 from vitft.models.pretrained.adapt import resize_positions
-from vitft.models.vit import Attention, Block, VisionTransformer, ViTConfig
+from vitft.models.vit import Attention, Block, VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.training.loop import Batch, Step, Training, fit
 
 CLASSES = 200

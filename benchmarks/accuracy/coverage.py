@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.config.run import from_table
+from vitft.config.run import config_from_table
 from vitft.data.split import Manifest, draw
 from vitft.features.probe import solve_head
 from vitft.metrics.calibration import binned, confidences, temperature_for
@@ -214,7 +214,7 @@ def real(data: Path, weights: Path, seeds: int, into: Path) -> None:
                 "optim": optim,
             }
             out = into / f"{data.name}-{arm}-{seed}".replace(" ", "_")
-            figures = finetune(from_table(table), out=out).figures
+            figures = finetune(config_from_table(table), out=out).figures
             calibration = figures["calibration"]
             with np.load(out / "validation.npz") as file:
                 logits = torch.from_numpy(file["logits"]).double() * calibration["temperature"]

@@ -28,7 +28,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from vitft.data.flowers import KINDS, background, flower_scene, photographed, scatter
-from vitft.explain.maps import explain, explainable, traced
+from vitft.explain.attribution import explain, explainable, traced
 from vitft.explain.method import Method
 from vitft.models.checkpoint import Card, build_model, load_checkpoint
 from vitft.models.find import find_model

@@ -20,7 +20,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.accuracy.heads import merged
-from vitft.config.run import from_table
+from vitft.config.run import config_from_table
 from vitft.training.run import finetune
 
 ARMS: dict[str, tuple[str, float]] = {
@@ -56,7 +56,7 @@ def one(data: Path, weights: Path, arm: str, seed: int, into: Path) -> dict[str,
         table["optim"] = {"epochs": epochs}
     out = into / f"{data.name}-{arm}-{seed}".replace(" ", "_").replace(":", "")
     before = resource.getrusage(resource.RUSAGE_SELF)
-    result = finetune(from_table(table), out=out)
+    result = finetune(config_from_table(table), out=out)
     if result.interrupted:
         raise SystemExit(result.exit_code)
     after = resource.getrusage(resource.RUSAGE_SELF)

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from vitft.config.run import from_table
+from vitft.config.run import config_from_table
 from vitft.training.run import finetune
 
 TUTORIAL = {
@@ -63,7 +63,7 @@ def one(data: Path, weights: Path, arm: str, seed: int, into: Path) -> dict[str,
         "weights": {"name": str(weights)},
     }
     out = into / f"{data.name}-{arm}-{seed}".replace(" ", "_")
-    result = finetune(from_table(table), out=out)
+    result = finetune(config_from_table(table), out=out)
     if "epochs" in ARMS[arm].get("optim", {}):
         last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
         return {arm: last["val_top1"]}

@@ -25,7 +25,7 @@ from tests.models.test_stem import random_hybrid
 from vitft import load_pretrained
 from vitft.models.checkpoint import build_model
 from vitft.models.registry import architecture_names, config_of
-from vitft.models.vit import ViTConfig
+from vitft.models.vit_config import ViTConfig
 
 SHARED = Path(__file__).parents[3] / "shared"
 DINO = [f"vit_{size}_patch14{reg}_dinov2" for size in ("small", "base") for reg in ("", "_reg4")]

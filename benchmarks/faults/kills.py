@@ -30,10 +30,11 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from tests.conftest import draw_folder
-from vitft.config.run import from_table, read_toml
+from vitft.config.run import config_from_table, read_toml
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, digest_of, load_checkpoint, save_checkpoint
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import VitftError
 from vitft.training import stages
 from vitft.training.loop import Training
@@ -46,7 +47,7 @@ LATE = (
     "rich.console",
     "rich.progress",
     "rich.table",
-    "vitft.report.page",
+    "vitft.report.html",
 )
 """What a run imports only when it is needed; torch's optimisers bring the first."""
 FORGOTTEN, IN_PLACE = "optimiser forgotten", "state written in place"
@@ -110,7 +111,7 @@ def child(home: Path, out: Path, *, begun: bool, control: str = "") -> None:
             stages.save_state = in_place  # type: ignore[assignment]
         with (home / "said.txt").open("a") as said, redirect_stdout(said), redirect_stderr(said):
             if begun:
-                config = from_table(read_toml(out / "config.toml"))
+                config = config_from_table(read_toml(out / "config.toml"))
             else:  # killed before there was anything to resume
                 if os.environ.get("RANK", "0") == "0":
                     shutil.rmtree(out, ignore_errors=True)
@@ -118,7 +119,7 @@ def child(home: Path, out: Path, *, begun: bool, control: str = "") -> None:
                     "data": {"path": str(home / "data")},
                     "weights": {"name": str(home / "w.safetensors")},
                 }
-                config = from_table({**table, **SETTINGS})
+                config = config_from_table({**table, **SETTINGS})
             code = finetune(config, out=out, resume=begun).exit_code
     except VitftError as error:
         code = error.exit_code

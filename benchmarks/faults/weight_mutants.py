@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tests.models.pretrained.test_flavours import google_arrays, random_weights
 from vitft.models.pretrained.source import open_source
-from vitft.models.vit import ViTConfig
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import VitftError
 
 CONFIG = ViTConfig(

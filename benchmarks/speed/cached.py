@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from vitft.config.run import from_table
+from vitft.config.run import config_from_table
 from vitft.data.folder import scan
 from vitft.features.cut import cut_model
 from vitft.features.extract import Extractor, plain
@@ -129,7 +129,7 @@ def blocks(data: Path, weights: Path, into: Path, epochs: int = 5) -> None:
     from vitft.data.split import Manifest
     from vitft.training.batches import Feed
 
-    config = from_table(
+    config = config_from_table(
         {
             "data": {"path": str(data)},
             "weights": {"name": str(weights)},

@@ -27,7 +27,7 @@ from vitft.data.transforms import EvalTransform
 from vitft.features.cut import cut_model, run_prefix
 from vitft.features.extract import Extractor, batch_size, plain
 from vitft.models.registry import create_model
-from vitft.models.vit import ViTConfig
+from vitft.models.vit_config import ViTConfig
 
 
 def operations(config: ViTConfig) -> float:

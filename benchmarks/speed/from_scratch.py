@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as tv
 
-from vitft.config.run import Config, from_table, read_recipe
+from vitft.config.run import Config, config_from_table, read_recipe
 from vitft.data.split import Manifest
 from vitft.system.malloc import freed_memory_kept
 from vitft.training.distributed import Team
@@ -167,7 +167,7 @@ def epochs(args: argparse.Namespace) -> None:
     table: dict[str, Any] = read_recipe("cifar10-tutorial")
     table["data"] = {"path": args.data}
     table["train"]["device"] = "cpu"
-    our, manifest = ours(from_table(table), args.images)
+    our, manifest = ours(config_from_table(table), args.images)
     ways = {"ours": our, f"tutorial, {args.workers} workers": theirs(manifest, args.workers)}
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(args.repeats):

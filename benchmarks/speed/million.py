@@ -34,7 +34,8 @@ def tiny_run(home: Path) -> None:
 
     from vitft.data.transforms import EvalTransform
     from vitft.models.checkpoint import Card, save_checkpoint
-    from vitft.models.vit import VisionTransformer, ViTConfig
+    from vitft.models.vit import VisionTransformer
+    from vitft.models.vit_config import ViTConfig
 
     torch.manual_seed(0)
     config = ViTConfig(

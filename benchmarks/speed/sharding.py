@@ -20,9 +20,10 @@ import time
 import torch
 from torch import nn
 
-from vitft.config.run import OptimSpec
+from vitft.config.training import OptimSpec
 from vitft.features.cut import Whole
-from vitft.models.vit import SIZES, VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.device import peak_memory
 from vitft.training.distributed import joined
 from vitft.training.fsdp import split_up, tell

@@ -76,7 +76,7 @@ def peer_step(library: str, precision: str, batch: int) -> Any:
 
 def our_step(precision: str, batch: int) -> Any:
     """One step of vitft's loop."""
-    from vitft.config.run import OptimSpec
+    from vitft.config.training import OptimSpec
     from vitft.features.cut import Whole
     from vitft.models.registry import create_model
     from vitft.training.loop import Batch, Training

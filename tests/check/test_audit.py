@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from vitft.check.audit import Audit, Item, audit_of, lines_of, proposals
+from vitft.check.audit import Item, audit_of, lines_of, proposals
+from vitft.metrics.results import AuditResults
 
 A, B = "1" * 64, "2" * 64
 
@@ -13,7 +14,7 @@ def item(path: str, sha256: str, split: str = "") -> Item:
     return Item(path=path, label=path.split("/")[0], split=split, sha256=sha256)
 
 
-def actions(audit: Audit, shares: Any = None) -> dict[str, tuple[str, str]]:
+def actions(audit: AuditResults, shares: Any = None) -> dict[str, tuple[str, str]]:
     return {fix.path: (fix.action, fix.kind) for fix in proposals(audit, shares or {})}
 
 
@@ -105,8 +106,8 @@ def test_imbalance_is_told_by_the_largest_and_the_smallest_class() -> None:
     items = [item(f"cat/{i}", f"{i:064}") for i in range(6)] + [item("dog/1", A), item("dog/2", B)]
 
     assert audit_of(items)["imbalance"] == {
-        "largest": ["cat", 6],
-        "smallest": ["dog", 2],
+        "largest": ("cat", 6),
+        "smallest": ("dog", 2),
         "ratio": 3.0,
     }
     assert audit_of([])["imbalance"]["ratio"] is None
@@ -117,4 +118,4 @@ def test_a_clean_folder_has_nothing_to_say() -> None:
 
     assert lines_of(audit) == []
     assert proposals(audit, {}) == []
-    assert audit["duplicates"] == audit["mislabels"] == audit["bad"] == []
+    assert not any(audit[part] for part in ("duplicates", "mislabels", "bad"))

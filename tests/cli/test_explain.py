@@ -12,7 +12,8 @@ from PIL import Image
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 
 CLASSES = ("blue", "green", "red")
 
@@ -178,7 +179,7 @@ def test_distances_are_taken_over_the_runs_own_validation_images(
     rows.append("red/005.png,red,train," + "f" * 64)
     (run / "split.csv").write_text("path,label,split,sha256\n" + "\n".join(rows) + "\n")
     (run / "config.toml").write_text(f"[data]\npath = {json.dumps(str(image_folder))}\n")
-    from vitft.explain.subject import validation_images
+    from vitft.explain.model import validation_images
 
     assert [Path(name).name for name in validation_images(run)] == ["000.png", "001.png", "002.png"]
     assert main(["explain", "--model", "--run", str(run), "--out", "o"]) == 0

@@ -20,7 +20,8 @@ from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.features.ood import FILE, fit
 from vitft.models.checkpoint import Card, save_checkpoint
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.rundir import RunDir
 
 CLASSES = ("blue", "green", "red")

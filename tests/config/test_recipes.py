@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vitft.cli.main import main
-from vitft.config.run import from_table, read_recipe, read_toml
+from vitft.config.run import config_from_table, read_recipe, read_toml
 from vitft.system.resources import resource
 
 RECIPES = sorted(path.stem for path in resource("recipes").glob("*.toml"))
@@ -44,7 +44,7 @@ def test_every_recipe_is_rehearsed_and_its_settings_are_its_own(
         for key, value in settings.items():
             if (section, key) not in {("weights", "image_size"), ("train", "freeze")} | NAMED:
                 assert told[section][key] == value, key
-    from_table(told)  # what it prints is a recipe itself
+    config_from_table(told)  # what it prints is a recipe itself
     assert "parameters train" in err
     assert "nothing was trained" in err
     assert sorted(tmp_path.rglob("*")) == before

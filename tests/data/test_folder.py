@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitft.config.run import DataSpec
+from vitft.config.data import DataSpec
 from vitft.data.folder import Folder, check_images, check_one, image_files, scan
 from vitft.data.images import open_image
 from vitft.data.split import Manifest, split

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vitft.config.run import DataSpec
+from vitft.config.data import DataSpec
 from vitft.data.folder import Checked, CheckedFile, File, Folder, Part
 from vitft.data.split import Manifest, Row, draw, leaks, split, write_class_indices
 from vitft.system.errors import DataError

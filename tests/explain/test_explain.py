@@ -11,16 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitft.explain import overlay, relevance_map
-from vitft.explain.figures import (
+from vitft.explain.attribution import explain, relevance, rollout, scaled, traced, without_weak
+from vitft.explain.heatmaps import Tile, as_png, coloured, contact_sheet, heads_sheet
+from vitft.explain.method import FUSIONS, Method
+from vitft.explain.model_figures import (
     attention_distance,
     patch_distances,
     patch_filters,
     position_similarity,
 )
-from vitft.explain.maps import explain, relevance, rollout, scaled, traced, without_weak
-from vitft.explain.method import FUSIONS, Method
-from vitft.explain.pictures import Tile, as_png, coloured, contact_sheet, heads_sheet
-from vitft.models.vit import Pool, VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import Pool, ViTConfig
 from vitft.system.errors import RunError, UsageError
 
 TINY = ViTConfig(image_size=(16, 16), patch_size=(4, 4), width=32, depth=3, heads=2, num_classes=3)
@@ -225,7 +226,9 @@ def test_an_image_is_explained_alike_alone_and_among_others(
     pixels = images_for(model, 5)
     together = explain(model, pixels, Method()).values
 
-    monkeypatch.setattr("vitft.explain.maps.NUMBERS_AT_ONCE", 2 * 3 * 2 * 17**2)  # two images
+    monkeypatch.setattr(
+        "vitft.explain.attribution.NUMBERS_AT_ONCE", 2 * 3 * 2 * 17**2
+    )  # two images
     in_parts = explain(model, pixels, Method()).values
     alone = np.concatenate([explain(model, pixels[i : i + 1], Method()).values for i in range(5)])
 

@@ -17,7 +17,7 @@ from tests.support.export_run import make_run, tiny
 from vitft.cli.main import main
 from vitft.data.images import open_image
 from vitft.data.transforms import EvalTransform
-from vitft.export import Exported, export_run, export_safetensors, job, plan
+from vitft.export import Exported, export_run, export_safetensors, job
 from vitft.export.compare import Compared, check
 from vitft.export.graph import OPSET
 from vitft.export.job import Format
@@ -28,6 +28,7 @@ from vitft.export.trained import Sample, load_trained, samples
 from vitft.models.pretrained import load_pretrained
 from vitft.models.timm_model import TimmConfig
 from vitft.predict.torch_engine import Predictor
+from vitft.system import extras
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import whole_folder
 
@@ -532,7 +533,7 @@ def test_a_wrong_export_is_refused_in_a_sentence(
 def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(plan.NEEDS, "int8", ("onnx", "not_a_library"))
+    monkeypatch.setitem(extras.EXTRA_LIBRARIES, "onnx", ("onnx", "not_a_library"))
 
     with pytest.raises(UsageError, match="export --int8 needs not_a_library") as caught:
         plan_export(["int8"], None)

@@ -20,6 +20,7 @@ from vitft.export.card import text, write_readme
 from vitft.export.compare import Compared
 from vitft.export.plan import plan_export
 from vitft.export.trained import load_trained, public
+from vitft.models.checkpoint import Provenance
 
 WRITER = "hf_mayWrite"
 
@@ -143,7 +144,7 @@ def compared() -> Compared:
 
 
 def test_hostile_names_stay_text_in_the_model_card(tmp_path: Path) -> None:
-    hub_weights = {
+    hub_weights: Provenance = {
         "name": "<script>alert(1)</script>",
         "source": "google/vit-base/model.safetensors",
         "revision": "c0ffee",

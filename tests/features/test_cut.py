@@ -7,7 +7,8 @@ import torch
 
 from vitft.features.cut import cut_model, run_prefix
 from vitft.models.freeze import freeze_model
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 
 PIXELS = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 

@@ -1,5 +1,8 @@
 """Scores and labels to numbers."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -55,7 +58,7 @@ def test_every_figure_is_scikit_learns() -> None:
     names = [str(i) for i in range(7)]
     named = logits.argmax(dim=-1)
 
-    figures = evaluation(logits, labels, names)
+    figures: Mapping[str, Any] = evaluation(logits, labels, names)
 
     table = precision_recall_fscore_support(labels, named, labels=range(7))
     for name, column in zip(("precision", "recall", "f1"), table, strict=False):
@@ -67,8 +70,11 @@ def test_every_figure_is_scikit_learns() -> None:
 
 def test_every_figure_lies_in_its_interval() -> None:
     logits, labels = some()
-    figures = evaluation(logits, labels, [str(i) for i in range(7)])
-    figures |= probabilities(logits, labels, Temperature(value=1.5, held_out=np.full(90, 1.5)))
+    temperature = Temperature(value=1.5, held_out=np.full(90, 1.5))
+    figures: Mapping[str, Any] = {
+        **evaluation(logits, labels, [str(i) for i in range(7)]),
+        **probabilities(logits, labels, temperature),
+    }
 
     every = [(figures, name) for name in ("top1", "top5", "balanced", "loss")]
     every += [(figures["calibration"], "ece")]
@@ -87,10 +93,11 @@ def test_every_figure_lies_in_its_interval() -> None:
 def test_what_is_undefined_is_none() -> None:
     figures = evaluation(torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0]), ["a", "b", "c"])
 
-    empty = figures["per_class"]["b"]
+    empty: dict[str, Any] = {**figures["per_class"]["b"]}
     assert empty.pop("images") == 0
     assert set(empty.values()) == {None}
-    assert figures["top5"] is figures["top5_interval"] is None
+    assert figures["top5"] is None
+    assert figures["top5_interval"] is None
     assert figures["balanced"] == 1.0
 
 
@@ -100,6 +107,7 @@ def test_a_class_never_named_has_no_precision_and_an_f1_of_zero() -> None:
     dog = figures["per_class"]["dog"]
     assert dog["precision"] is None
     assert dog["f1"] == 0
+    assert dog["f1_interval"] is not None
     assert dog["f1_interval"][1] > 0.5  # one image says little
 
 
@@ -113,10 +121,13 @@ def test_probabilities_are_judged_with_the_temperatures_held_out() -> None:
     )
 
     assert figures["loss"] == pytest.approx(log_loss(labels, torch.tensor(judged).softmax(-1)))
-    assert figures["calibration"]["temperature"] == 3.0
-    assert (
-        figures["calibration"]["bins"] == fixed_probabilities(judged, labels)["calibration"]["bins"]
+    calibration, fixed = (
+        found["calibration"] for found in (figures, fixed_probabilities(judged, labels))
     )
+    assert calibration is not None
+    assert fixed is not None
+    assert calibration["temperature"] == 3.0
+    assert calibration["bins"] == fixed["bins"]
 
 
 def test_without_a_temperature_the_error_before_is_the_error_after() -> None:
@@ -127,6 +138,7 @@ def test_without_a_temperature_the_error_before_is_the_error_after() -> None:
     )
 
     calibration = figures["calibration"]
+    assert calibration is not None
     assert calibration["ece"] == calibration["ece_before"]
     assert calibration["note"] == "too few"
     assert figures["loss"] == pytest.approx(

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import ResourceError, RunError
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
-from vitft.config.run import Config, from_table
+from vitft.config.run import Config, config_from_table
 from vitft.data.folder import scan
 from vitft.data.images import read_bytes
 from vitft.data.labelled import find_labelled
@@ -21,7 +21,7 @@ from vitft.export.plan import Order
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.initial import new_model
 from vitft.models.numpy_vit import softmax
-from vitft.models.vit import ViTConfig
+from vitft.models.vit_config import ViTConfig
 from vitft.predict.evaluate import evaluate
 from vitft.predict.numpy_engine import QuickEngine
 from vitft.predict.torch_engine import Predictor
@@ -41,7 +41,7 @@ def settings(data: Path, **tables: dict[str, Any]) -> Config:
         "optim": {"epochs": 2, "batch_size": 8, "lr": 3e-3} | tables.pop("optim", {}),
         "train": {"device": "cpu"} | tables.pop("train", {}),
     }
-    return from_table(table | tables)
+    return config_from_table(table | tables)
 
 
 @pytest.fixture
@@ -77,12 +77,22 @@ def test_without_weights_everything_trains_and_no_weights_are_looked_for(colours
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        pytest.param({"train": {"freeze": "head"}}, "train.freeze is 'head'", id="frozen"),
-        pytest.param({"weights": {"name": "demo"}}, r"weights.name is 'demo'", id="with weights"),
-        pytest.param({"model": {"heads": 3}}, "model.heads is 3", id="heads that do not fit"),
-        pytest.param({"model": {"norm": "both"}}, "model.norm is 'both'", id="no such norm"),
-        pytest.param({"model": {"layers": 3}}, "model.layers is no setting", id="no such setting"),
-        pytest.param({"train": {"flip": 2}}, "train.flip is 2", id="no share"),
+        pytest.param(
+            {"train": {"freeze": "head"}}, "train.freeze=head would freeze random", id="frozen"
+        ),
+        pytest.param(
+            {"weights": {"name": "demo"}},
+            r"\[model\] has no effect on pretrained",
+            id="with weights",
+        ),
+        pytest.param(
+            {"model": {"heads": 3}}, "not a multiple of model.heads=3", id="heads that do not fit"
+        ),
+        pytest.param({"model": {"norm": "both"}}, "invalid model.norm=both", id="no such norm"),
+        pytest.param(
+            {"model": {"layers": 3}}, "unknown setting model.layers", id="no such setting"
+        ),
+        pytest.param({"train": {"flip": 2}}, "invalid train.flip=2.0", id="no share"),
     ],
 )
 def test_what_makes_no_sense_from_scratch_is_refused(
@@ -93,8 +103,8 @@ def test_what_makes_no_sense_from_scratch_is_refused(
 
 
 def test_shift_is_refused_where_a_part_is_frozen(colours: Path) -> None:
-    with pytest.raises(UsageError, match=r"train\.augment is 'shift'"):
-        from_table({"data": {"path": str(colours)}, "weights": {"name": "demo"},
+    with pytest.raises(UsageError, match=r"train\.augment=shift has no effect"):
+        config_from_table({"data": {"path": str(colours)}, "weights": {"name": "demo"},
                     "train": {"freeze": "blocks:1", "augment": "shift"}})  # fmt: skip
 
 
@@ -240,7 +250,7 @@ def test_a_model_behind_convolutions_is_a_run_like_any_other(digits: Path, tmp_p
     export_run(str(tmp_path / "run"), Order(formats=("onnx",), out=tmp_path / "onnx"))
     # Its own weights begin another run, of images in colour and of another size.
     colours = draw_folder(tmp_path / "colours", per_class=4)
-    again = from_table({
+    again = config_from_table({
         "data": {"path": str(colours)},
         "weights": {"name": str(tmp_path / "run"), "image_size": [12, 12]},
         "train": {"device": "cpu"},

@@ -10,7 +10,7 @@ import torch
 
 from tests.training.test_run import run_it
 from tests.training.test_stages import few, outcome, resumed, start, stop_after  # noqa: F401 - a fixture
-from vitft.config.run import TrainSpec
+from vitft.config.training import TrainSpec
 from vitft.data.transforms import EvalTransform
 from vitft.features.cut import Whole
 from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
@@ -18,7 +18,8 @@ from vitft.models.freeze import freeze_model
 from vitft.models.lora import adapters, add_adapters, fold_adapters
 from vitft.models.pretrained import load_pretrained
 from vitft.models.timm_model import TimmConfig, TimmModel
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
 
 SPEC = TrainSpec(freeze="lora", lora_rank=4)
@@ -157,7 +158,7 @@ def test_timms_model_takes_the_adapter_too(
 
 
 def test_an_adapter_is_kept_of_lora_alone() -> None:
-    with pytest.raises(UsageError, match=r"train\.keep_adapter is for train\.freeze lora only"):
+    with pytest.raises(UsageError, match=r"train\.keep_adapter=true needs train\.freeze=lora"):
         TrainSpec(freeze="none", keep_adapter=True)
 
 

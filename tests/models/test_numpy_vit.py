@@ -15,7 +15,8 @@ import torch
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.numpy_vit import NumpyModel, gelu, normalise, open_model
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.predict.numpy_engine import QuickEngine
 from vitft.system.errors import RunError
 

@@ -14,7 +14,8 @@ from vitft.models.checkpoint import build_model
 from vitft.models.pretrained.adapt import adapt
 from vitft.models.registry import config_of, create_model
 from vitft.models.stem import STEMS, StdConv2d, conv_strides, pad_same, stem_stride
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
 
 

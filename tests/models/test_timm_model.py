@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import timm
@@ -13,6 +13,7 @@ from torch import nn
 from tests.training.test_run import run_it
 from vitft.data.transforms import EvalTransform
 from vitft.features.cut import cut_model, run_prefix
+from vitft.metrics.results import Metrics
 from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
 from vitft.models.freeze import freeze_model
 from vitft.models.pretrained import load_backbone, load_pretrained
@@ -128,15 +129,20 @@ def test_a_cut_between_blocks_is_refused() -> None:
         freeze_model(random_model(), "blocks:1")
 
 
+def measured(top1: float) -> Metrics:
+    """Metrics of one epoch, as far as they decide which one is the best."""
+    return cast("Metrics", {"top1": top1, "loss": 0.0})
+
+
 def test_running_statistics_belong_to_the_best_weights() -> None:
     model = random_model()
     freeze_model(model, "none")
     best = Best(model)
-    best.consider({"top1": 1.0, "loss": 0.0})
+    best.consider(measured(1.0))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     model.train()(PIXELS)  # moves the means of BatchNorm
-    best.consider({"top1": 0.5, "loss": 0.0})
+    best.consider(measured(0.5))
     best.restore()
 
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())

@@ -15,7 +15,8 @@ from tests.conftest import random_timm
 from vitft.models.checkpoint import build_model
 from vitft.models.registry import config_of, create_model
 from vitft.models.stem import DropPath
-from vitft.models.vit import Attention, Block, VisionTransformer, ViTConfig
+from vitft.models.vit import Attention, Block, VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}

@@ -195,7 +195,9 @@ def test_the_error_before_the_temperature_is_that_of_the_scores_times_it(
 
     calibration = judge(unseen, run).figures["calibration"]
 
+    assert calibration is not None
     assert calibration["temperature"] == 0.02
+    assert calibration["ece_before"] is not None
     assert calibration["ece_before"] > calibration["ece"] + 0.3
 
 
@@ -221,8 +223,10 @@ def test_many_classes_are_shown_by_the_worst_of_them(
 
     labels = torch.arange(40)
     logits = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
-    figures = evaluation(logits, labels, [f"class{i}" for i in range(40)])
-    figures |= fixed_probabilities(logits.double().numpy(), labels)
+    figures = {
+        **evaluation(logits, labels, [f"class{i}" for i in range(40)]),
+        **fixed_probabilities(logits.double().numpy(), labels),
+    }
 
     show_tables(figures)
 

@@ -9,10 +9,10 @@ from scipy.stats import binomtest
 from tests.report.test_report import check_harmless
 from tests.support.run_files import HOSTILE, make_run
 from vitft.cli.main import main
+from vitft.metrics.significance import holm, mcnemar, paired_interval, sample_size
 from vitft.report import write_comparison
-from vitft.report.chance import holm, images_for, mcnemar, paired_interval
-from vitft.report.paired_test import Comparison, compare
-from vitft.report.reading import read_run
+from vitft.report.comparison import Comparison, compare
+from vitft.report.run_files import read_run
 from vitft.system.errors import RunError, UsageError
 
 
@@ -60,9 +60,9 @@ def test_the_interval_of_a_difference_covers_it_in_95_of_100_draws() -> None:
     assert 0.94 <= sum(inside) / len(inside) <= 0.975
 
 
-def test_images_for_an_interval_are_those_of_the_normal_formula() -> None:
-    assert images_for(0.04, 0.5) == 601  # 1.96^2 * 0.25 / 0.04^2
-    assert images_for(0.04, 1.0) == 25  # a share of one is not known to be one
+def test_sample_size_an_interval_are_those_of_the_normal_formula() -> None:
+    assert sample_size(0.04, 0.5) == 601  # 1.96^2 * 0.25 / 0.04^2
+    assert sample_size(0.04, 1.0) == 25  # a share of one is not known to be one
 
 
 # pairing ------------------------------------------------------------------------------------------

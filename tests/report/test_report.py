@@ -16,15 +16,15 @@ import pytest
 from tests.support.run_files import HOSTILE, make_run
 from vitft.cli.finetune import named_settings
 from vitft.cli.main import build_parser, main
-from vitft.config.run import from_table, merged, to_toml
-from vitft.report import charts, palette, vector, write_report
+from vitft.config.run import config_from_table, merge_settings, to_toml
+from vitft.report import charts, palette, svg, write_report
 from vitft.report.advice import advise
-from vitft.report.overview import command_of
-from vitft.report.page import source
-from vitft.report.reading import Run, find_run, read_run
-from vitft.report.sections import epochs
-from vitft.report.words import listing
+from vitft.report.html import source
+from vitft.report.run_files import Run, find_run, read_run
+from vitft.report.run_page import epochs
+from vitft.report.summary import command_of
 from vitft.system.errors import DataError, RunError, VitftError
+from vitft.system.text import listing
 
 ELEMENTS = {
     *("html", "head", "meta", "title", "link", "style", "body", "script", "header", "footer"),
@@ -325,7 +325,7 @@ def test_the_class_that_is_missed_most_over_all_images_is_the_one_to_collect_for
     more, spread = (int(n) for n in re.findall(r"(\d+) more", step.what))
     assert more == 12  # a quarter of the 48 that it learned from
     assert spread > 1.3 * more
-    assert "60\u00a0% of 60 cross-validated images of rose found, clearly under" in step.why
+    assert "60 % of 60 cross-validated images of rose found, clearly under" in step.why
     assert "Extrapolated" in step.why
 
 
@@ -514,11 +514,11 @@ def test_every_chart_stays_within_its_picture(scale: float, count: int) -> None:
         charts.learning("l", [(x, 0.9) for x in xs], beyond=(2 * count, 0.95)),
     ]
 
-    for svg in drawn:
-        points = points_of(svg)
-        assert all(0 <= x <= vector.WIDTH and 0 <= y <= vector.HEIGHT for x, y in points)
-        assert svg.count("</text>") >= 4  # two titles, and a value along each axis
-        assert "style" not in svg
+    for chart in drawn:
+        points = points_of(chart)
+        assert all(0 <= x <= svg.WIDTH and 0 <= y <= svg.HEIGHT for x, y in points)
+        assert chart.count("</text>") >= 4  # two titles, and a value along each axis
+        assert "style" not in chart
     assert 'aria-label="a &quot;label&quot; &lt;b&gt;"' in drawn[0]
 
 
@@ -533,7 +533,7 @@ def test_every_chart_stays_within_its_picture(scale: float, count: int) -> None:
     ],
 )
 def test_ticks_are_round(low: float, high: float, integer: bool, ticks: list[float]) -> None:
-    assert vector.round_ticks(low, high, integer=integer) == pytest.approx(ticks)
+    assert svg.round_ticks(low, high, integer=integer) == pytest.approx(ticks)
 
 
 def test_a_label_that_would_touch_the_one_before_is_left_out() -> None:
@@ -584,14 +584,14 @@ def test_the_command_on_the_page_gives_the_same_settings(settings: dict[str, Any
     table = {
         name: sections.get(name, {}) | settings.get(name, {}) for name in {*sections, *settings}
     }
-    config = from_table(table)
+    config = config_from_table(table)
 
     command = command_of(tomllib.loads(to_toml(config)))
 
     program, *arguments = shlex.split(command)
     assert program == "vitft"
-    read_back = merged(*named_settings(build_parser().parse_args(arguments)))
-    assert from_table(read_back) == config
+    read_back = merge_settings(*named_settings(build_parser().parse_args(arguments)))
+    assert config_from_table(read_back) == config
 
 
 def test_settings_of_another_version_give_no_command() -> None:

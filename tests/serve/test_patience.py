@@ -20,7 +20,6 @@ import torch
 from tests.serve.test_serve import CONFIG, make_predictor, png
 from tests.support.run_files import HOSTILE
 from tests.support.serving import Client, Reply, answered, everything, form, serving
-from vitft.cli import serve as cli_serve
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
@@ -31,6 +30,7 @@ from vitft.serve.limits import TURN_SECONDS, Limits
 from vitft.serve.page import build_page
 from vitft.serve.server import listen
 from vitft.serve.upload import Memory
+from vitft.system import extras
 from vitft.system.errors import UsageError
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
@@ -323,7 +323,7 @@ def test_a_damaged_model_is_not_served(run: Path, capsys: pytest.CaptureFixture[
 def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_serve, "NEEDS", ("no_such_library",))
+    monkeypatch.setitem(extras.EXTRA_LIBRARIES, "serve", ("no_such_library",))
 
     assert main(["serve", "--run", str(run)]) == 2
     assert "fix: pip install 'vitft[serve]'" in capsys.readouterr().err

@@ -18,7 +18,8 @@ from torch import nn
 from tests.support.serving import Client, serving
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.access import access_for
 from vitft.serve.engine import Engine

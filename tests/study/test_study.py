@@ -14,16 +14,16 @@ import torch
 
 from tests.conftest import draw_folder
 from vitft.cli.main import build_parser
-from vitft.config.run import from_table
+from vitft.config.run import config_from_table
 from vitft.data.folder import Checked, CheckedFile, Folder
 from vitft.features.probe import scores, solve_head
 from vitft.metrics.intervals import wilson
-from vitft.study.curves import Point, answered, as_few_numbers, difference, leads, run_study
-from vitft.study.draws import Draw, draw, pictures
 from vitft.study.features import LEVELS, PIXELS, backbone, colours, small_picture
+from vitft.study.formats import cell, sentences
 from vitft.study.picture import apart
 from vitft.study.plan import check_study, fitting_shots, named
-from vitft.study.words import cell, sentences
+from vitft.study.run import Point, answered, as_few_numbers, difference, leads, run_study
+from vitft.study.splits import Draw, draw, pictures
 from vitft.system.errors import DataError, RunError, UsageError, VitftError, WeightsError
 
 
@@ -161,7 +161,7 @@ def test_the_baselines_tell_brightness_and_colours() -> None:
 
 
 def test_an_untrained_model_of_timm_needs_no_file() -> None:
-    config = from_table({})
+    config = config_from_table({})
 
     model, transform = backbone("random:timm:resnet10t", 3, config)
     again, _ = backbone("random:timm:resnet10t", 3, config)
@@ -238,7 +238,7 @@ def test_the_door_and_the_plan_start_without_torch() -> None:
         [
             sys.executable,
             "-c",
-            "import sys, vitft.cli.study, vitft.study.plan, vitft.study.draws;"
+            "import sys, vitft.cli.study, vitft.study.plan, vitft.study.splits;"
             "sys.exit('torch' in sys.modules)",
         ],
         check=False,
@@ -291,7 +291,7 @@ def test_copies_that_make_a_class_too_small_take_shots_with_them(image_folder: P
         str(image_folder), ["histogram"], [2, 8], seeds=1, out=str(image_folder.parent / "out")
     )
 
-    done = run_study(plan, from_table({}))
+    done = run_study(plan, config_from_table({}))
 
     assert plan.shots == (2, 8)
     assert done.plan.shots == (2,)
@@ -307,7 +307,7 @@ def test_a_lead_that_is_none_is_told_as_such(image_folder: Path) -> None:
         seeds=2,
         out=str(image_folder.parent / "out"),
     )
-    done = run_study(plan, from_table({}))
+    done = run_study(plan, config_from_table({}))
     curves = tuple(
         replace(curve, points=(point([0, 1] * 50, [0, 1] * 50),)) for curve in done.curves
     )

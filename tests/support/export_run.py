@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +12,9 @@ from PIL import Image
 
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.checkpoint import Card, Provenance, save_checkpoint
 from vitft.models.timm_model import AnyConfig, untrained
-from vitft.models.vit import ViTConfig
+from vitft.models.vit_config import ViTConfig
 
 TINY = {"image_size": (16, 16), "patch_size": (4, 4), "width": 32, "depth": 2, "heads": 2}
 SHAPES = ((20, 23), (31, 20), (20, 20), (64, 40), (17, 90), (25, 26))
@@ -30,7 +30,7 @@ def make_run(
     *,
     config: AnyConfig | None = None,
     classes: Sequence[str] = ("blue", "green", "red"),
-    weights: Mapping[str, str] | None = None,
+    weights: Provenance | None = None,
     **transform: Any,
 ) -> Path:
     """`root/run` and, beside it, `root/photos` with two validation images of each class."""

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from vitft.config.run import OptimSpec
+from vitft.config.training import OptimSpec
 from vitft.features.cut import cut_model
 from vitft.models.freeze import freeze_model
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.training.distributed import Team, joined
 from vitft.training.fsdp import split_up, tell
 from vitft.training.loop import Batch, Training

@@ -68,7 +68,10 @@ def test_the_temperature_is_in_the_head_and_nowhere_else(
     mixed_up: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = run_on(mixed_up, tiny_weights, tmp_path / "run")
-    fitted = done.figures["calibration"]["temperature"]
+    calibration = done.figures["calibration"]
+    assert calibration is not None
+    fitted = calibration["temperature"]
+    assert fitted is not None
 
     def left_alone(logits: Any, labels: Any) -> Temperature:
         return Temperature(value=1.0, held_out=np.ones(len(labels)), note="for the test")
@@ -107,8 +110,9 @@ def test_too_few_images_leave_the_head_alone_and_say_so(
     done = run_on(image_folder, tiny_weights, tmp_path / "run")
 
     calibration = done.figures["calibration"]
+    assert calibration is not None
     assert calibration["temperature"] == 1
-    assert calibration["note"].startswith("6 validation images")
+    assert (calibration["note"] or "").startswith("6 validation images")
     assert "probabilities are left as they are" in capsys.readouterr().err
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import tiny_home
-from vitft.config.run import OptimSpec
+from vitft.config.training import OptimSpec
 from vitft.models.checkpoint import load_checkpoint
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 from vitft.training.distributed import Team
 from vitft.training.fsdp import check_split, slice_like, whole

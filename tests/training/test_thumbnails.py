@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
-from vitft.config.run import DataSpec
+from vitft.config.data import DataSpec
 from vitft.data.folder import check_images, scan
 from vitft.data.split import Manifest, split, write_class_indices
 from vitft.data.transforms import EvalTransform

@@ -10,13 +10,12 @@ labels are recognised is decided in `data.duplicates` and `suspects`; nothing he
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vitft.data.fixes import ACTIONS, Fix
+from vitft.metrics.results import AuditResults, CopyGroup, CopyMember, Imbalance, Mislabel
 
-Audit = dict[str, Any]
 Shares = Mapping[str, float]
 """How likely each class is for one picture, by name."""
 
@@ -46,8 +45,8 @@ def audit_of(
     bad: Iterable[tuple[str, str]] = (),
     odd: Iterable[tuple[str, str]] = (),
     groups: Mapping[str, str] | None = None,
-    mislabels: Sequence[Mapping[str, Any]] = (),
-) -> Audit:
+    mislabels: Sequence[Mislabel] = (),
+) -> AuditResults:
     """The findings.
 
     Args:
@@ -74,7 +73,7 @@ def audit_of(
     }
 
 
-def duplicates(items: Sequence[Item], kind: str, name_of: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+def duplicates(items: Sequence[Item], kind: str, name_of: Callable[[Item], str]) -> list[CopyGroup]:
     """The groups of items with one name; an empty name is none."""
     groups: dict[str, list[Item]] = {}
     for item in items:
@@ -94,7 +93,7 @@ def duplicates(items: Sequence[Item], kind: str, name_of: Any) -> list[dict[str,
     ]
 
 
-def imbalance(labels: Iterable[str]) -> dict[str, Any]:
+def imbalance(labels: Iterable[str]) -> Imbalance:
     """The largest and the smallest class and how many times the one is the other."""
     counts = Counter(labels)
     if not counts:
@@ -102,13 +101,13 @@ def imbalance(labels: Iterable[str]) -> dict[str, Any]:
     ranked = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     largest, smallest = ranked[0], ranked[-1]
     return {
-        "largest": list(largest),
-        "smallest": list(smallest),
+        "largest": largest,
+        "smallest": smallest,
         "ratio": largest[1] / smallest[1],
     }
 
 
-def lines_of(audit: Audit) -> list[str]:
+def lines_of(audit: AuditResults) -> list[str]:
     """What a training says about its own images: three lines at most, none if all is well."""
     across = sum(group["across_split"] for group in audit["duplicates"])
     labels = sum(group["labels_differ"] for group in audit["duplicates"])
@@ -128,7 +127,7 @@ def lines_of(audit: Audit) -> list[str]:
 # proposals --------------------------------------------------------------------------------------
 
 
-def proposals(audit: Audit, shares: Mapping[str, Shares]) -> list[Fix]:
+def proposals(audit: AuditResults, shares: Mapping[str, Shares]) -> list[Fix]:
     """One fix per image that something was found about, what changes something first.
 
     Args:
@@ -166,7 +165,7 @@ def proposals(audit: Audit, shares: Mapping[str, Shares]) -> list[Fix]:
     )  # fmt: skip
 
 
-def exact_fixes(members: Sequence[Mapping[str, str]], shares: Mapping[str, Shares]) -> list[Fix]:
+def exact_fixes(members: Sequence[CopyMember], shares: Mapping[str, Shares]) -> list[Fix]:
     """For identical files: the first of each label stays, unless it is sure which label is right.
 
     A copy in the validation part comes first, so that what is measured on stays the same.
@@ -201,7 +200,7 @@ def surest(labels: Sequence[str], likely: Shares) -> str:
     return best if is_best_of_all and likely[best] >= SURE * likely[second] else ""
 
 
-def near_fixes(members: Sequence[Mapping[str, str]], _: Mapping[str, Shares]) -> list[Fix]:
+def near_fixes(members: Sequence[CopyMember], _: Mapping[str, Shares]) -> list[Fix]:
     """For near copies: all stay, and every one but the first is named."""
     first, *others = members
     return [

@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitft.check.audit import Audit, Item, Shares, audit_of, proposals
-from vitft.config.run import Config, from_table, read_toml
+from vitft.check.audit import Item, Shares, audit_of, proposals
+from vitft.config.run import Config, config_from_table, read_toml
 from vitft.data.duplicates import group_names, near_pairs
 from vitft.data.fingerprint import faults_of
 from vitft.data.fixes import Fix
 from vitft.data.folder import CheckedFile, File, Folder, scan
 from vitft.data.split import Manifest
 from vitft.features.fingerprints import Sketched, cores, sketched, table_of
+from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system import console
 from vitft.system.errors import DataError, RunError
 from vitft.system.rundir import RunDir
@@ -25,7 +26,7 @@ from vitft.system.rundir import RunDir
 class Outcome:
     """What a check came to."""
 
-    audit: Audit
+    audit: AuditResults
     fixes: Sequence[Fix]
     judged: bool
     """Whether labels were judged, which needs weights."""
@@ -70,7 +71,7 @@ def check_folder(root: Path, config: Config, *, split: Mapping[str, str] | None 
         for file in good
     ]
     shares: Mapping[str, Shares] = {}
-    judged: list[dict[str, object]] = []
+    judged: list[Mislabel] = []
     if config.weights.name and good:
         shares, judged = judge(folder, good, groups, config)
     audit = audit_of(
@@ -94,7 +95,7 @@ def oddities(seen: Sketched) -> list[tuple[str, str]]:
 
 def judge(
     folder: Folder, good: Sequence[CheckedFile], groups: Mapping[str, str], config: Config
-) -> tuple[dict[str, Shares], list[dict[str, object]]]:
+) -> tuple[dict[str, Shares], list[Mislabel]]:
     """How likely each class is for each path, and the labels that are probably wrong.
 
     A picture under two labels teaches nothing, and is no mislabel either: it is told as a copy.
@@ -172,4 +173,6 @@ def config_of(run: str) -> tuple[Config, dict[str, str]]:
             fix="give the folder that `vitft finetune` wrote, e.g. --run runs/latest",
         )
     manifest = Manifest.read(RunDir(path).split, path)
-    return from_table(read_toml(path / "config.toml")), {r.path: r.split for r in manifest.rows}
+    return config_from_table(read_toml(path / "config.toml")), {
+        r.path: r.split for r in manifest.rows
+    }

@@ -97,12 +97,10 @@ def say(outcome: "Outcome", written: str | None, data: str) -> None:
             if len(examples) > SHOWN:
                 console.result(f"  ... and {len(examples) - SHOWN:,} more")
     balance = audit["imbalance"]
-    if balance["ratio"] is not None:
-        names = [
-            f"{console.visible(name)} {n:,}"
-            for name, n in (balance["largest"], balance["smallest"])
-        ]
-        console.result(f"classes: {names[0]} to {names[1]} images, {balance['ratio']:.1f} to 1")
+    largest, smallest, ratio = balance["largest"], balance["smallest"], balance["ratio"]
+    if largest and smallest and ratio is not None:
+        names = [f"{console.visible(name)} {n:,}" for name, n in (largest, smallest)]
+        console.result(f"classes: {names[0]} to {names[1]} images, {ratio:.1f} to 1")
     if not outcome.judged:
         console.note("labels were not judged: that needs --weights NAME or --run RUN")
     if written is None:

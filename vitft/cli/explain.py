@@ -11,7 +11,7 @@ from vitft.system.imports import heavy_imports
 
 if TYPE_CHECKING:
     from vitft.cli.parser import Parser
-    from vitft.explain.subject import Subject
+    from vitft.explain.model import Subject
 
 DISTANCE_IMAGES = 128
 """Images that attention distance is averaged over at most, as in the ViT paper."""
@@ -56,7 +56,7 @@ def explain_command(args: argparse.Namespace) -> int:
 
         find_model(args.run)
     with heavy_imports():
-        from vitft.explain.subject import subject_of_run, subject_of_weights
+        from vitft.explain.model import subject_of_run, subject_of_weights
     from vitft.predict.torch_engine import expand
 
     images = list(expand(args.images))
@@ -129,7 +129,7 @@ def draw_images(
     subject: "Subject", method: Method, images: list[str], out: Path, args: argparse.Namespace
 ) -> int:
     """A picture of each image, and a table of what they are."""
-    from vitft.explain.images import Explaining
+    from vitft.explain.explainer import Explaining
 
     target = None if args.about is None else subject.class_index(args.about)
     job = Explaining(subject=subject, method=method, out=out, target=target, arrays=args.arrays)
@@ -154,9 +154,9 @@ def draw_images(
 
 def draw_model(subject: "Subject", images: list[str], out: Path) -> int:
     """Three figures of the weights; the third needs images."""
-    from vitft.explain.figures import patch_filters, position_similarity
-    from vitft.explain.subject import validation_images
-    from vitft.report.figures import filters_png, positions_png
+    from vitft.explain.model import validation_images
+    from vitft.explain.model_figures import patch_filters, position_similarity
+    from vitft.report.plots import filters_png, positions_png
     from vitft.system.files import write_atomically, writing
 
     figures = {
@@ -184,8 +184,8 @@ def distance_figure(subject: "Subject", images: list[str]) -> tuple[bytes, int]:
     if not images:
         return b"", 0
     from vitft.data.loading import decoded, stacked
-    from vitft.explain.figures import attention_distance, uniform_distance
-    from vitft.report.figures import distance_png
+    from vitft.explain.model_figures import attention_distance, uniform_distance
+    from vitft.report.plots import distance_png
 
     some = images[:: max(1, len(images) // DISTANCE_IMAGES)][:DISTANCE_IMAGES]
     stacks = list(stacked(decoded(some, lambda _, i: subject.transform.pixels(i)), 8))

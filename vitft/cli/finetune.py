@@ -10,7 +10,7 @@ from typing import Any
 from vitft.cli.report import show_report
 from vitft.config.defaults import check_effect
 from vitft.config.options import FINETUNE_OPTIONS
-from vitft.config.run import Config, from_table, merged, parse_setting, read_recipe
+from vitft.config.run import Config, config_from_table, merge_settings, parse_setting, read_recipe
 from vitft.system import console
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
@@ -117,7 +117,7 @@ def to_begin(args: argparse.Namespace) -> tuple[Config | None, Path]:
 def requested(args: argparse.Namespace) -> Config:
     """The settings of a new run."""
     table, named = named_settings(args)
-    config = from_table(merged(table, named))
+    config = config_from_table(merge_settings(table, named))
     check_effect(config.optim.solver, len(config.train.stages), [key for key, _ in named])
     return config
 

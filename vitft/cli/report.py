@@ -11,7 +11,7 @@ from vitft.system.errors import RunError, UsageError, VitftError
 
 if TYPE_CHECKING:
     from vitft.cli.parser import Parser
-    from vitft.report.paired_test import Comparison
+    from vitft.report.comparison import Comparison
 
 PAGE = "compare.html"
 
@@ -27,7 +27,7 @@ def add_report(verbs: "argparse._SubParsersAction[Parser]") -> None:
 def report_command(args: argparse.Namespace) -> int:
     """Write the page again from the files of the run."""
     from vitft.report import write_report
-    from vitft.report.reading import find_run
+    from vitft.report.run_files import find_run
 
     run = find_run(args.run)
     page = write_report(run, new_file(args.out) if args.out else None)
@@ -81,8 +81,8 @@ def compare_command(args: argparse.Namespace) -> int:
         )
     out = new_file(args.out) if args.out else free_page()
     from vitft.report import write_comparison
-    from vitft.report.paired_test import compare
-    from vitft.report.reading import find_run, read_run
+    from vitft.report.comparison import compare
+    from vitft.report.run_files import find_run, read_run
 
     comparison = compare([read_run(find_run(run)) for run in args.runs])
     write_comparison(comparison, out)

@@ -1,20 +1,18 @@
 """The door of `vitft serve`: a trained model behind HTTP, with a page to drop images on."""
 
 import argparse
-import importlib.util
 from typing import TYPE_CHECKING
 
 from vitft.serve.access import EVERYWHERE, access_for, is_loopback
 from vitft.serve.limits import Limits
 from vitft.system import console
 from vitft.system.errors import Stopped, UsageError
+from vitft.system.extras import require_extra
 from vitft.system.imports import heavy_imports
 from vitft.system.signals import Stopper
 
 if TYPE_CHECKING:
     from vitft.cli.parser import Parser
-
-NEEDS = ("fastapi", "uvicorn")
 
 
 def add_serve(verbs: "argparse._SubParsersAction[Parser]") -> None:
@@ -54,7 +52,7 @@ def serve_command(args: argparse.Namespace) -> int:
     limits = Limits(max_bytes=args.max_bytes, queue=args.queue)
     access = access_for(args.host, args.allow_host)
     check_port(args.port)
-    check_installed()
+    require_extra("serve", feature="serve")
     find_model(args.run)
     with heavy_imports():
         from vitft.predict.torch_engine import Predictor
@@ -82,15 +80,6 @@ def check_port(port: int) -> None:
     """Refuse a number that no port has."""
     if not 0 <= port < 2**16:
         raise UsageError(f"--port is {port}", fix="use a number up to 65535, or 0 for a free one")
-
-
-def check_installed() -> None:
-    """Refuse to begin without the libraries of the extra."""
-    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"serve needs {missing[0]}, which is not installed", fix="pip install 'vitft[serve]'"
-        )
 
 
 def address(host: str, port: int) -> str:

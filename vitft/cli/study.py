@@ -47,7 +47,7 @@ def add_study(verbs: "Verbs[Any]") -> None:
 
 def study_command(args: argparse.Namespace) -> int:
     """Check everything cheap first, then compute, say and write what came out."""
-    from vitft.config.run import from_table
+    from vitft.config.run import config_from_table
     from vitft.data.demo import demo_data
     from vitft.study.plan import BASELINES, check_study
 
@@ -58,7 +58,7 @@ def study_command(args: argparse.Namespace) -> int:
     }
     more = [name for name in BASELINES if name not in args.weights and not args.no_baselines]
     names, shots, seeds = [*args.weights, *more], args.shots, args.seeds
-    config = demo_data(from_table(settings))
+    config = demo_data(config_from_table(settings))
     plan = check_study(
         config.data.path, names, shots, seeds=seeds, out=args.out, allow_pickle=args.allow_pickle
     )
@@ -67,9 +67,9 @@ def study_command(args: argparse.Namespace) -> int:
         console.note(f"left out: {many} images per class, the smallest class has too few")
 
     with heavy_imports():
-        from vitft.study.curves import leads, run_study, setting_of
+        from vitft.study.formats import heading, sentences, short_rows, to_json, to_markdown
         from vitft.study.picture import study_png
-        from vitft.study.words import heading, sentences, short_rows, to_json, to_markdown
+        from vitft.study.run import leads, run_study, setting_of
         from vitft.system.files import whole_folder, write_atomically
 
     study = run_study(plan, config)

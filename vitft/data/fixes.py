@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitft.config.run import DataSpec
+from vitft.config.data import DataSpec
 from vitft.data.folder import File, Folder, counted
 from vitft.data.split import quoted
 from vitft.system.console import harmless

@@ -14,10 +14,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitft.explain.maps import relevance_map as relevance_map
-    from vitft.explain.pictures import overlay as overlay
+    from vitft.explain.attribution import relevance_map as relevance_map
+    from vitft.explain.heatmaps import overlay as overlay
 
-HOMES = {"overlay": "vitft.explain.pictures", "relevance_map": "vitft.explain.maps"}
+HOMES = {"overlay": "vitft.explain.heatmaps", "relevance_map": "vitft.explain.attribution"}
 
 __all__ = ["overlay", "relevance_map"]
 

@@ -22,7 +22,7 @@ from vitft.export.native import timm_preprocessing
 from vitft.export.trained import Trained
 from vitft.models.checkpoint import Card
 from vitft.models.timm_model import TimmConfig
-from vitft.models.vit import ViTConfig
+from vitft.models.vit_config import ViTConfig
 from vitft.system.files import write_atomically
 from vitft.system.rundir import MODEL
 

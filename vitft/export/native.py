@@ -13,7 +13,7 @@ from vitft.export.compare import Array, Opened
 from vitft.export.trained import Trained
 from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
 from vitft.models.timm_model import TimmConfig, TimmModel
-from vitft.models.vit import SIZES, ViTConfig
+from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.files import write_atomically
 from vitft.system.rundir import MODEL
 

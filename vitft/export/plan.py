@@ -1,12 +1,12 @@
 """What an export is asked to do, and what can be refused of it before torch is imported."""
 
-import importlib.util
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.system.errors import UsageError
+from vitft.system.extras import require_extra
 from vitft.system.rundir import free_name, plan_run
 
 FORMATS = {
@@ -19,14 +19,8 @@ FORMATS = {
 }
 """Name of each format, which is its option too, and what it is."""
 
-NEEDS: dict[str, tuple[str, ...]] = {
-    "transformers": ("transformers",),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "int8": ("onnx", "onnxscript", "onnxruntime"),
-}
-"""Libraries that write a format or open it to compare; the rest needs nothing more."""
-EXTRAS = {"int8": "onnx"}
-"""The extra of vitft that brings them, where it is not called like the format."""
+NEEDED_EXTRAS = {"transformers": "transformers", "onnx": "onnx", "int8": "onnx"}
+"""Extra of vitft that each format needs, to write it or to reopen it; the others need none."""
 GRAPHS = ("onnx", "torch-export", "int8")
 """Formats that hold the computation, and so could hold the normalisation too."""
 FOLDERS = ("safetensors", "timm", "transformers")
@@ -91,7 +85,8 @@ def plan_export(
         raise UsageError(f"--images is {images}", fix="compare on at least one image")
     check_push(formats, repo, is_told_more=private or bool(revision))
     for name in formats:
-        check_installed(name)
+        if name in NEEDED_EXTRAS:
+            require_extra(NEEDED_EXTRAS[name], feature=f"export --{name}")
     return Order(
         formats=tuple(name for name in FORMATS if name in formats),
         out=free_name(Path("export")) if out is None else plan_run(out, ""),
@@ -132,14 +127,4 @@ def check_push(formats: Sequence[str], repo: str, *, is_told_more: bool) -> None
             "a push needs a token of the hub, and there is none",
             fix="make one that may write at huggingface.co/settings/tokens, then set HF_TOKEN or "
             "run `hf auth login`",
-        )
-
-
-def check_installed(name: str) -> None:
-    """Refuse a format whose libraries are missing."""
-    missing = [m for m in NEEDS.get(name, ()) if importlib.util.find_spec(m) is None]
-    if missing:
-        raise UsageError(
-            f"export --{name} needs {missing[0]}, which is not installed",
-            fix=f"pip install 'vitft[{EXTRAS.get(name, name)}]'",
         )

@@ -10,7 +10,6 @@ Letters: n images, D numbers per feature, C classes, K problems; `x` is (n, D), 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 
 from vitft.features.lbfgs import minimise
 from vitft.metrics.intervals import wilson
+from vitft.metrics.results import CrossValidation, LearningCurvePoint, WeakClass
 from vitft.system.device import one_thread
 
 FOLDS = 5
@@ -323,7 +323,7 @@ def answers(
     balanced: bool,
     seed: int,
     groups: Tensor | None = None,
-) -> tuple[dict[str, Any], HeldOut]:
+) -> tuple[CrossValidation, HeldOut]:
     """What all images together tell: cross-validated accuracy, learning curve, weak spots.
 
     Every image is judged by a head that did not see it, so all of them count, not only those held
@@ -337,7 +337,7 @@ def answers(
     nested = torch.from_numpy(np.random.default_rng([seed, 1]).permutation(len(y)))
     place = torch.empty_like(nested)
     place[nested] = torch.arange(len(y))  # smaller shares are parts of larger ones
-    curve: list[dict[str, Any]] = []
+    curve: list[LearningCurvePoint] = []
     right, logits, heads = 0, torch.zeros(len(y), classes), None
     for share in SHARES:
         some = place < round(share * len(y))
@@ -353,7 +353,7 @@ def answers(
         right = int((logits.argmax(dim=-1) == y).sum())
         images = round(float((kept > 0).sum(dim=1).float().mean()))
         curve.append({"images": images, "top1": right / len(y)})
-    told = {
+    told: CrossValidation = {
         "images": len(y),
         "of": total,
         "top1": right / len(y),
@@ -380,10 +380,10 @@ def gain_from_twice(points: Sequence[tuple[float, float]]) -> float | None:
     return float(points[-1][1] * (1 - 2**slope))
 
 
-def weak_spots(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+def weak_spots(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[WeakClass]:
     """The three classes found least often, and what they are taken for most."""
     best = logits.argmax(dim=-1)
-    spots: list[dict[str, Any]] = []
+    spots: list[WeakClass] = []
     for label, name in enumerate(names):
         taken = best[y == label]
         if not len(taken):

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from vitft.metrics.intervals import Floats, Interval
+from vitft.metrics.intervals import Floats
+from vitft.metrics.results import CalibrationBin, Interval
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -151,12 +152,21 @@ class Bins:
         """The usual expected calibration error: mean over images of |accuracy - confidence|."""
         return float(gaps(self.images, self.confidence, self.accuracy))
 
-    def rows(self) -> list[dict[str, float]]:
-        """For eval.json."""
+    def rows(self) -> list[CalibrationBin]:
+        """Return the bins as eval.json holds them."""
         columns = (self.low, self.high, self.images, self.confidence, self.accuracy)
-        names = ("low", "high", "images", "confidence", "accuracy")
-        cells = (column.tolist() for column in columns)
-        return [dict(zip(names, row, strict=True)) for row in zip(*cells, strict=True)]
+        return [
+            {
+                "low": low,
+                "high": high,
+                "images": images,
+                "confidence": confidence,
+                "accuracy": accuracy,
+            }
+            for low, high, images, confidence, accuracy in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
+        ]
 
 
 def gaps(images: Ints, confidence: Floats, accuracy: Floats) -> Floats:

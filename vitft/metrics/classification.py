@@ -4,7 +4,6 @@ Letters: n images, C classes; `logits` are (n, C), `labels` are (n,) class indic
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from vitft.metrics.calibration import (
     losses,
 )
 from vitft.metrics.intervals import Floats, f1_of, mean_of_shares, mean_of_values, wilson
+from vitft.metrics.results import ClassMetrics, Metrics, ProbabilityMetrics
 
 
 def confusion(logits: Tensor, labels: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def top_k(logits: Tensor, labels: Tensor, k: int) -> int:
     return int((best == labels[:, None]).any(dim=-1).sum())
 
 
-def evaluation(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> dict[str, Any]:
+def evaluation(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> Metrics:
     """The figures of `eval.json` that take no time; shares are from 0 to 1, the loss is in nats.
 
     What is undefined, such as the recall of a class without images, is None. `probabilities`
@@ -65,7 +65,7 @@ def evaluation(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> dict[s
     }
 
 
-def of_class(right: int, images: int, named: int) -> dict[str, Any]:
+def of_class(right: int, images: int, named: int) -> ClassMetrics:
     """The figures of one class.
 
     Args:
@@ -86,7 +86,7 @@ def of_class(right: int, images: int, named: int) -> dict[str, Any]:
     }
 
 
-def probabilities(logits: Tensor, labels: Tensor, temperature: Temperature) -> dict[str, Any]:
+def probabilities(logits: Tensor, labels: Tensor, temperature: Temperature) -> ProbabilityMetrics:
     """The figures of `eval.json` that depend on the temperature.
 
     Each image is judged with a temperature that was fitted without it, so the loss, the bins and
@@ -100,17 +100,32 @@ def probabilities(logits: Tensor, labels: Tensor, temperature: Temperature) -> d
     scores, truth = logits.double().numpy(), labels.numpy()
     before, _ = calibration_error(binned(*confidences(scores, truth)))
     judged = scores / temperature.held_out[:, None]
-    figures = fixed_probabilities(judged, labels)
-    figures["calibration"] |= {
-        "ece_before": before,
-        "temperature": temperature.value,
-        "note": temperature.note or None,
-    }
-    return figures
+    return fixed_probabilities(
+        judged,
+        labels,
+        ece_before=before,
+        temperature=temperature.value,
+        note=temperature.note or None,
+    )
 
 
-def fixed_probabilities(scores: Floats, labels: Tensor) -> dict[str, Any]:
-    """The same of scores (n, C) that nothing was fitted to; `ece_before` is then unknown."""
+def fixed_probabilities(
+    scores: Floats,
+    labels: Tensor,
+    *,
+    ece_before: float | None = None,
+    temperature: float | None = None,
+    note: str | None = None,
+) -> ProbabilityMetrics:
+    """Return the same metrics for logits (n, C) to which no temperature was fitted here.
+
+    Args:
+        scores: Logits, to which a temperature was applied elsewhere or not at all.
+        labels: Class indices (n,).
+        ece_before: Calibration error without that temperature, if it is known.
+        temperature: The temperature, if it is known.
+        note: Why no temperature was fitted.
+    """
     truth = labels.numpy()
     loss = losses(scores, truth)
     low, high = mean_of_values(loss)
@@ -123,9 +138,9 @@ def fixed_probabilities(scores: Floats, labels: Tensor) -> dict[str, Any]:
             "ece": error,
             "ece_interval": interval,
             "ece_binned": bins.gap,
-            "ece_before": None,
-            "temperature": None,
-            "note": None,
+            "ece_before": ece_before,
+            "temperature": temperature,
+            "note": note,
             "bins": bins.rows(),
         },
     }

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-Interval = tuple[float, float]
+from vitft.metrics.results import Interval
+
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 Z = 1.959963984540054

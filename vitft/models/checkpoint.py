@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypedDict, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,13 +19,31 @@ from torch import Tensor
 
 from vitft.data.transforms import EvalTransform
 from vitft.models.timm_model import AnyConfig, Model, TimmConfig, TimmModel, config_from_json
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
 
 FORMAT = "1"
 
 M = TypeVar("M", VisionTransformer, TimmModel)
+
+
+Provenance = TypedDict(
+    "Provenance",
+    {
+        "name": str,  # as given by --weights; "none" for a new model
+        "source": str,  # file, or owner/repository/file on the hub
+        "revision": str,  # commit of the repository
+        "sha256": str,  # of the file
+        "licence": str,  # SPDX identifier, as the catalogue states it
+        "training": str,  # how weights of this project were made
+        "data": str,  # and on what
+        "from": str,  # name of the weights from which these were fine-tuned
+    },
+    total=False,
+)
+"""Origin of pretrained weights; only what is known is present."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +55,8 @@ class Card:
     """How an image becomes the model's input; the only description of it."""
     classes: tuple[str, ...] = ()
     """Class names in the order of the head's outputs; empty for a bare backbone."""
-    weights: Mapping[str, str] = field(default_factory=dict)
-    """Where the pretrained weights came from: name, source, revision, sha256, licence."""
+    weights: Provenance = field(default_factory=Provenance)
+    """Where the pretrained weights came from."""
     pos_embed: str = "as loaded"
     """How the positions were resized from the pretrained grid."""
     split: str = ""
@@ -181,3 +199,15 @@ def filled(model: M, state: Mapping[str, Tensor]) -> M:
         )
     model.load_state_dict(dict(state), strict=True, assign=True)
     return model.eval()
+
+
+def holds_timm(path: Path) -> bool:
+    """Whether a file is a checkpoint of ours with a model of timm in it; reads only its header."""
+    if path.suffix.lower() != ".safetensors":
+        return False
+    try:
+        with safe_open(path, framework="pt") as file:
+            card = json.loads((file.metadata() or {}).get("vitft.card", "{}"))
+        return "timm" in card.get("architecture", {})
+    except (SafetensorError, OSError, ValueError, AttributeError, TypeError):
+        return False  # whoever reads it says what is wrong

@@ -14,9 +14,10 @@ from vitft.data.folder import Folder, counted
 from vitft.data.images import decode, read_bytes
 from vitft.data.transforms import EvalTransform
 from vitft.models.pretrained import LoadReport, load_backbone
-from vitft.models.pretrained.summary import describe
+from vitft.models.registry import describe
 from vitft.models.timm_model import Model, untrained
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import DataError, ImageError
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vitft.config.run import TrainSpec
+from vitft.config.training import TrainSpec
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system.errors import UsageError
+from vitft.system.extras import require_extra
 from vitft.system.files import whole_folder
 
 
@@ -30,12 +31,9 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
         UsageError: peft is not installed, the model has no such layers, or they could not be kept
             by themselves as `spec` asks.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise UsageError(
-            "train.freeze lora needs the library peft", fix="pip install 'vitft[lora]'"
-        ) from error
+    require_extra("lora", feature="train.freeze=lora")
+    from peft import LoraConfig, inject_adapter_in_model
+
     if spec.keep_adapter and isinstance(model, TimmModel):
         raise UsageError(
             "--keep-adapter is for vitft's own ViTs, whose layers are called as in timm",

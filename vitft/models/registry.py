@@ -6,7 +6,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from vitft.models.stem import STEMS
-from vitft.models.vit import SIZES, VisionTransformer, ViTConfig, as_pair
+from vitft.models.timm_model import TimmConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import SIZES, ViTConfig, as_pair
 from vitft.system.errors import UsageError
 
 
@@ -55,3 +57,34 @@ def create_model(
         raise UsageError(f"a model has no {min(unknown)}", fix="see the fields of ViTConfig")
     size = config.image_size if image_size is None else as_pair(image_size)
     return VisionTransformer(replace(config, image_size=size, **fields))
+
+
+LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+
+
+def describe(config: ViTConfig) -> str:
+    """An architecture as papers write it, e.g. "ViT-B/16 224 px"."""
+    named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
+    name = named.get((config.width, config.depth, config.heads))
+    size = f"-{LETTERS[name]}" if name else ""
+    extras = [] if name else [f"{config.depth} blocks {config.width} wide, {config.heads} heads"]
+    if config.stem is not None:
+        extras.append(f"ResNet stem {'-'.join(str(n) for n in config.stem) or 'of one layer'}")
+    if config.convs:
+        extras.append(f"{' + '.join(str(n) for n in config.convs)} convolutions")
+    extras += ["distilled"] * config.distilled + ["LayerScale"] * bool(config.layer_scale)
+    extras += [f"{config.registers} registers"] * bool(config.registers)
+    extras += ["LayerNorm after each branch"] * (config.norm == "post")
+    extras += [f"{config.in_channels} channels"] * (config.in_channels != 3)
+    tail = "".join(f", {extra}" for extra in extras)
+    return f"ViT{size}/{shown(config.patch_size)} {shown(config.image_size)} px{tail}"
+
+
+def describe_timm(config: TimmConfig) -> str:
+    """A model of timm by its own name, e.g. "timm's resnet18, 224 px"."""
+    return f"timm's {config.timm}, {shown(config.image_size)} px"
+
+
+def shown(sides: tuple[int, int]) -> str:
+    """One number for a square, else height x width."""
+    return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"

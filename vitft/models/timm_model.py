@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
 
 ARCHITECTURE = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)

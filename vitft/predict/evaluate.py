@@ -26,6 +26,7 @@ from vitft.data.loading import in_order
 from vitft.data.split import Manifest
 from vitft.metrics.calibration import binned, calibration_error, confidences
 from vitft.metrics.classification import evaluation, fixed_probabilities
+from vitft.metrics.results import EvaluatedData, EvaluationResults
 from vitft.models.checkpoint import Card
 from vitft.models.find import find_model
 from vitft.predict.engine import Views
@@ -73,7 +74,7 @@ class LabelledPrediction(NamedTuple):
 class Evaluation:
     """Results of an evaluation."""
 
-    results: dict[str, Any]
+    results: EvaluationResults
     """Contents of eval.json."""
     predictions: tuple[LabelledPrediction, ...]
     """One for each image, in the order of the data."""
@@ -137,10 +138,14 @@ def evaluate(data: Labelled, run: str | None, *, device: str = "auto") -> Evalua
     all_logits = torch.from_numpy(np.concatenate(logits))
     labels = torch.tensor([index[p.label] for p in predictions if p.prediction.classes])
     predictions += [LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
-    results = evaluation(all_logits, labels, classes)
-    results |= fixed_probabilities(all_logits.double().numpy(), labels)
-    results["calibration"] |= before_temperature(folder, all_logits, labels)
-    results["data"] = describe_data(data, predictions, digests, splits)
+    ece_before, temperature = before_temperature(folder, all_logits, labels)
+    results: EvaluationResults = {
+        **evaluation(all_logits, labels, classes),
+        **fixed_probabilities(
+            all_logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
+        ),
+        "data": describe_data(data, predictions, digests, splits),
+    }
     warn_of_bias(results)
     return Evaluation(results=results, predictions=tuple(predictions))
 
@@ -232,18 +237,17 @@ def nothing_left(data: Labelled, predictions: Sequence[LabelledPrediction]) -> D
     )
 
 
-def before_temperature(folder: Path, logits: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Return the run's temperature, and the calibration error without it."""
+def before_temperature(
+    folder: Path, logits: Tensor, labels: Tensor
+) -> tuple[float | None, float | None]:
+    """Return the calibration error without the run's temperature, and that temperature."""
     kept = read_json(RunDir(folder).eval)
     calibration = kept.get("calibration") if isinstance(kept, dict) else None
     temperature = calibration.get("temperature") if isinstance(calibration, dict) else None
     if not isinstance(temperature, float | int) or not temperature > 0:
-        return {}
+        return None, None
     raw = logits.double().numpy() * temperature
-    return {
-        "temperature": float(temperature),
-        "ece_before": calibration_error(binned(*confidences(raw, labels.numpy())))[0],
-    }
+    return calibration_error(binned(*confidences(raw, labels.numpy())))[0], float(temperature)
 
 
 def describe_data(
@@ -251,7 +255,7 @@ def describe_data(
     predictions: Sequence[LabelledPrediction],
     digests: Sequence[str],
     splits: Mapping[str, str] | None,
-) -> dict[str, Any]:
+) -> EvaluatedData:
     """Return where the images came from, and how many of them are left out or special."""
     rows = [row.prediction for row in predictions]
     counted = [digest for digest in digests if digest]
@@ -266,7 +270,7 @@ def describe_data(
     }
 
 
-def warn_of_bias(results: Mapping[str, Any]) -> None:
+def warn_of_bias(results: EvaluationResults) -> None:
     """Log which images were left out, and which of the others bias the results."""
     data, images = results["data"], results["images"]
     unreadable = data["unreadable"]

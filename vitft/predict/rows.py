@@ -9,6 +9,7 @@ from pathlib import Path
 from vitft.predict.prediction import DECIMALS, Prediction, column_names
 from vitft.system.console import csv_line, json_line, visible
 from vitft.system.errors import UsageError
+from vitft.system.extras import require_extra
 
 FORMATS = ("table", "json", "jsonl", "csv", "parquet")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
@@ -132,11 +133,5 @@ def choose_format(wanted: str | None, out: str | None) -> str:
             raise UsageError(
                 "Parquet cannot be written to the terminal", fix="add --out predictions.parquet"
             )
-        try:
-            import pyarrow.parquet  # noqa: F401 - checked now, not after an hour of predictions
-        except ImportError as error:
-            raise UsageError(
-                "--format parquet needs pyarrow, which is not installed",
-                fix="pip install 'vitft[parquet]'",
-            ) from error
+        require_extra("parquet", feature="--format parquet")
     return style

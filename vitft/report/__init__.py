@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vitft.report.paired_test import Comparison
+    from vitft.report.comparison import Comparison
 
 __all__ = ["write_comparison", "write_report"]
 
@@ -32,9 +32,9 @@ def write_report(run: Path, out: Path | None = None) -> Path:
         RunError: A file of the run is damaged, or the page cannot be written.
         DataError: split.csv is not as it was written.
     """
-    from vitft.report.page import render
-    from vitft.report.reading import read_run
-    from vitft.report.sections import report_view
+    from vitft.report.html import render
+    from vitft.report.run_files import read_run
+    from vitft.report.run_page import report_view
     from vitft.system.files import write_atomically
 
     path = out or run / "report.html"
@@ -48,8 +48,8 @@ def write_comparison(comparison: "Comparison", out: Path) -> Path:
     Raises:
         RunError: The page cannot be written.
     """
-    from vitft.report.comparing import comparison_view
-    from vitft.report.page import render
+    from vitft.report.comparison_page import comparison_view
+    from vitft.report.html import render
     from vitft.system.files import write_atomically
 
     write_atomically(out, render("compare.html.j2", comparison_view(comparison)))

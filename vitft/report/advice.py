@@ -10,10 +10,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from vitft.metrics.intervals import wilson
+from vitft.metrics.significance import sample_size
 from vitft.predict.validation import mistakes
-from vitft.report.chance import images_for
-from vitft.report.reading import Run
-from vitft.report.words import count, interval, percent, points
+from vitft.report.run_files import Run
+from vitft.system.text import count, interval, percent, points
 
 WIDE = 0.08
 """An accuracy interval wider than this, from end to end, hides most improvements."""
@@ -222,7 +222,7 @@ def few_images(run: Run) -> Advice | None:
     low, high = run.figures["top1_interval"]
     images = run.figures.get("images", 0)
     half = WIDE / 2
-    wanted = images_for(half, run.figures["top1"])
+    wanted = sample_size(half, run.figures["top1"])
     if high - low <= WIDE or wanted <= images:
         return None
     return Advice(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitft.metrics.intervals import wilson
-from vitft.report.vector import Axis, Chart, Series, round_ticks, spanned
+from vitft.report.svg import Axis, Chart, Series, round_ticks, spanned
 
 MANY_POINTS = 25
 """From so many on a line has no dots."""

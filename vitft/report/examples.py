@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitft.predict.validation import ValidationPrediction, mistakes, least_confident
+from vitft.predict.validation import ValidationPrediction, least_confident, mistakes
 from vitft.report.palette import SHADES
-from vitft.report.reading import Run
-from vitft.report.words import percent, sure
+from vitft.report.run_files import Run
+from vitft.system.text import percent, whole_percent
 
 Part = Mapping[str, Any] | None
 
@@ -63,7 +63,7 @@ class Album:
             path=verdict.path,
             label=verdict.label,
             guess=verdict.predicted,
-            confidence=sure(verdict.probability),
+            confidence=whole_percent(verdict.probability),
             cell=f"{self.place[verdict.label]}-{self.place[verdict.predicted]}",
             right=verdict.is_correct,
             thumb=self.picture(verdict.sha256),

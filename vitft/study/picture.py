@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from vitft.report.figures import head, png
+from vitft.report.plots import head, png
 from vitft.study.plan import BASELINES
 from vitft.system.console import visible
 
 if TYPE_CHECKING:
-    from vitft.study.curves import Curve, Study
+    from vitft.study.run import Curve, Study
 
 COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
 """Of weights, in the order in which they were named; every one 4.5:1 on white."""

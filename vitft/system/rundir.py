@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from vitft.system.errors import LockedError, RunError
 from vitft.system.files import write_atomically, writing
@@ -39,6 +39,27 @@ if TYPE_CHECKING:
 BASE = Path("runs")
 LATEST = "latest"
 MODEL = "model.safetensors"
+
+
+class PeakMemory(TypedDict, total=False):
+    """The part of environment.json that is written when a run ends."""
+
+    peak_memory_mib: dict[str, int]
+    """Largest memory use in MiB: `resident`, and on a GPU `gpu`."""
+
+
+class RunEnvironment(PeakMemory):
+    """Contents of environment.json."""
+
+    status: str
+    """`running`, `finished`, `interrupted`, `terminated`, `out of time` or `failed`."""
+    device: str
+    precision: str
+    """`fp32`, `bf16` or `fp16`."""
+    python: str
+    system: str
+    packages: dict[str, str]
+    """Versions by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +259,7 @@ def point_latest(run: RunDir) -> None:
         temporary.replace(link)
 
 
-def environment(status: str, device: str, precision: str) -> dict[str, Any]:
+def environment(status: str, device: str, precision: str) -> RunEnvironment:
     """What environment.json says: how the run ended, on what, with which versions."""
     names = ("vitft", "torch", "numpy", "pillow", "safetensors", "huggingface_hub")
     return {

@@ -21,6 +21,7 @@ from vitft.features.fingerprints import cores, sketched, table_of
 from vitft.features.label_errors import USUAL_L2, out_of_fold, posteriors, suspects_in
 from vitft.features.ood import FILE, fit
 from vitft.features.probe import CV_IMAGES, HeldOut, evenly
+from vitft.metrics.results import Mislabel
 from vitft.system.rundir import RunDir
 from vitft.training.batches import Feed
 from vitft.training.best import Best
@@ -41,7 +42,8 @@ def take_stock(feed: Feed, run: RunDir, best: Best, checked: Checked) -> None:
     """Write audit.json, and say in a line or two what should be looked at."""
     manifest, once = feed.manifest, feed.once
     names = manifest.classes
-    groups, mislabels = dict(feed.groups), []
+    groups = dict(feed.groups)
+    mislabels: list[Mislabel] = []
     if feed.cut.pooled:
         x, held_out = best.judged or judged_by_usual_head(feed)
         if not feed.config.data.group_duplicates:
@@ -144,9 +146,7 @@ def most_alike(x: Tensor, most: int) -> list[Pair]:
     return [(i, j) for _, i, j in sorted(found)[:most]]
 
 
-def wrong_labels(
-    feed: Feed, once: list[Row], x: Tensor, held_out: HeldOut
-) -> list[dict[str, object]]:
+def wrong_labels(feed: Feed, once: list[Row], x: Tensor, held_out: HeldOut) -> list[Mislabel]:
     """The labels that are probably wrong, as audit.json has them; one path for each picture."""
     rows = held_out.rows
     some = [once[row] for row in rows.tolist()]

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from vitft.features.probe import HeldOut
+from vitft.metrics.results import Metrics, RunResults, SolvedHeadResults
 from vitft.models.timm_model import Model
 from vitft.training.loop import Step
 
@@ -18,11 +19,12 @@ class Best:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.epochs = 0
-        self.figures: dict[str, Any] = {}
+        self.figures = cast("RunResults", {})
+        """Empty before the first epoch ends."""
         self.state: dict[str, Tensor] = {}
         self.since = 0
         """Epochs since the best one."""
-        self.extra: dict[str, Any] = {}
+        self.extra: SolvedHeadResults | None = None
         """Figures of the whole run, whichever weights are the best."""
         self.file = ""
         """Name of the file in which these weights lie already, if they do."""
@@ -31,17 +33,18 @@ class Best:
         self.judged: tuple[Tensor, HeldOut] | None = None
         """Features of every picture, each once, and scores by heads that did not see them."""
 
-    def consider(self, figures: dict[str, Any]) -> None:
+    def consider(self, figures: Metrics) -> None:
         """Keep a copy of the weights if accuracy, or at equal accuracy the loss, is better."""
         self.epochs += 1
         self.since += 1
-        if not self.figures or rank(figures) > rank(self.figures):
-            found = figures | {"best_epoch": self.epochs}
+        if self.epochs == 1 or rank(figures) > rank(self.figures):
+            found = cast("RunResults", {**figures, "best_epoch": self.epochs})
             state = self.copied()
             self.figures, self.state = found, state  # no call between: no signal between
             self.since, self.file = 0, ""
         # The same images chose the epoch and measured it: slightly optimistic, so it is stated.
-        self.figures |= {"epochs": self.epochs, "selected_on_validation": self.epochs > 1}
+        self.figures["epochs"] = self.epochs
+        self.figures["selected_on_validation"] = self.epochs > 1
 
     def copied(self) -> dict[str, Tensor]:
         """What is in the model now, on the CPU: a GPU's memory is for training."""
@@ -75,7 +78,7 @@ class Best:
         return chain(trained, self.model.named_buffers())
 
 
-def rank(figures: dict[str, Any]) -> tuple[float, float]:
+def rank(figures: Metrics) -> tuple[float, float]:
     """Larger is better."""
     return figures["top1"], -figures["loss"]
 
@@ -129,6 +132,6 @@ class Tally:
         }
 
 
-def validation_figures(figures: dict[str, Any]) -> dict[str, float]:
+def validation_figures(figures: Metrics) -> dict[str, float]:
     """What of an evaluation goes into the log of epochs."""
     return {"val_loss": figures["loss"], "val_top1": figures["top1"]}

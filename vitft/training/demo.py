@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitft.config.run import Config, from_table, read_recipe
+from vitft.config.run import Config, config_from_table, read_recipe
 from vitft.data.demo import FLOWERS, demo_data
 from vitft.system import console
 from vitft.system.errors import Stopped
@@ -21,7 +21,7 @@ def run_demo() -> None:
     """Fine-tune from bundled and from random weights, predict, export, and say where to look."""
     from vitft.training.preflight import check_request
 
-    config = demo_data(from_table(read_recipe("demo")))
+    config = demo_data(config_from_table(read_recipe("demo")))
     random = replace(config, weights=replace(config.weights, name="random:demo"))
     # The pretrained run comes last, so that it is the latest.
     baseline = finetuned(random, check_request(random, None))

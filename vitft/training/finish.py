@@ -4,7 +4,7 @@ import contextlib
 import logging
 import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from vitft.config.run import Config
 from vitft.data.split import Manifest
 from vitft.metrics.calibration import temperature_for
 from vitft.metrics.classification import evaluation, probabilities
+from vitft.metrics.results import Metrics, RunResults
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.lora import fold_adapters, write_adapter
 from vitft.models.pretrained import LoadReport
@@ -29,7 +30,7 @@ CLOSE_CALLS = 8
 """Validation images computed again in float32 at a time."""
 
 
-def confirmed(feed: Feed, model: Model, precision: str) -> tuple[Tensor, Tensor, dict[str, Any]]:
+def confirmed(feed: Feed, model: Model, precision: str) -> tuple[Tensor, Tensor, int | None]:
     """What predict and every export will answer to the validation images: that of float32.
 
     Features in bf16 move a score by a few thousandths, which matters only where two classes are
@@ -42,7 +43,7 @@ def confirmed(feed: Feed, model: Model, precision: str) -> tuple[Tensor, Tensor,
     rows = feed.manifest.val
     logits, labels = validated(feed)
     if precision == "fp32" or feed.extractor is None:
-        return logits, labels, {}
+        return logits, labels, None
     best = logits.topk(2, dim=-1).values  # (n, 2)
     gaps, order = (best[:, 0] - best[:, 1]).sort()
     change, done = 0.0, 0
@@ -55,7 +56,7 @@ def confirmed(feed: Feed, model: Model, precision: str) -> tuple[Tensor, Tensor,
             assert len(chunk) == len(exact)
             change = max(change, (exact - logits[chosen]).abs().max().item())
             logits[chosen] = exact
-    return logits, labels, {"confirmed_in_float32": done}
+    return logits, labels, done
 
 
 def keep_calibrated(
@@ -64,8 +65,9 @@ def keep_calibrated(
     card: Card,
     logits: Tensor,
     labels: Tensor,
-    figures: dict[str, Any],
     *,
+    confirmed: int | None = None,
+    seconds: float | None = None,
     undisturbed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> None:
     """Fold the temperature into the head, and replace weights and figures on the disk.
@@ -79,12 +81,15 @@ def keep_calibrated(
         card: Of the model.
         logits: Of the validation images before that, (n, C).
         labels: Their class indices.
-        figures: What else belongs into eval.json.
+        confirmed: Images whose logits were recomputed in float32.
+        seconds: Duration of the run.
         undisturbed: Around the change, which a signal should wait for.
     """
     temperature = temperature_for(logits.double().numpy(), labels.numpy())
-    figures |= evaluation(logits, labels, card.classes)
-    figures |= probabilities(logits, labels, temperature)
+    metrics: Metrics = {
+        **evaluation(logits, labels, card.classes),
+        **probabilities(logits, labels, temperature),
+    }
     if temperature.note:
         log.info(f"probabilities are left as they are: {temperature.note}")
     with undisturbed():
@@ -99,7 +104,11 @@ def keep_calibrated(
                     parameter.div_(temperature.value)
             keep_weights(run, best.model, card)
         run.write_arrays("validation.npz", logits=(logits / temperature.value).numpy())
-        best.figures |= figures
+        best.figures = cast("RunResults", {**best.figures, **metrics})
+        if confirmed is not None:
+            best.figures["confirmed_in_float32"] = confirmed
+        if seconds is not None:
+            best.figures["seconds"] = seconds
         run.write_json(run.eval.name, best.figures)
 
 
@@ -108,7 +117,8 @@ def keep_best(run: RunDir, best: Best, card: Card) -> None:
     if best.epochs:
         best.restore()
         best.adapter = fold_adapters(best.model)
-        best.figures |= best.extra
+        if best.extra is not None:
+            best.figures = cast("RunResults", {**best.figures, **best.extra})
         keep_weights(run, best.model, card)
         run.write_json(run.eval.name, best.figures)
 

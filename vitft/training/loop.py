@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.config.run import OptimSpec
+from vitft.config.training import OptimSpec
 from vitft.system.errors import DivergedError, ResourceError
 from vitft.training.distributed import Team, has_lost, lost, talking
 from vitft.training.fsdp import slice_like, whole

@@ -10,12 +10,11 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from vitft.config.defaults import FINE_TUNING
-from vitft.config.run import Config, dotted, to_toml
+from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.folder import Checked, Folder
 from vitft.data.sampling import say_epoch
 from vitft.data.split import split, write_class_indices
@@ -24,6 +23,7 @@ from vitft.features.cache import default_folder, prune
 from vitft.features.cut import cut_model
 from vitft.features.extract import Extractor, make_extractor, plain
 from vitft.features.scan import check_room, find_copies, look_at, say_split
+from vitft.metrics.results import RunResults
 from vitft.models.checkpoint import Card
 from vitft.models.freeze import freeze_model
 from vitft.models.lora import add_adapters
@@ -33,7 +33,15 @@ from vitft.system import console
 from vitft.system.device import describe_device, peak_memory
 from vitft.system.errors import Stopped
 from vitft.system.malloc import freed_memory_kept
-from vitft.system.rundir import RunDir, create_run, environment, locked, point_latest
+from vitft.system.rundir import (
+    PeakMemory,
+    RunDir,
+    RunEnvironment,
+    create_run,
+    environment,
+    locked,
+    point_latest,
+)
 from vitft.system.signals import Stopper
 from vitft.training.audit import keep_reference, take_stock
 from vitft.training.batches import Feed
@@ -54,8 +62,8 @@ class Result:
     """What a run came to."""
 
     run: Path
-    figures: dict[str, Any]
-    """The contents of eval.json; empty if the run was stopped before its first epoch ended."""
+    figures: RunResults
+    """Contents of eval.json; empty if the run was stopped before its first epoch ended."""
     status: str = "finished"
     """As in environment.json: finished, interrupted, terminated or out of time."""
     exit_code: int = 0
@@ -114,7 +122,7 @@ def finetune(
                 write_class_indices(run.class_indices, feed.manifest.classes)
         job = Job(run=run, best=Best(model), precision=start.precision, stopper=stopper, team=team)
         card = card_of(model, start.report, feed.manifest)
-        trackers.begin(run, dotted(feed.config), resume=resume)
+        trackers.begin(run, flat_settings(feed.config), resume=resume)
         job.trackers = trackers
         on_cpu = feed.device.type == "cpu" and not feed.config.train.shard
         with freed_memory_kept(when=on_cpu):
@@ -159,7 +167,7 @@ def round_off(job: Job, start: Start) -> None:
         keep_reference(start.feed, job.run)
 
 
-def finish(job: Job, start: Start, ended: dict[str, Any]) -> None:
+def finish(job: Job, start: Start, ended: RunEnvironment) -> None:
     """The last files of a run; it is called finished when none is missing any more."""
     run, feed = job.run, start.feed
     if job.team.leads:
@@ -238,27 +246,36 @@ def train_and_keep(job: Job, start: Start, card: Card, started: float) -> Result
         finally:  # whatever happened, the best weights so far are kept before anything else
             with job.stopper.held():
                 keep_best(run, best, card)
-        logits, labels, figures = confirmed(last, best.model, job.precision)
-        figures |= {"seconds": round(time.monotonic() - started, 1)}
-        held = job.stopper.held
-        keep_calibrated(run, best, card, logits, labels, figures, undisturbed=held)
+        logits, labels, recomputed = confirmed(last, best.model, job.precision)
+        keep_calibrated(
+            run,
+            best,
+            card,
+            logits,
+            labels,
+            confirmed=recomputed,
+            seconds=round(time.monotonic() - started, 1),
+            undisturbed=job.stopper.held,
+        )
         keep_adapter(run, best, feed.config, card)
         is_measured = True
         round_off(job, start)
-        finish(job, start, environment("finished", *where) | memory(feed.device))
+        finish(job, start, {**environment("finished", *where), **memory(feed.device)})
         status, exit_code = "finished", 0
     except KeyboardInterrupt as stop:
         exit_code = stop.exit_code if isinstance(stop, Stopped) else 130
         status = {0: "out of time", 130: "interrupted"}.get(exit_code, "terminated")
     finally:
         if status != "finished":
-            run.write_json("environment.json", environment(status, *where) | memory(feed.device))
+            run.write_json(
+                "environment.json", {**environment(status, *where), **memory(feed.device)}
+            )
     if not is_measured:
         round_off(job, start)
     return Result(run=run.path, figures=best.figures, status=status, exit_code=exit_code)
 
 
-def memory(device: torch.device) -> dict[str, dict[str, int]]:
+def memory(device: torch.device) -> PeakMemory:
     """What environment.json says of the memory that the run needed, which is said aloud, too."""
     peaks = peak_memory(device)
     words = [f"{mib:,} MiB {kind}" for kind, mib in peaks.items()]

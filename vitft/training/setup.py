@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from vitft.config.defaults import usual_lr
+from vitft.config.defaults import default_lr
 from vitft.config.run import Config
 from vitft.data.arrays import whereabouts
 from vitft.data.fixes import apply_fixes
@@ -77,7 +77,7 @@ def with_usual_lr(config: Config, model: Model) -> Config:
     if config.optim.lr is not None or config.optim.solver == "lbfgs":
         return config
     width = model.feature_size
-    lr = usual_lr(config.train.freeze, width)
+    lr = default_lr(config.train.freeze, width)
     return replace(config, optim=replace(config.optim, lr=lr))
 
 

@@ -128,8 +128,8 @@ class Painter:
         self, model: VisionTransformer, views: Mapping[str, Pixels]
     ) -> list[tuple[str, bytes]]:
         """The same of one batch."""
-        from vitft.explain.maps import relevance_map
-        from vitft.explain.pictures import overlay
+        from vitft.explain.attribution import relevance_map
+        from vitft.explain.heatmaps import overlay
 
         some = next(model.parameters())
         stack = torch.from_numpy(np.stack([*views.values()])).to(some.device)

@@ -7,7 +7,6 @@ trackers.json, so that a run that is resumed goes on in the same place and tells
 The libraries are imported only when they are named.
 """
 
-import importlib.util
 import json
 import logging
 import math
@@ -25,6 +24,7 @@ from typing import Any, Protocol
 
 from vitft.system import console
 from vitft.system.errors import UsageError
+from vitft.system.extras import require_extra
 from vitft.system.rundir import RunDir
 
 log = logging.getLogger(__name__)
@@ -86,11 +86,7 @@ def check_trackers(names: Sequence[str]) -> None:
         UsageError: With the command that installs it.
     """
     for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise UsageError(
-                f"--tracker {name} needs the library {name}, which is not installed",
-                fix=f"pip install 'vitft[{name}]'",
-            )
+        require_extra(name, feature=f"--tracker {name}")
 
 
 @dataclass(slots=True)

@@ -9,8 +9,10 @@ from scipy.ndimage import zoom
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
-from vitft.models.pretrained.adapt import Hints, adapt, check_fit, infer_config, resize_positions
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.pretrained.adapt import adapt, resize_positions
+from vitft.models.pretrained.infer import Hints, check_fit, infer_config
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import WeightsError
 
 CONFIG = ViTConfig(

@@ -17,7 +17,8 @@ from vitft.models.pretrained import catalog, check_weights_name
 from vitft.models.pretrained.catalog import Entry
 from vitft.models.pretrained.locate import bundled, locate
 from vitft.models.registry import config_of
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import WeightsError
 
 PUBLISHED = [entry for entry in catalog.entries() if entry.repo]

@@ -18,7 +18,8 @@ from torch import Tensor
 from vitft import load_pretrained
 from vitft.models.pretrained.convert import convert
 from vitft.models.pretrained.read import read
-from vitft.models.vit import VisionTransformer, ViTConfig
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import WeightsError
 
 CONFIG = ViTConfig(

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 from vitft.models.pretrained.locate import check_weights_name
 
 if TYPE_CHECKING:
-    from vitft.models.pretrained.backbone import load_backbone as load_backbone
+    from vitft.models.pretrained.load import load_backbone as load_backbone
     from vitft.models.pretrained.load import load_pretrained as load_pretrained
-    from vitft.models.pretrained.summary import LoadReport as LoadReport
+    from vitft.models.pretrained.report import LoadReport as LoadReport
 
 HOMES = {
-    "LoadReport": "vitft.models.pretrained.summary",
-    "load_backbone": "vitft.models.pretrained.backbone",
+    "LoadReport": "vitft.models.pretrained.report",
+    "load_backbone": "vitft.models.pretrained.load",
     "load_pretrained": "vitft.models.pretrained.load",
 }
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from vitft.models.pretrained.adapt import Adapted, PosEmbed, adapt, undistilled
 from vitft.models.pretrained.load import positions_of
+from vitft.models.pretrained.report import joined
 from vitft.models.pretrained.source import Source, open_source
-from vitft.models.pretrained.summary import describe, joined
-from vitft.models.vit import as_pair
+from vitft.models.registry import describe
+from vitft.models.vit_config import as_pair
 from vitft.system.errors import UsageError
 
 NAMES = {

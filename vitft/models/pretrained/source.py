@@ -11,15 +11,15 @@ from typing import cast
 from torch import Tensor
 
 from vitft.data.transforms import CROP, EvalTransform, Interpolation
-from vitft.models.checkpoint import Card, is_checkpoint, load_checkpoint
-from vitft.models.pretrained.adapt import Hints, check_fit, infer_config
+from vitft.models.checkpoint import Card, Provenance, is_checkpoint, load_checkpoint
 from vitft.models.pretrained.catalog import Entry
 from vitft.models.pretrained.convert import Flavour, convert
 from vitft.models.pretrained.fetch import fetch
+from vitft.models.pretrained.infer import Hints, check_fit, infer_config
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.read import RawWeights, read
 from vitft.models.pretrained.sidecar import Beside, read_beside
-from vitft.models.vit import SIZES, ViTConfig
+from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.errors import RunError, UsageError, WeightsError
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -40,7 +40,7 @@ class Source:
     architecture: ViTConfig
     transform: EvalTransform
     statistics_source: str
-    provenance: Mapping[str, str]
+    provenance: Provenance
     classes: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     """Tensors that have no use here, each with its shape."""
@@ -66,7 +66,7 @@ def open_source(
             )
         fetched = fetch(found, allow_pickle=allow_pickle)
         raw = read(fetched.path, allow_pickle=allow_pickle, sha256=sha256, verified=fetched.sha256)
-        provenance = {
+        provenance: Provenance = {
             "name": found.name,
             "source": f"{found.repo}/{fetched.path.name}" if found.repo else found.path,
             "revision": fetched.revision,
@@ -97,7 +97,7 @@ def from_entry(entry: Entry) -> Beside:
     )
 
 
-def understood(raw: RawWeights, beside: Beside, provenance: Mapping[str, str]) -> Source:
+def understood(raw: RawWeights, beside: Beside, provenance: Provenance) -> Source:
     """Raw tensors with what is known of them, as one checked whole."""
     if is_checkpoint(raw.metadata):
         return from_checkpoint(raw, beside, provenance)
@@ -151,7 +151,7 @@ def with_usual_statistics(beside: Beside, config: ViTConfig, flavour: Flavour) -
     return replace(beside, mean=mean, std=std, source=why)
 
 
-def from_checkpoint(raw: RawWeights, beside: Beside, provenance: Mapping[str, str]) -> Source:
+def from_checkpoint(raw: RawWeights, beside: Beside, provenance: Provenance) -> Source:
     """A file of our own, whose card tells everything; its digest is verified."""
     try:
         tensors, card = load_checkpoint(raw.path)
@@ -177,10 +177,10 @@ def from_checkpoint(raw: RawWeights, beside: Beside, provenance: Mapping[str, st
     )
 
 
-def descended(provenance: Mapping[str, str], card: Card) -> dict[str, str]:
+def descended(provenance: Provenance, card: Card) -> Provenance:
     """Where a checkpoint came from, with the weights that it was itself fine-tuned from."""
     ancestor = card.weights.get("name")
-    return {**provenance, "from": ancestor} if ancestor else dict(provenance)
+    return {**provenance, "from": ancestor} if ancestor else provenance
 
 
 def transform_of(beside: Beside, architecture: ViTConfig, path: Path) -> EvalTransform:

@@ -13,7 +13,8 @@ from vitft.data.transforms import RESAMPLING, EvalTransform, Interpolation
 from vitft.models.checkpoint import Card, build_model, load_checkpoint
 from vitft.models.pretrained.catalog import Entry
 from vitft.models.pretrained.fetch import Fetched, fetch
-from vitft.models.pretrained.summary import LoadReport, describe_timm
+from vitft.models.pretrained.report import LoadReport
+from vitft.models.registry import describe_timm
 from vitft.models.timm_model import TimmConfig, TimmModel
 from vitft.system.errors import RunError, UsageError, WeightsError
 

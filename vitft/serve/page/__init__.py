@@ -6,7 +6,7 @@ Class and file names reach it as JSON and are shown as text; nothing of them is 
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.report.page import source
+from vitft.report.html import source
 from vitft.report.palette import DARK, LIGHT, variables
 
 HERE = Path(__file__).parent

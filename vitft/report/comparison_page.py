@@ -4,9 +4,9 @@ from typing import Any
 
 from vitft.metrics.intervals import wilson
 from vitft.report import charts
-from vitft.report.overview import flat, toml_word, weights_name
-from vitft.report.paired_test import Comparison, Shared
-from vitft.report.words import count, interval, percent, points, sure
+from vitft.report.comparison import Comparison, Shared
+from vitft.report.summary import flat, toml_word, weights_name
+from vitft.system.text import count, interval, percent, points, whole_percent
 
 SHOWN = 60
 """Disputed images shown at all."""
@@ -128,7 +128,7 @@ def disputed(comparison: Comparison) -> dict[str, Any]:
                     {
                         "letter": letter,
                         "guess": guess,
-                        "sure": sure(confidence),
+                        "sure": whole_percent(confidence),
                         "kind": "good" if guess == image.label else "bad",
                     }
                     for letter, guess, confidence in zip(

@@ -19,10 +19,11 @@ from vitft.config.run import Config
 from vitft.data.folder import CheckedFile
 from vitft.features.cache import default_folder, prune
 from vitft.features.probe import FOLDS, SMALL, Scaling, choose_penalty, scores, solve
-from vitft.metrics.intervals import Interval, Z, student, wilson
-from vitft.study.draws import Draw, draw, pictures
+from vitft.metrics.intervals import Z, student, wilson
+from vitft.metrics.results import Interval
 from vitft.study.features import Eyes, baselines, checked_only
 from vitft.study.plan import Plan, fitting_shots, too_few
+from vitft.study.splits import Draw, draw, pictures
 from vitft.system import console
 from vitft.system.device import describe_device, one_thread, pick_device, pick_precision
 

@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 
 from vitft.data.loading import Pixels, decoded, stacked
-from vitft.explain.maps import attention_maps, explain, scaled
+from vitft.explain.attribution import attention_maps, explain, scaled
+from vitft.explain.heatmaps import Tile, as_png, contact_sheet, heads_sheet, overlay
 from vitft.explain.method import Method
-from vitft.explain.pictures import Tile, as_png, contact_sheet, heads_sheet, overlay
-from vitft.explain.subject import Subject
+from vitft.explain.model import Subject
 from vitft.system.console import visible
 from vitft.system.files import write_atomically, writing
 

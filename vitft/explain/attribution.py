@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from vitft.explain.method import Method
 from vitft.models.timm_model import TimmModel
-from vitft.models.vit import Attention, Block, VisionTransformer, ViTConfig, shares
+from vitft.models.vit import Attention, Block, VisionTransformer, shares
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 
 Array = np.ndarray[Any, np.dtype[np.float32]]

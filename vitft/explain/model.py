@@ -10,10 +10,9 @@ from vitft.config.run import read_toml
 from vitft.data.loading import Pixels
 from vitft.data.split import Manifest
 from vitft.data.transforms import EvalTransform
-from vitft.explain.maps import explainable
-from vitft.models.checkpoint import build_model, load_checkpoint
+from vitft.explain.attribution import explainable
+from vitft.models.checkpoint import build_model, holds_timm, load_checkpoint
 from vitft.models.find import find_model
-from vitft.models.pretrained.backbone import holds_timm
 from vitft.models.pretrained.catalog import Entry
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.source import open_source

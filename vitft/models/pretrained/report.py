@@ -1,14 +1,10 @@
 """What became of each part of the weights when a model was loaded."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from vitft.data.transforms import EvalTransform
-from vitft.models.timm_model import TimmConfig
-from vitft.models.vit import SIZES, ViTConfig
-
-LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+from vitft.models.checkpoint import Provenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +31,8 @@ class LoadReport:
     """How an image becomes this model's input."""
     statistics_source: str
     """Where mean and std come from."""
-    provenance: Mapping[str, str]
-    """Name, source, revision, sha256 and licence, as a checkpoint's card keeps them."""
+    provenance: Provenance
+    """Origin of the weights, as a checkpoint's card keeps it."""
     classes: tuple[str, ...] = ()
     """Names of the head's outputs, if the head was kept and the file names them."""
     notes: tuple[str, ...] = ()
@@ -62,31 +58,3 @@ def joined(values: tuple[float, ...]) -> str:
     """Numbers for reading; three equal ones are one."""
     shown = values[:1] if len(set(values)) == 1 else values
     return " ".join(f"{value:.4g}" for value in shown)
-
-
-def describe(config: ViTConfig) -> str:
-    """An architecture as papers write it, e.g. "ViT-B/16 224 px"."""
-    named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
-    name = named.get((config.width, config.depth, config.heads))
-    size = f"-{LETTERS[name]}" if name else ""
-    extras = [] if name else [f"{config.depth} blocks {config.width} wide, {config.heads} heads"]
-    if config.stem is not None:
-        extras.append(f"ResNet stem {'-'.join(str(n) for n in config.stem) or 'of one layer'}")
-    if config.convs:
-        extras.append(f"{' + '.join(str(n) for n in config.convs)} convolutions")
-    extras += ["distilled"] * config.distilled + ["LayerScale"] * bool(config.layer_scale)
-    extras += [f"{config.registers} registers"] * bool(config.registers)
-    extras += ["LayerNorm after each branch"] * (config.norm == "post")
-    extras += [f"{config.in_channels} channels"] * (config.in_channels != 3)
-    tail = "".join(f", {extra}" for extra in extras)
-    return f"ViT{size}/{shown(config.patch_size)} {shown(config.image_size)} px{tail}"
-
-
-def describe_timm(config: TimmConfig) -> str:
-    """A model of timm by its own name, e.g. "timm's resnet18, 224 px"."""
-    return f"timm's {config.timm}, {shown(config.image_size)} px"
-
-
-def shown(sides: tuple[int, int]) -> str:
-    """One number for a square, else height x width."""
-    return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"

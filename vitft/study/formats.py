@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vitft.system.console import visible
 
 if TYPE_CHECKING:
-    from vitft.study.curves import Curve, Study
+    from vitft.study.run import Curve, Study
 
 Lead = tuple[float, tuple[float, float]]
 

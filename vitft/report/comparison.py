@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import Any
 
 from vitft.metrics.intervals import wilson
-from vitft.report.chance import holm, mcnemar, paired_interval
-from vitft.report.reading import Run
-from vitft.report.words import count, interval, percent, points
+from vitft.metrics.significance import holm, mcnemar, paired_interval
+from vitft.report.run_files import Run
 from vitft.system.errors import RunError, UsageError
+from vitft.system.text import count, interval, percent, points
 
 CERTAIN = 0.05
 """A corrected p-value under this is called a difference."""

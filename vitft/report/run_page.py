@@ -8,11 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 from vitft.predict.validation import mistakes
-from vitft.report import charts, overview
+from vitft.report import charts, summary
 from vitft.report.advice import advise
 from vitft.report.examples import Album, Part, confusion, suspects, worst_mistakes
-from vitft.report.reading import Run
-from vitft.report.words import count, interval, percent, points
+from vitft.report.run_files import Run
+from vitft.system.text import count, interval, percent, points
 
 
 def report_view(run: Run) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def report_view(run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
         "title": f"{run.data_name or run.name}: what the model learned",
-        "story": overview.story(run),
-        "tiles": overview.tiles(run),
+        "story": summary.story(run),
+        "tiles": summary.tiles(run),
         "advice": advise(run),
         "balance": balance(run),
         "curves": epochs(run) or penalty_path(run),
@@ -228,9 +228,9 @@ def learning(run: Run) -> Part:
 def again(run: Run) -> Part:
     """Command, settings, versions and digests."""
     return {
-        "command": overview.command_of(run.config) if run.config else "",
+        "command": summary.command_of(run.config) if run.config else "",
         "config": run.config_text.splitlines(),
-        "versions": overview.versions(run),
-        "digests": overview.digests(run),
+        "versions": summary.versions(run),
+        "digests": summary.digests(run),
         "seconds": run.figures.get("seconds"),
     }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.explain.maps import traced
+from vitft.explain.attribution import traced
 from vitft.models.stem import StdConv2d
 from vitft.models.vit import VisionTransformer
 

@@ -1,0 +1,203 @@
+"""Infer the architecture of a Vision Transformer from the shapes of its tensors.
+
+Pure functions over tensors that already have vitft's names.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitft.models.stem import stem_stride
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import SIZES, ViTConfig
+from vitft.system.errors import UsageError, WeightsError
+
+HEADS = {size.width: size.heads for size in SIZES.values()}
+"""Number of heads of every width that has a name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """What tensors cannot tell about their model, where something else does."""
+
+    heads: int | None = None
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels."""
+    norm_eps: float | None = None
+    """Of the LayerNorms."""
+
+
+def square(count: int) -> tuple[int, int]:
+    """Rows and columns of a square grid of `count` patches."""
+    side = math.isqrt(max(count, 0))
+    if side == 0 or side * side != count:
+        raise WeightsError(
+            f"{count} positions do not form a square grid of patches",
+            fix="put the config.json of the weights beside them, so that the grid is known",
+        )
+    return side, side
+
+
+def infer_config(tensors: Mapping[str, Tensor], hints: Hints = Hints()) -> ViTConfig:
+    """Read an architecture off tensors under our names; only heads and eps are looked up.
+
+    Raises:
+        WeightsError: Something essential is missing, or the shapes contradict each other.
+    """
+    depth, stem = depth_of(tensors), stem_of(tensors)
+    kernel = shape_of(tensors, "patch_embed.proj.weight", 4)  # (D, channels, height, width)
+    stride = 1 if stem is None else stem_stride(stem)
+    root = "patch_embed.backbone.stem.conv.weight" if stem else "patch_embed.backbone.conv.weight"
+    channels = kernel[1] if stem is None else shape_of(tensors, root, 4)[1]
+    width, patch = kernel[0], (kernel[2] * stride, kernel[3] * stride)
+    registers = shape_of(tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
+    prefix = 1 + ("dist_token" in tensors) + registers
+    positions = shape_of(tensors, "pos_embed", 3)[1]
+    (rows, columns), prefix = grid_of(positions, prefix, patch, hints.image_size)
+    hidden = shape_of(tensors, "blocks.0.mlp.fc1.weight", 2)[0]
+    if shape_of(tensors, "blocks.0.mlp.fc2.weight", 2)[1] * 2 == hidden:
+        raise WeightsError(
+            "these weights have SwiGLU instead of an MLP, as the giant DINOv2 has",
+            fix="take the large model; vitft builds Vision Transformers with a GELU MLP",
+        )
+    head = tensors.get("head.weight")
+    try:
+        return ViTConfig(
+            image_size=(rows * patch[0], columns * patch[1]),
+            patch_size=patch,
+            in_channels=channels,
+            width=width,
+            depth=depth,
+            heads=heads_of(width, hints.heads),
+            mlp_ratio=ratio_of(hidden, width),
+            qkv_bias="blocks.0.attn.qkv.bias" in tensors,
+            num_classes=0 if head is None else head.shape[0],
+            pre_logits="pre_logits.fc.weight" in tensors,
+            pool="mean" if "fc_norm.weight" in tensors else "cls",
+            norm_eps=1e-6 if hints.norm_eps is None else hints.norm_eps,
+            layer_scale=1e-5 if "blocks.0.ls1.gamma" in tensors else 0.0,
+            registers=registers,
+            prefix_positions=prefix > 0,
+            distilled="dist_token" in tensors,
+            stem=stem,
+        )
+    except UsageError as error:  # an empty kernel, say: the file's mistake, not the user's
+        raise WeightsError(
+            f"these tensors make no Vision Transformer: {error.problem}", fix="take other weights"
+        ) from error
+
+
+def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
+    """Bottlenecks per stage of a hybrid's ResNet; None for a plain model."""
+    place = re.compile(r"patch_embed\.backbone\.(?:stages\.(\d)\.blocks\.(\d{1,2})\.)?")
+    found = [m for name in tensors if (m := place.match(name))]
+    if not found:
+        return None
+    blocks = {(int(m[1]), int(m[2])) for m in found if m[1]}
+    counts = [
+        sum(stage == i for stage, _ in blocks) for i in range(1 + max(blocks, default=(-1,))[0])
+    ]
+    if 0 in counts or len(counts) > 4:
+        raise WeightsError(
+            f"the stages of the convolutional stem have {counts} blocks", fix="take other weights"
+        )
+    return tuple(counts)
+
+
+def depth_of(tensors: Mapping[str, Tensor]) -> int:
+    """Number of blocks; they are numbered from 0 without a gap."""
+    numbers = {int(m[1]) for name in tensors if (m := re.match(r"blocks\.(\d+)\.", name))}
+    gap = next((i for i in range(len(numbers)) if i not in numbers), None)
+    if not numbers or gap is not None:
+        raise WeightsError(
+            f"block {gap or 0} is missing from the weights, of {len(numbers)} that are there",
+            fix="the file is incomplete; copy or save it again",
+        )
+    return len(numbers)
+
+
+def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:
+    """Shape of a tensor without which nothing can be told."""
+    shape = tuple(tensors[name].shape) if name in tensors else None
+    if shape is None or len(shape) != dimensions or 0 in shape:
+        raise WeightsError(
+            f"{name} is {'missing' if shape is None else shape} in the weights",
+            fix=f"a plain Vision Transformer has it, with {dimensions} dimensions",
+        )
+    return shape
+
+
+def grid_of(
+    positions: int, prefix: int, patch: tuple[int, int], image_size: tuple[int, int] | None
+) -> tuple[tuple[int, int], int]:
+    """Rows and columns of patches, and how many of the positions belong to prefix tokens.
+
+    Some models have positions for patches alone; an image size that does not fit is not believed.
+    """
+    if image_size is not None:
+        rows, columns = image_size[0] // patch[0], image_size[1] // patch[1]
+        for leading in (prefix, 0):
+            if rows * columns == positions - leading > 0:
+                return (rows, columns), leading
+    side = math.isqrt(positions)
+    if prefix and side * side == positions:
+        return (side, side), 0
+    return square(positions - prefix), prefix
+
+
+def heads_of(width: int, hinted: int | None) -> int:
+    """Number of heads: as stated, as the published model of this width has, or of 64 each."""
+    if hinted is not None and hinted > 0 and width % hinted == 0:
+        return hinted
+    if hinted is None and width in HEADS:
+        return HEADS[width]
+    if hinted is None and width % 64 == 0:
+        return width // 64
+    raise WeightsError(
+        f"the number of heads is not known for a width of {width}"
+        if hinted is None
+        else f"{hinted} heads cannot share a width of {width}",
+        fix='put a config.json beside the weights that states it ("num_attention_heads")',
+    )
+
+
+def ratio_of(hidden: int, width: int) -> float:
+    """`mlp_ratio` from which the model computes exactly `hidden` again."""
+    ratio = hidden / width
+    return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
+
+
+def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
+    """Refuse tensors that are not exactly those of `config`, with the likely cause.
+
+    Raises:
+        WeightsError: The first five missing, unexpected and misshapen tensors are named.
+    """
+    with torch.device("meta"):
+        model = VisionTransformer(config)
+    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in tensors.items()}
+    missing = [name for name in wanted if name not in found]
+    unexpected = [name for name in found if name not in wanted]
+    misshapen = [
+        f"{n} {found[n]} for {wanted[n]}" for n in wanted if found.get(n, wanted[n]) != wanted[n]
+    ]
+    lists = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
+    said = [f"{kind}: {first_five(names)}" for kind, names in lists.items() if names]
+    if not said:
+        return
+    cause = "the file was cut or edited" if missing else "it mixes tensors of two models"
+    raise WeightsError(
+        f"the weights do not fit {config.width} wide, {config.depth} deep, patches of "
+        f"{config.patch_size[0]}x{config.patch_size[1]}; {'; '.join(said)}",
+        fix=f"the likely cause is that {cause}; save or download it again",
+    )
+
+
+def first_five(names: list[str]) -> str:
+    """A short list for a sentence."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

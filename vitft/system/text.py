@@ -1,0 +1,40 @@
+"""Percentages, intervals, counts and lists as text, for messages, tables and pages."""
+
+from collections.abc import Iterable, Sequence
+
+
+def percent(fraction: float | None, digits: int = 1) -> str:
+    """Return `94.6 %` for 0.946, or a dash for None."""
+    return "–" if fraction is None else f"{100 * fraction:.{digits}f} %"
+
+
+def whole_percent(probability: float | None) -> str:
+    """Return a probability in whole percent, `< 1 %` and `> 99 %` instead of 0 % and 100 %."""
+    if probability is None or round(probability, 2) not in (0.0, 1.0):
+        return percent(probability, 0)
+    return "< 1 %" if probability < 0.5 else "> 99 %"
+
+
+def interval(bounds: Sequence[float] | None, digits: int = 1) -> str:
+    """Return `91.0 to 96.8 %` for bounds given as fractions, or an empty string for None."""
+    if not bounds:
+        return ""
+    return f"{100 * bounds[0]:.{digits}f} to {percent(bounds[1], digits)}"
+
+
+def points(difference: float) -> str:
+    """Return a difference of two fractions in percentage points, such as `+2.1 points`."""
+    return f"{100 * difference:+.1f} points".replace("-", "\N{MINUS SIGN}")
+
+
+def count(number: int, singular: str, plural: str = "") -> str:
+    """Return a number with its noun: `1 image`, `1,200 images`."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def listing(names: Iterable[str], most: int = 6) -> str:
+    """Join names as `a, b and c`, or as `a, b, c and 12 more` if there are more than `most` + 1."""
+    every = list(names)
+    if len(every) > most + 1:
+        every = [*every[:most], f"{len(every) - most:,} more"]
+    return " and ".join([", ".join(every[:-1]), every[-1]]) if len(every) > 1 else "".join(every)
