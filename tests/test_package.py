@@ -50,6 +50,7 @@ def test_imports_point_down() -> None:
         "vitft.features.ood",
         "vitft.models.numpy_vit",
         "vitft.predict.engine",
+        "vitft.predict.jobs",
         "vitft.predict.numpy_engine",
         "vitft.predict.output",
         "vitft.predict.threshold",
@@ -123,6 +124,7 @@ COMES_WITH = {
     "starlette": "fastapi",
     "pydantic": "fastapi",
     "h11": "uvicorn",
+    "python_multipart": "python-multipart",
 }
 """What is imported under another name than it is installed by, or with something else."""
 

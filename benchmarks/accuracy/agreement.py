@@ -82,8 +82,8 @@ def main() -> None:
         export_safetensors(str(args.run), Path(folder) / "export")
         opened = timm.create_model(f"local-dir:{folder}/export", pretrained=True).eval()
         scores = timm_outputs(opened, val, **view)
-    ours_scores = torch.cat([predictor.logits(predictor.card.transform.pixels(
-        Image.open(p).convert("RGB"))[None]) for p in val])  # fmt: skip
+    ours_scores = torch.cat([torch.from_numpy(predictor.scores(predictor.card.transform.pixels(
+        Image.open(p).convert("RGB"))[None]).logits) for p in val])  # fmt: skip
     best = [manifest.classes[i] for i in scores.argmax(1).tolist()]
     same = sum(a == b for a, b in zip(best, predicted, strict=True))
     print(f"timm on the export: the same class for {same} of {len(val)}; largest logit difference "

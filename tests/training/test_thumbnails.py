@@ -14,7 +14,12 @@ from vitft.data.folder import check_images, scan
 from vitft.data.split import Manifest, split, write_class_indices
 from vitft.data.transforms import EvalTransform
 from vitft.models.vit import VisionTransformer
-from vitft.predict.validation import mistakes, read_validation_predictions, thumb_name, least_confident
+from vitft.predict.validation import (
+    least_confident,
+    mistakes,
+    read_validation_predictions,
+    thumb_name,
+)
 from vitft.system.rundir import RunDir
 from vitft.training.thumbnails import SIDE, jpeg, write_gallery
 

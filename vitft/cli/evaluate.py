@@ -47,7 +47,9 @@ def add_evaluate(verbs: "argparse._SubParsersAction[Parser]") -> None:
     )
     parser.add_argument("--run", metavar="DIR", help="run folder or checkpoint (default: latest)")
     parser.add_argument("--format", choices=EVALUATE_FORMATS, default="table")
-    parser.add_argument("--out", metavar="DIR", help="also write eval.json and predictions.csv there")
+    parser.add_argument(
+        "--out", metavar="DIR", help="also write eval.json and predictions.csv there"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     parser.set_defaults(command=evaluate_command)
 
@@ -147,7 +149,9 @@ def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
     occurring = [(name, row) for name, row in per_class.items() if row["images"]]
     if len(occurring) > MOST_LISTED:
         occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:MOST_LISTED]
-        console.note(f"the {MOST_LISTED} classes of lowest recall; --format json or csv lists all of them")
+        console.note(
+            f"the {MOST_LISTED} classes of lowest recall; --format json or csv lists all of them"
+        )
     rows = [
         (name, str(row["images"]), *(with_interval(row, metric) for metric in CLASS_METRICS))
         for name, row in occurring

@@ -123,6 +123,6 @@ def illustrate(
     engine: "Engine", predictions: "Iterator[Prediction]", folder: Path
 ) -> "Iterator[Prediction]":
     """Write a picture of where the model looked for each prediction; imports torch."""
-    from vitft.explain.images import illustrate_predictions
+    from vitft.explain.overlays import illustrate_predictions
 
     return illustrate_predictions(engine, predictions, folder)

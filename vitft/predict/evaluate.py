@@ -230,7 +230,9 @@ def nothing_left(data: Labelled, predictions: Sequence[LabelledPrediction]) -> D
             "left to evaluate it on",
             fix="give images that the model has not seen",
         )
-    examples = "; ".join(f"{row.prediction.path}: {row.prediction.error}" for row in predictions[:3])
+    examples = "; ".join(
+        f"{row.prediction.path}: {row.prediction.error}" for row in predictions[:3]
+    )
     return DataError(
         f"none of {total} images of {data.source} can be read ({examples})",
         fix="check the paths: those of a table are relative to its folder",

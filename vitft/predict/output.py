@@ -1,4 +1,4 @@
-"""Output files of predict: renamed when complete, resumed after an interruption, merged from shards.
+"""Files of predictions: renamed when complete, resumed after an interruption, merged from shards.
 
 A file is written as `NAME.part`, from which an interrupted run is resumed. Several processes write
 `NAME.part-0-of-2` and so on; the last one to finish merges the rows in order. The format of a row
@@ -80,9 +80,7 @@ def check_output(out: Path, shard: Shard, *, resume: bool) -> None:
             fix="create the folder, or choose another --out",
         )
     if out.exists() and not resume:
-        raise RunError(
-            f"{out} already exists", fix="choose another --out; nothing is overwritten"
-        )
+        raise RunError(f"{out} already exists", fix="choose another --out; nothing is overwritten")
     part = part_path(out, shard)
     if (part.exists() or finished_path(out, shard).exists()) and not resume:
         raise RunError(

@@ -81,7 +81,9 @@ class Postprocess:
         predictions = []
         for i, path in enumerate(paths):
             best = probabilities[i, order[i]].tolist()
-            notes = (NOT_SURE,) * (best[0] < self.threshold) + (OUT_OF_DISTRIBUTION,) * are_unlike[i]
+            notes = (NOT_SURE,) * (best[0] < self.threshold) + (OUT_OF_DISTRIBUTION,) * are_unlike[
+                i
+            ]
             predictions.append(
                 Prediction(
                     path=path,

@@ -1,6 +1,6 @@
 """The request of a prediction job, checked before anything expensive is imported."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vitft.predict.output import RESUMABLE, Shard
 from vitft.predict.rows import choose_format
@@ -45,7 +45,8 @@ class PredictRequest:
     """fp32 or bf16."""
     engine: str = "auto"
     """One of `ENGINES`."""
-    shard: Shard = Shard()
+    shard: Shard = field(default_factory=Shard)
+    """The part of the images that this process predicts."""
 
     @property
     def style(self) -> str:

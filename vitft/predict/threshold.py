@@ -1,4 +1,4 @@
-"""Choice of the threshold below which predictions are not sure, from the validation images of a run.
+"""Choice of the threshold below which predictions are not sure, from a run's validation images.
 
 Nothing here imports torch.
 """

@@ -166,8 +166,8 @@ def suspects(run: Run, album: Album) -> Part:
             "path": str(item["path"]),
             "label": str(item["label"]),
             "suggested": str(item["suggested"]),
-            "given": sure(item.get("given_probability")),
-            "other": sure(item.get("suggested_probability")),
+            "given": whole_percent(item.get("given_probability")),
+            "other": whole_percent(item.get("suggested_probability")),
             "thumb": album.picture(digest_of(run, str(item["path"]))),
         }
         for item in audit.get("mislabels", [])[:SUSPECTS]

@@ -67,13 +67,13 @@ def finetuned(config: Config, out: Path) -> dict[str, Any]:
 
 def show_predictions(run: Path, images: list[str]) -> None:
     """A few validation images, spread over the classes, with the model's answers."""
-    from vitft.predict.rows import Rows
+    from vitft.predict.rows import RowWriter
     from vitft.predict.torch_engine import Predictor
 
-    rows = Rows("table", 2)
+    rows = RowWriter("table", 2, console.exact)
     some = images[:: max(1, len(images) // 6)]
     for prediction in Predictor.from_run(str(run)).stream(some, top_k=2):
-        rows.add(prediction.path, prediction.classes, prediction.probabilities, prediction.error)
+        rows.add(prediction)
     rows.close()
 
 

@@ -24,7 +24,14 @@ from vitft.data.loading import in_order
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform
 from vitft.models.vit import VisionTransformer
-from vitft.predict.validation import THUMBS, mistakes, read_json, read_validation_predictions, thumb_name, least_confident
+from vitft.predict.validation import (
+    THUMBS,
+    least_confident,
+    mistakes,
+    read_json,
+    read_validation_predictions,
+    thumb_name,
+)
 from vitft.system import console
 from vitft.system.errors import ImageError, VitftError
 from vitft.system.files import writing
