@@ -1,12 +1,12 @@
-"""Memory and time of a process of a team: a whole copy of the model, or its slice of it (FSDP2).
+"""Memory and time per process of distributed training: whole copies of the model, or FSDP2 shards.
 
     python -m benchmarks.speed.sharding [--size base] [--processes 2] [--batch 4] [--steps 3]
 
-Both ways train the same model of random weights in full, with AdamW and averages, on random pixels, in
-processes of their own under torchrun, with one thread each. Memory is the first process's peak less what
-it had with torch imported; a step's time is the median of all but the first. glibc is told to give what is
-freed back to the system (MALLOC_MMAP_THRESHOLD_): what splitting frees and takes again and again
-would otherwise be kept in its heap, a third more than whole copies take.
+Both train the same model of random weights in full, with AdamW and EMA, on random pixels, in processes of
+their own under torchrun, with one thread each. Memory is the first process's peak minus its memory after
+importing torch; a step's time is the median of all steps but the first. glibc is set to return freed
+memory to the system (MALLOC_MMAP_THRESHOLD_): otherwise the parameters that sharding frees and
+allocates again would stay in its heap, a third more than whole copies take.
 """
 
 import argparse
@@ -33,7 +33,7 @@ SETTINGS = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**18)}
 
 
 def worker(args: argparse.Namespace) -> None:
-    """One process of a team; the first one prints."""
+    """Run as one process of the group; the first one prints."""
     torch.set_num_threads(1)
     with joined() as team:
         kind = "gpu" if torch.cuda.is_available() else "resident"
@@ -69,12 +69,12 @@ def worker(args: argparse.Namespace) -> None:
         )
         if team.leads:
             print(
-                f"{args.way}: {used} MiB ({used * 2**20 / count:.1f} bytes per number of "
-                f"{count / 1e6:.1f} million), step {statistics.median(seconds[1:]):.2f} s",
+                f"{args.way}: {used} MiB ({used * 2**20 / count:.1f} bytes per parameter, "
+                f"{count / 1e6:.1f} million parameters), step {statistics.median(seconds[1:]):.2f} s",
                 flush=True,
             )
         team.wait()
-    os._exit(0)  # gloo's threads may abort a process that ends in the usual way
+    os._exit(0)  # gloo's threads sometimes abort a process that exits normally
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def test_finetune_predict_export_is_three_commands(
 ) -> None:
     data = ["--data", str(image_folder), "--weights", str(tiny_weights), "--epochs", "5"]
     assert main(["finetune", *data]) == 0
-    assert "accuracy 100.0% (95 % interval 61.0% to 100.0%) on 6" in capsys.readouterr().out
+    assert "accuracy 100.0 % (95 % interval 61.0 to 100.0 %) on 6" in capsys.readouterr().out
 
     assert main(["predict", str(image_folder / "red"), "--format", "jsonl", "--top-k", "2"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -104,9 +104,9 @@ WRONG = [
     (["finetune", "--data", "D", "--weights", "W", "--out", "D/run"], 2, "lies inside the data"),
     (["finetune", "--recipe", "nonsense"], 2, "unknown recipe"),
     (["finetune", "--set", "optim.lr"], 2, "is not KEY=VALUE"),
-    (["finetune", "--lr", "1", "--set", "optim.lr=2"], 2, "named by an option and by --set"),
+    (["finetune", "--lr", "1", "--set", "optim.lr=2"], 2, "set by an option and by --set"),
     (["fintune"], 2, "fintune"),
-    ([], 2, "VERB"),
+    ([], 2, "COMMAND"),
     (["predict", "a.jpg"], 5, "no finished run"),
     (["predict", "a.jpg", "--run", "nowhere"], 5, "no model in nowhere"),
     (["predict", "a.jpg", "--run", "W"], 5, "backbone without classes"),

@@ -462,7 +462,7 @@ def test_the_door_writes_where_it_is_told_and_overwrites_nothing(
     assert main(["report", "--run", str(run), "--out", str(page)]) == 0
     assert main(["report", "--run", str(run), "--out", str(page)]) == 5
 
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert not (run / "report.html").exists()
     assert main(["report", "--run", str(run), "--out", str(tmp_path / "no" / "page.html")]) == 5
     assert main(["report", "--run", str(tmp_path)]) == 5

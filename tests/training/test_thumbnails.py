@@ -10,7 +10,8 @@ from PIL import Image
 
 from tests.conftest import draw_folder
 from vitft.config.data import DataSpec
-from vitft.data.folder import check_images, scan
+from vitft.data.folder import scan
+from vitft.data.inspection import inspect_folder
 from vitft.data.split import Manifest, split, write_class_indices
 from vitft.data.transforms import EvalTransform
 from vitft.models.vit import VisionTransformer
@@ -28,7 +29,7 @@ TRANSFORM = EvalTransform(image_size=(16, 16))
 
 def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, Manifest]:
     """A run on a folder of which the first `wrong` validation images were missed."""
-    manifest = split(check_images(scan(folder)), DataSpec(path=str(folder)))
+    manifest = split(inspect_folder(scan(folder)), DataSpec(path=str(folder)))
     run = RunDir(tmp_path / "run")
     run.path.mkdir(parents=True)
     manifest.write(run.split)

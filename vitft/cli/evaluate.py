@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitft.system import console
+from vitft.cli import output
+from vitft.system.console import csv_line
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
+    from vitft.cli.parser import Commands
 
 EVALUATE_FORMATS = ("table", "json", "csv")
 MOST_IN_MATRIX = 12
@@ -27,9 +28,9 @@ ACCURACIES = (
 CLASS_METRICS = ("recall", "precision", "f1")
 
 
-def add_evaluate(verbs: "argparse._SubParsersAction[Parser]") -> None:
-    """Add the parser of `vitft evaluate`."""
-    parser = verbs.add_parser(
+def add_evaluate(commands: "Commands") -> None:
+    """Add `vitft evaluate`."""
+    parser = commands.add_parser(
         "evaluate",
         help="evaluate a trained model on labelled images",
         description="Evaluate a trained model on labelled images that it has not seen. Classes are "
@@ -64,14 +65,14 @@ def evaluate_command(args: argparse.Namespace) -> int:
     find_model(args.run)
     out = None if args.out is None else plan_output(args.out, Path(data.root))
     for text in data.notes:
-        console.note(console.visible(text))
+        output.note(text)
     with heavy_imports():
         from vitft.predict.evaluate import evaluate
 
     done = evaluate(data, args.run, device=args.device)
     print_results(done.results, args.format)
     if out is not None:
-        console.note(f"written: {console.visible(str(done.write(out)))}")
+        output.note(f"written: {done.write(out)}")
     return 3 if done.results["data"]["unreadable"] else 0
 
 
@@ -91,10 +92,10 @@ def plan_output(out: str, data: Path) -> Path:
 def print_results(results: Mapping[str, Any], style: str) -> None:
     """Print the results as a table, JSON or CSV."""
     if style == "json":
-        console.exact(json.dumps(results, indent=2, allow_nan=False))
+        output.exact(json.dumps(results, indent=2, allow_nan=False))
     elif style == "csv":
         for row in long_table(results):
-            console.exact(console.csv_line(row))
+            output.exact(csv_line(row))
     else:
         print_tables(results)
 
@@ -137,10 +138,10 @@ def print_tables(results: Mapping[str, Any]) -> None:
     if calibration["ece_before"] is not None:
         at = f"at temperature 1 instead of {calibration['temperature']:.2f}"
         rows.append(("  before", format_percent(calibration["ece_before"]), at))
-    console.table((f"{results['images']:,} images", "", "95 % interval"), rows, numbers=2)
-    console.result("")
+    output.table((f"{results['images']:,} images", "", "95 % interval"), rows, numbers=2)
+    output.result("")
     print_classes(results["per_class"])
-    console.result("")
+    output.result("")
     print_confusion(results["confusion"], list(results["per_class"]))
 
 
@@ -149,21 +150,21 @@ def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
     occurring = [(name, row) for name, row in per_class.items() if row["images"]]
     if len(occurring) > MOST_LISTED:
         occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:MOST_LISTED]
-        console.note(
+        output.note(
             f"the {MOST_LISTED} classes of lowest recall; --format json or csv lists all of them"
         )
     rows = [
         (name, str(row["images"]), *(with_interval(row, metric) for metric in CLASS_METRICS))
         for name, row in occurring
     ]
-    console.table(("class", "images", "recall", "precision", "F1"), rows, numbers=4)
+    output.table(("class", "images", "recall", "precision", "F1"), rows, numbers=4)
 
 
 def print_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> None:
     """Print the confusion matrix if it fits, else the ten most frequent mistakes."""
     if len(names) <= MOST_IN_MATRIX:
         rows = [(name, *map(str, row)) for name, row in zip(names, matrix, strict=True)]
-        console.table(("true \\ predicted", *names), rows, numbers=len(names))
+        output.table(("true \\ predicted", *names), rows, numbers=len(names))
         return
     mistakes = sorted(
         (-count, i, j)
@@ -171,7 +172,7 @@ def print_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> No
         for j, count in enumerate(row)
         if count and i != j
     )
-    console.table(
+    output.table(
         ("class", "predicted as", "images"),
         [(names[i], names[j], str(-count)) for count, i, j in mistakes[:10]],
         numbers=1,

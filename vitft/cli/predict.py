@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitft.cli import output
 from vitft.predict.output import Shard
 from vitft.predict.request import ENGINES, PredictRequest
 from vitft.predict.rows import FORMATS
-from vitft.system import console
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
+    from vitft.cli.parser import Commands
     from vitft.predict.engine import Engine
     from vitft.predict.prediction import Prediction
 
@@ -41,9 +41,9 @@ large jobs:
 """
 
 
-def add_predict(verbs: "argparse._SubParsersAction[Parser]") -> None:
-    """Add the parser of `vitft predict`."""
-    parser = verbs.add_parser(
+def add_predict(commands: "Commands") -> None:
+    """Add `vitft predict`."""
+    parser = commands.add_parser(
         "predict",
         help="predict the classes of images",
         epilog=INPUTS,
@@ -114,7 +114,7 @@ def predict_command(args: argparse.Namespace) -> int:
     from vitft.predict.jobs import run_prediction
 
     summary = run_prediction(
-        request, write=console.exact, stdin=sys.stdin.buffer, illustrate=illustrate
+        request, write=output.exact, stdin=sys.stdin.buffer, illustrate=illustrate
     )
     return 3 if summary.errors and request.shard.world == 1 else 0
 

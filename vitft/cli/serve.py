@@ -3,21 +3,21 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from vitft.cli import output
 from vitft.serve.access import ALL_INTERFACES, access_for, is_loopback
 from vitft.serve.limits import ServeLimits
-from vitft.system import console
 from vitft.system.errors import Stopped, UsageError
 from vitft.system.extras import require_extra
 from vitft.system.imports import heavy_imports
 from vitft.system.signals import Stopper
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
+    from vitft.cli.parser import Commands
 
 
-def add_serve(verbs: "argparse._SubParsersAction[Parser]") -> None:
-    """Add the parser of `vitft serve`."""
-    parser = verbs.add_parser(
+def add_serve(commands: "Commands") -> None:
+    """Add `vitft serve`."""
+    parser = commands.add_parser(
         "serve",
         help="serve a trained model over HTTP, with a page to drop images on",
         description="Answer POST /predict, and show a page to drop images on at /. Without "
@@ -81,17 +81,17 @@ def serve_command(args: argparse.Namespace) -> int:
         server = make_server(predictor, postprocess, limits, access)
         settle()
         if not is_loopback(args.host):
-            console.warn(
-                f"every machine that can reach {console.visible(args.host)} can use this server: "
+            output.warn(
+                f"every machine that can reach {args.host} can use this server: "
                 "it has no password and no encryption"
             )
-        console.result(
+        output.result(
             f"serving at {browser_address(args.host, bound.getsockname()[1])} (Ctrl-C stops)"
         )
         try:
             server.run(sockets=[bound])
         except Stopped:
-            console.note("stopped")
+            output.note("stopped")
     return stopper.exit_code or 0
 
 
@@ -114,4 +114,4 @@ def check_numbers(args: argparse.Namespace) -> None:
 def browser_address(host: str, port: int) -> str:
     """Return the address to open in a browser on this machine."""
     name = "127.0.0.1" if host in ALL_INTERFACES else host.strip("[]")
-    return f"http://[{name}]:{port}/" if ":" in name else f"http://{console.visible(name)}:{port}/"
+    return f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/"

@@ -9,7 +9,7 @@ from PIL import Image
 from vitft.explain.attribution import relevance_map
 from vitft.explain.explainer import plain_name
 from vitft.explain.heatmaps import as_png, overlay
-from vitft.models.timm_model import own
+from vitft.models.timm_model import require_vit
 from vitft.predict.engine import Engine
 from vitft.predict.prediction import Prediction
 from vitft.predict.torch_engine import Predictor
@@ -25,7 +25,7 @@ def illustrate_predictions(
         UsageError: The model is one of timm's, whose attention is not accessible.
     """
     assert isinstance(engine, Predictor)
-    model = own(engine.model, "--explain")
+    model = require_vit(engine.model, "--explain")
     with writing(folder, option="--explain"):
         folder.mkdir(parents=True, exist_ok=True)
     for number, prediction in enumerate(predictions, start=1):

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.data.folder import listed
 from vitft.data.images import read_bytes, read_image
 from vitft.data.labelled import Labelled
 from vitft.data.loading import in_order
@@ -39,6 +38,7 @@ from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
 from vitft.system.files import write_atomically
 from vitft.system.rundir import RunDir, create_run
+from vitft.system.text import listing
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ def check_classes(data: Labelled, known: Sequence[str]) -> None:
     near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.75)
     raise DataError(
         f"the classes of {data.source} are not the model's: unknown to the model: "
-        f"{listed(unknown, 10)}; missing from the data: {listed(missing, 10) or 'none'}",
+        f"{listing(unknown, 10)}; missing from the data: {listing(missing, 10) or 'none'}",
         fix=f"rename {unknown[0]} to {near[0]}, if that is meant"
         if near
         else "use the model's class names, and leave other classes out",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from vitft.data.transforms import EvalTransform
-from vitft.models.numpy_vit import Mapped, NumpyModel, map_file, normalise, open_model
+from vitft.models.numpy_vit import MappedFile, NumpyModel, map_file, normalise, open_model
 from vitft.predict.engine import Views, decode_view
 from vitft.predict.postprocess import Scores
 from vitft.system.errors import RunError
@@ -33,7 +33,7 @@ class NumpyEngine:
         self,
         path: Path,
         model: NumpyModel,
-        mapped: Mapped,
+        mapped: MappedFile,
         transform: EvalTransform,
         classes: tuple[str, ...],
     ) -> None:

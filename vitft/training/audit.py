@@ -7,7 +7,6 @@ computed twice, and nothing here changes the run.
 
 import logging
 import shlex
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +14,18 @@ from torch.nn import functional as F
 
 from vitft.check.audit import Item, audit_of, lines_of
 from vitft.data.duplicates import Pair, copies_among, group_names
-from vitft.data.folder import Checked, File, Folder
+from vitft.data.folder import File, Folder
+from vitft.data.inspection import InspectedFolder
 from vitft.data.split import Row
-from vitft.features.fingerprints import cores, sketched, table_of
-from vitft.features.label_errors import USUAL_L2, out_of_fold, posteriors, suspects_in
+from vitft.features.cross_validation import CV_IMAGES, HeldOutLogits, stratified_subset
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.features.label_errors import (
+    DEFAULT_L2,
+    find_label_errors,
+    label_probabilities,
+    out_of_fold_logits,
+)
 from vitft.features.ood import FILE, fit
-from vitft.features.probe import CV_IMAGES, HeldOut, evenly
 from vitft.metrics.results import Mislabel
 from vitft.system.rundir import RunDir
 from vitft.training.batches import Feed
@@ -30,7 +35,7 @@ log = logging.getLogger(__name__)
 
 ALIKE = 0.75
 """Cosine of centred features from which two pictures are looked at again. Features alone do not
-tell copies from pictures of the same kind (docs/experiments.md); the sketches decide."""
+tell copies from pictures of the same kind (docs/experiments.md); their fingerprints decide."""
 SHARE_AGAIN, MOST_AGAIN = 0.1, 500
 """Pairs looked at again: at most this share of all images, and at most so many."""
 
@@ -38,7 +43,7 @@ REFERENCE_IMAGES = 20_000
 """From so many the scatter of features is known well enough."""
 
 
-def take_stock(feed: Feed, run: RunDir, best: Best, checked: Checked) -> None:
+def take_stock(feed: Feed, run: RunDir, best: Best, checked: InspectedFolder) -> None:
     """Write audit.json, and say in a line or two what should be looked at."""
     manifest, once = feed.manifest, feed.once
     names = manifest.classes
@@ -82,20 +87,20 @@ def keep_reference(feed: Feed, run: RunDir) -> None:
         run.write_arrays(FILE, **found.arrays())
 
 
-def judged_by_usual_head(feed: Feed) -> tuple[Tensor, HeldOut]:
+def judged_by_usual_head(feed: Feed) -> tuple[Tensor, HeldOutLogits]:
     """Features of every picture and scores of heads that did not see it, at a usual penalty."""
     once, seed = feed.once, feed.config.train.seed
     x, y = feed.cached(once), feed.labels(once).cpu()
-    rows = evenly(y, CV_IMAGES, seed)
-    logits = out_of_fold(
+    rows = stratified_subset(y, CV_IMAGES, seed)
+    logits = out_of_fold_logits(
         x[rows],
         y[rows],
         feed.alike(once)[rows],
         classes=len(feed.manifest.classes),
         seed=seed,
-        l2=USUAL_L2,
+        l2=DEFAULT_L2,
     )
-    return x, HeldOut(rows, logits)
+    return x, HeldOutLogits(rows, logits)
 
 
 def copies_by_features(feed: Feed, once: list[Row], x: Tensor) -> list[Pair]:
@@ -104,16 +109,16 @@ def copies_by_features(feed: Feed, once: list[Row], x: Tensor) -> list[Pair]:
     pairs = most_alike(x, most) if len(once) <= CV_IMAGES else []
     rows = sorted({row for pair in pairs for row in pair})
     place = {row: i for i, row in enumerate(rows)}
-    seen = sketched_anew(feed, [once[row] for row in rows])
-    if seen is None:
-        return []  # the folder is changing under us: say nothing rather than something wrong
-    table = table_of(seen, [once[row].sha256 for row in rows])
+    fingerprints = fingerprints_of(feed, [once[row] for row in rows])
+    if fingerprints is None:
+        return []  # a file has changed meanwhile
+    table = fingerprints.table([once[row].sha256 for row in rows])
     found = copies_among(table, [(place[one], place[other]) for one, other in pairs])
     return [(rows[one], rows[other]) for one, other in found]
 
 
-def sketched_anew(feed: Feed, rows: list[Row]) -> dict[str, Any] | None:
-    """The sketches of some pictures by digest, kept for the next time; None if one has changed."""
+def fingerprints_of(feed: Feed, rows: list[Row]) -> Fingerprints | None:
+    """Return the fingerprints of some images; None if one of the files has changed."""
     folder = Folder(
         root=feed.manifest.root,
         classes=feed.manifest.classes,
@@ -121,10 +126,10 @@ def sketched_anew(feed: Feed, rows: list[Row]) -> dict[str, Any] | None:
         layout="classes",
     )
     spec = feed.config
-    seen = sketched(
-        folder, cache=spec.train.cache, max_pixels=spec.data.max_pixels, workers=cores()
-    )
-    return seen.sketches if {row.sha256 for row in rows} == {*seen.sketches} else None
+    fingerprints = Fingerprints(spec.train.cache)
+    fingerprint_folder(folder, fingerprints, max_pixels=spec.data.max_pixels)
+    is_same = {row.sha256 for row in rows} == {*fingerprints.by_digest}
+    return fingerprints if is_same else None
 
 
 def most_alike(x: Tensor, most: int) -> list[Pair]:
@@ -146,12 +151,12 @@ def most_alike(x: Tensor, most: int) -> list[Pair]:
     return [(i, j) for _, i, j in sorted(found)[:most]]
 
 
-def wrong_labels(feed: Feed, once: list[Row], x: Tensor, held_out: HeldOut) -> list[Mislabel]:
+def wrong_labels(feed: Feed, once: list[Row], x: Tensor, held_out: HeldOutLogits) -> list[Mislabel]:
     """The labels that are probably wrong, as audit.json has them; one path for each picture."""
     rows = held_out.rows
     some = [once[row] for row in rows.tolist()]
     names, y = feed.manifest.classes, torch.tensor([row.label for row in some])
-    shares = posteriors(held_out.logits, x[rows], y, feed.alike(some))
+    shares = label_probabilities(held_out.logits, x[rows], y, feed.alike(some))
     labels: dict[str, set[int]] = {}
     for row in feed.manifest.rows:
         labels.setdefault(row.sha256, set()).add(row.label)
@@ -163,6 +168,6 @@ def wrong_labels(feed: Feed, once: list[Row], x: Tensor, held_out: HeldOut) -> l
             "given_probability": suspect.given_probability,
             "suggested_probability": suspect.suggested_probability,
         }
-        for suspect in suspects_in(shares, y)
+        for suspect in find_label_errors(shares, y)
         if len(labels[some[suspect.row].sha256]) == 1
     ]

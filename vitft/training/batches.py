@@ -23,7 +23,8 @@ from vitft.data.sampling import images_per_epoch, order_of, turns
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import CropTransform, EvalTransform
 from vitft.features.cut import Cut, run_prefix
-from vitft.features.extract import Extractor, View, crops, gone, plain
+from vitft.features.extract import Extractor, vanished_error
+from vitft.features.views import View, crop_views, eval_view
 from vitft.system import console
 from vitft.system.errors import ImageError
 from vitft.training.distributed import Team
@@ -64,9 +65,9 @@ class Feed:
     def train_views(self) -> list[View]:
         """What is kept of each training image: a crop per epoch, or the plain view and K crops."""
         spec = self.config.train
-        plain_view = [] if spec.augment != "none" else [plain(self.transform)]
+        plain_view = [] if spec.augment != "none" else [eval_view(self.transform)]
         count = spec.views if plain_view else self.config.optim.epochs
-        return [*plain_view, *crops(self.transform, self.crop, count, spec.seed)]
+        return [*plain_view, *crop_views(self.transform, self.crop, count, spec.seed)]
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
         """Class indices (n,)."""
@@ -86,7 +87,7 @@ class Feed:
     def cached(self, rows: Sequence[Row], view: View | None = None) -> Tensor:
         """The stored output of the prefix, float32 on the CPU: (n, D) or (n, N, D)."""
         assert self.extractor is not None
-        return self.extractor.rows([row.sha256 for row in rows], view or plain(self.transform))
+        return self.extractor.rows([row.sha256 for row in rows], view or eval_view(self.transform))
 
     def compute_plain(self) -> None:
         """Fill the cache with the plain view of every image."""
@@ -94,7 +95,7 @@ class Feed:
         files = [File(row.path, row.label) for row in self.manifest.rows]
         with console.Progress("images to features", len(files)) as progress:
             self.extractor.compute(
-                str(self.manifest.root), files, plain(self.transform), progress=progress.advance
+                str(self.manifest.root), files, eval_view(self.transform), progress=progress.advance
             )
 
     def compute_views(self) -> None:
@@ -110,7 +111,7 @@ class Feed:
                         str(self.manifest.root), files, view, progress=progress.advance
                     )
                 except ImageError as error:
-                    raise gone(error) from error
+                    raise vanished_error(error) from error
 
     @property
     def crop(self) -> CropTransform:
@@ -155,7 +156,7 @@ class Feed:
         with contextlib.closing(images):
             for stack in stacked(images, size):
                 if stack.failed:
-                    raise gone(stack.failed[0][1])
+                    raise vanished_error(stack.failed[0][1])
                 chunk = [rows[number] for number in stack.numbers]
                 yield chunk, torch.from_numpy(stack.pixels).to(self.device)
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from vitft.features.probe import HeldOut
+from vitft.features.cross_validation import HeldOutLogits
 from vitft.metrics.results import Metrics, RunResults, SolvedHeadResults
 from vitft.models.timm_model import Model
 from vitft.training.loop import Step
@@ -30,7 +30,7 @@ class Best:
         """Name of the file in which these weights lie already, if they do."""
         self.adapter: dict[str, Tensor] = {}
         """The matrices of LoRA, once they are folded into the model."""
-        self.judged: tuple[Tensor, HeldOut] | None = None
+        self.judged: tuple[Tensor, HeldOutLogits] | None = None
         """Features of every picture, each once, and scores by heads that did not see them."""
 
     def consider(self, figures: Metrics) -> None:

@@ -46,9 +46,11 @@ def rehearse(config: Config, out: Path, *, named: str) -> str:
         log.info(say_epoch(labels, known.folder.classes))
     for stage in known.config.train.stages:
         if stage == "lora":
-            add_adapters(known.model, known.config.train)
-        names = set(freeze_model(known.model, stage))
-        count = sum(p.numel() for name, p in known.model.named_parameters() if name in names)
+            add_adapters(known.pipeline.model, known.config.train)
+        names = set(freeze_model(known.pipeline.model, stage))
+        count = sum(
+            p.numel() for name, p in known.pipeline.model.named_parameters() if name in names
+        )
         log.info(f"{stage}: {count:,} parameters train, {how(known.config, stage, labels)}")
     log.info(f"it would be written to {out!s}; nothing was trained")
     return to_toml(replace(known.config, data=replace(known.config.data, path=named)))

@@ -15,18 +15,18 @@ import torch
 
 from vitft.config.defaults import FINE_TUNING
 from vitft.config.run import Config, flat_settings, to_toml
-from vitft.data.folder import Checked, Folder
+from vitft.data.folder import Folder
+from vitft.data.inspection import InspectedFolder
 from vitft.data.sampling import say_epoch
 from vitft.data.split import split, write_class_indices
-from vitft.data.transforms import EvalTransform
+from vitft.data.summary import log_inspection, log_split
 from vitft.features.cache import default_folder, prune
-from vitft.features.cut import cut_model
-from vitft.features.extract import Extractor, make_extractor, plain
-from vitft.features.scan import check_room, find_copies, look_at, say_split
+from vitft.features.extract import Extractor
+from vitft.features.fingerprints import Fingerprints
+from vitft.features.pipeline import build_pipeline, check_disk_space, inspect_images
+from vitft.features.views import View, eval_view
 from vitft.metrics.results import RunResults
 from vitft.models.checkpoint import Card
-from vitft.models.freeze import freeze_model
-from vitft.models.lora import add_adapters
 from vitft.models.pretrained import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system import console
@@ -43,6 +43,7 @@ from vitft.system.rundir import (
     point_latest,
 )
 from vitft.system.signals import Stopper
+from vitft.system.text import count
 from vitft.training.audit import keep_reference, take_stock
 from vitft.training.batches import Feed
 from vitft.training.best import Best
@@ -57,9 +58,9 @@ from vitft.training.trackers import reach_trackers
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Result:
-    """What a run came to."""
+    """Outcome of a run: directory, metrics and exit status."""
 
     run: Path
     figures: RunResults
@@ -74,6 +75,10 @@ class Result:
     def interrupted(self) -> bool:
         """Whether the run ended before its training did."""
         return self.status != "finished"
+
+    def __repr__(self) -> str:
+        top1 = self.figures.get("top1")
+        return f"Result(run='{self.run}', status={self.status!r}, top1={top1})"
 
 
 def finetune(
@@ -141,7 +146,7 @@ class Start:
     feed: Feed
     model: Model
     report: LoadReport
-    checked: Checked
+    checked: InspectedFolder
     precision: str
     looking_s: float
     """Seconds that looking at the images took."""
@@ -189,16 +194,29 @@ def begin(config: Config, team: Team) -> Start:
     """Everything that comes before the run directory; nothing is written but the cache."""
     known = prepare(config, team)
     config, folder, report = known.config, known.folder, known.report
-    extractor = make_extractor(known.cut, config, report.transform, known.precision)
+    pipeline, max_pixels, view = known.pipeline, config.data.max_pixels, eval_view(report.transform)
+    extractor = pipeline.open_extractor(config.train, max_pixels=max_pixels)
     if extractor is not None:
-        check_room(extractor, report.transform, len(folder.files))
-    share_the_work(folder, extractor, report.transform, team)
+        check_disk_space(extractor, view, len(folder.files))
+    share_the_work(folder, extractor, view, team)
+    fingerprints = Fingerprints(config.train.cache) if config.data.group_duplicates else None
     looking = time.monotonic()
-    checked = look_at(folder, extractor, report.transform, config)
+    checked = inspect_images(
+        folder,
+        max_pixels=max_pixels,
+        allow_bad=config.data.allow_bad,
+        extractor=extractor,
+        view=view,
+        fingerprints=fingerprints,
+    )
     looking = time.monotonic() - looking
-    groups = find_copies(checked, config)
+    log_inspection(checked)
+    groups = fingerprints.duplicate_groups() if fingerprints else {}
+    if fingerprints:
+        copies = count(len(groups), "image")
+        log.info(f"near-duplicates: {copies}, each group kept on one side of the split")
     manifest = split(checked, config.data, groups=groups)
-    say_split(manifest)
+    log_split(manifest)
     if config.train.sampling == "balanced":
         labels = [row.label for row in manifest.train]
         log.info(say_epoch(labels, manifest.classes))
@@ -206,9 +224,9 @@ def begin(config: Config, team: Team) -> Start:
         config=config,
         manifest=manifest,
         transform=report.transform,
-        cut=known.cut,
+        cut=pipeline.cut,
         extractor=extractor,
-        device=known.device,
+        device=pipeline.device,
         team=team,
         groups=groups,
     )
@@ -220,10 +238,10 @@ def begin(config: Config, team: Team) -> Start:
         prune(default_folder(), idle_s=3600)
     return Start(
         feed=feed,
-        model=known.model,
+        model=pipeline.model,
         report=report,
         checked=checked,
-        precision=known.precision,
+        precision=pipeline.precision,
         looking_s=looking,
     )
 
@@ -284,18 +302,16 @@ def memory(device: torch.device) -> PeakMemory:
     return {"peak_memory_mib": peaks}
 
 
-def share_the_work(
-    folder: Folder, extractor: Extractor | None, transform: EvalTransform, team: Team
-) -> None:
+def share_the_work(folder: Folder, extractor: Extractor | None, view: View, team: Team) -> None:
     """Let each process of a team compute its share of the features into the common cache.
 
     Where they have no common cache, each one computes the rest itself.
     """
     if team.size > 1 and extractor is not None:
-        files, view = team.share(folder.files), plain(transform)
+        files = team.share(folder.files)
         with console.Progress("images to features, a share of them", len(files)) as progress:
-            for _ in extractor.looked_at(str(folder.root), files, view, progress.advance):
-                pass  # what is wrong with a file is said when everybody looks
+            for _ in extractor.extract(str(folder.root), files, view):
+                progress.advance()  # what is wrong with a file is said when everybody looks
     team.wait()
 
 
@@ -328,15 +344,19 @@ def all_stages(job: Job, feed: Feed) -> Feed:
 
 def next_feed(job: Job, feed: Feed, stage: str) -> Feed:
     """The same images for a stage in which more trains."""
-    model = job.best.model
-    if stage == "lora":
-        add_adapters(model, feed.config.train)
-    freeze_model(model, stage)
-    cut = cut_model(model, stage)
-    extractor = make_extractor(cut, feed.config, feed.transform, job.precision)
-    feed = replace(feed, cut=cut, extractor=extractor)
+    config = feed.config
+    pipeline = build_pipeline(
+        job.best.model,
+        feed.transform,
+        stage,
+        config.train,
+        device=feed.device,
+        precision=job.precision,
+    )
+    extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
+    feed = replace(feed, cut=pipeline.cut, extractor=extractor)
     if extractor is not None:
-        check_room(extractor, feed.transform, len(feed.manifest.rows))
+        check_disk_space(extractor, eval_view(feed.transform), len(feed.manifest.rows))
         feed.compute_plain()
         feed.compute_views()
     feed = feed.in_memory()

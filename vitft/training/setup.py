@@ -15,13 +15,10 @@ from vitft.config.run import Config
 from vitft.data.arrays import whereabouts
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Folder, scan
-from vitft.features.cut import Cut, cut_model
-from vitft.models.freeze import freeze_model
-from vitft.models.initial import load_weights
-from vitft.models.lora import add_adapters
+from vitft.features.pipeline import FrozenPipeline, load_pipeline
 from vitft.models.pretrained import LoadReport
 from vitft.models.timm_model import Model
-from vitft.system.device import describe_device, pick_device, pick_precision
+from vitft.system.device import describe_device
 from vitft.training.distributed import Team
 from vitft.training.fsdp import check_split
 
@@ -35,11 +32,8 @@ class Prepared:
     config: Config
     """With everything filled in that was left open."""
     folder: Folder
-    model: Model
+    pipeline: FrozenPipeline
     report: LoadReport
-    cut: Cut
-    device: torch.device
-    precision: str
 
 
 def prepare(config: Config, team: Team) -> Prepared:
@@ -48,28 +42,17 @@ def prepare(config: Config, team: Team) -> Prepared:
     data = str(place.resolve())  # found again from anywhere
     config = replace(config, data=replace(config.data, path=data))
     folder = scan(Path(data), reference=config.data.split == "reference")
-    device = pick_device(config.train.device, number=team.local_rank)
-    precision = pick_precision(config.train.precision, device)
     folder, data_spec = apply_fixes(folder, config.data)
     config = replace(config, data=data_spec)
-    model, report = load_weights(config, folder)
+    pipeline, report = load_pipeline(
+        config, folder, config.train.stages[0], local_rank=team.local_rank
+    )
+    model, precision = pipeline.model, pipeline.precision
     config = with_usual_lr(config, model)
-    if config.train.stages[0] == "lora":
-        add_adapters(model, config.train)
-    trained = freeze_model(model, config.train.stages[0])
     if config.train.shard:
         check_split(model, team, precision=precision, compiled=config.train.compile)
-    cut = cut_model(model.to(device), config.train.stages[0])
-    say_what_trains(model, trained, config, device, precision)
-    return Prepared(
-        config=config,
-        folder=folder,
-        model=model,
-        report=report,
-        cut=cut,
-        device=device,
-        precision=precision,
-    )
+    say_what_trains(model, pipeline.trained, config, pipeline.device, precision)
+    return Prepared(config=config, folder=folder, pipeline=pipeline, report=report)
 
 
 def with_usual_lr(config: Config, model: Model) -> Config:

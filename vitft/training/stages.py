@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitft.data.augment import batch_augmentation
-from vitft.features.extract import plain
-from vitft.features.probe import answers, nearest_neighbours, solve_head
+from vitft.features.cross_validation import cross_validate
+from vitft.features.head import solve_head
+from vitft.features.neighbours import nearest_neighbours
+from vitft.features.views import eval_view
 from vitft.metrics.classification import evaluation
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console
@@ -69,7 +71,7 @@ def solve(job: Job, feed: Feed) -> None:
     """Put the best linear head on the cached features into the model, and ask them for more."""
     run, best = job.run, job.best
     spec, manifest, seed = feed.config.optim, feed.manifest, feed.config.train.seed
-    views = feed.train_views if feed.config.solvable else [plain(feed.transform)]
+    views = feed.train_views if feed.config.solvable else [eval_view(feed.transform)]
     labels = feed.labels(manifest.train).cpu()
     head, behind = best.model.head, best.model.pre_logits.cpu()  # the identity, or kept and frozen
     assert isinstance(head, nn.Linear)
@@ -104,7 +106,7 @@ def solve(job: Job, feed: Feed) -> None:
     logits, truth = validated(feed)
     best.consider(evaluation(logits, truth, manifest.classes))
     votes = nearest_neighbours(plain_x, labels, held_back, classes=len(manifest.classes))
-    told, held_out = answers(
+    told, held_out = cross_validate(
         everything,
         feed.labels(once).cpu(),
         manifest.classes,
