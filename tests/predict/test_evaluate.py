@@ -143,7 +143,7 @@ def test_unknown_classes_are_refused_with_both_differences(model: Path, unseen: 
 
     with pytest.raises(
         DataError,
-        match=r"(?s)unknown to the model: blues, teapot; .*missing from the data: blue, red.*"
+        match=r"(?s)unknown to the model: blues and teapot; .*missing from the data: blue and red.*"
         r"rename blues to blue",
     ):
         judge(unseen, model)
