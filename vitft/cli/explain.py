@@ -57,7 +57,7 @@ def explain_command(args: argparse.Namespace) -> int:
         find_model(args.run)
     with heavy_imports():
         from vitft.explain.model import load_run_model, load_weights_model
-    from vitft.predict.torch_engine import expand
+    from vitft.data.sources import expand
 
     images = list(expand(args.images))
     model = (

@@ -19,6 +19,7 @@ from vitft.explain.attribution import attention_maps, explain, scale_maps
 from vitft.explain.heatmaps import SheetTile, contact_sheet, heads_sheet, overlay, png_bytes
 from vitft.explain.method import Method
 from vitft.explain.model import ExplainedModel
+from vitft.predict.postprocess import Postprocess, Scores
 from vitft.system.console import visible
 from vitft.system.files import write_atomically, writing
 from vitft.system.text import percent
@@ -126,14 +127,14 @@ class Explainer:
         classes = self.model.classes
         if not classes:
             return ExplainedImage(path=path, file=file)
-        powers = np.exp(logits - logits.max())
-        best = int(logits.argmax())
-        explained = best if self.target is None else self.target
+        (prediction,) = Postprocess(classes=classes)([path], Scores(logits[None]))
+        answer = prediction.classes[0]
+        explained = answer if self.target is None else classes[self.target]
         return ExplainedImage(
             path=path,
-            answer=classes[best],
-            probability=float(powers[best] / powers.sum()),
-            shown=classes[explained] if self.method.name == "relevance" else "",
+            answer=answer,
+            probability=prediction.probabilities[0],
+            shown=explained if self.method.name == "relevance" else "",
             file=file,
         )
 

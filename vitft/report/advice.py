@@ -91,7 +91,7 @@ def doubtful_labels(run: Run) -> Advice | None:
 def confused_pair(run: Run) -> Advice | None:
     """Name two classes whose confusion makes up much of all mistakes."""
     wrong = mistakes(run.predictions)
-    pairs = Counter(tuple(sorted((v.label, v.guess))) for v in wrong)
+    pairs = Counter(tuple(sorted((v.label, v.predicted))) for v in wrong)
     if len(wrong) < 4 or len(run.classes) < 3:
         return None
     (first, second), times = pairs.most_common(1)[0]

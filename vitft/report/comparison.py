@@ -13,7 +13,7 @@ from functools import cached_property
 from vitft.metrics.intervals import wilson
 from vitft.metrics.results import Interval
 from vitft.metrics.significance import holm, mcnemar, paired_interval
-from vitft.predict.validation import Verdict
+from vitft.predict.validation import ValidationPrediction
 from vitft.report.run_files import Run
 from vitft.system.errors import RunError, UsageError
 from vitft.system.text import count, interval, percent, points
@@ -31,17 +31,18 @@ class SharedImage:
     sha256: str
     path: str
     label: str
-    guesses: tuple[str, ...]
+    predicted: tuple[str, ...]
     """Predicted class of each run."""
-    confidences: tuple[float, ...]
+    probabilities: tuple[float, ...]
+    """Probability of the predicted class of each run."""
 
     @property
     def disputed(self) -> bool:
         """Whether the predictions differ."""
-        return len(set(self.guesses)) > 1
+        return len(set(self.predicted)) > 1
 
-    def right(self, run: int) -> bool:
-        return self.guesses[run] == self.label
+    def is_correct(self, run: int) -> bool:
+        return self.predicted[run] == self.label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ class Comparison:
     @cached_property
     def rights(self) -> list[int]:
         """How many shared images each run classifies correctly."""
-        return [sum(image.right(i) for image in self.images) for i in range(len(self.runs))]
+        return [sum(image.is_correct(i) for image in self.images) for i in range(len(self.runs))]
 
     @cached_property
     def classes(self) -> list[str]:
@@ -97,7 +98,7 @@ class Comparison:
     def recall_counts(self, name: str, run: int) -> tuple[int, int]:
         """Return how many shared images of a class a run classifies correctly, and of how many."""
         members = [image for image in self.images if image.label == name]
-        return sum(image.right(run) for image in members), len(members)
+        return sum(image.is_correct(run) for image in members), len(members)
 
     def accuracy_rows(self) -> list[tuple[str, str, str, str]]:
         """Return name, accuracy, interval, and accuracy on the shared images of each run."""
@@ -211,8 +212,8 @@ def compare_runs(runs: Sequence[Run]) -> Comparison:
                 sha256,
                 predictions[0].path,
                 predictions[0].label,
-                tuple(one.guess for one in predictions),
-                tuple(one.confidence for one in predictions),
+                tuple(one.predicted for one in predictions),
+                tuple(one.probability for one in predictions),
             )
         )
     return Comparison(
@@ -255,7 +256,7 @@ def distinct_names(runs: Sequence[Run]) -> list[str]:
 
 def comparison_notes(
     runs: Sequence[Run],
-    by_digest: Sequence[Mapping[str, Verdict]],
+    by_digest: Sequence[Mapping[str, ValidationPrediction]],
     common: int,
     relabelled: int,
 ) -> list[str]:
@@ -307,8 +308,8 @@ def run_pairs(images: Sequence[SharedImage], runs: int) -> list[RunPair]:
     numbers = list(itertools.combinations(range(runs), 2))
     counts = [
         (
-            sum(image.right(first) and not image.right(second) for image in images),
-            sum(image.right(second) and not image.right(first) for image in images),
+            sum(image.is_correct(first) and not image.is_correct(second) for image in images),
+            sum(image.is_correct(second) and not image.is_correct(first) for image in images),
         )
         for first, second in numbers
     ]

@@ -59,7 +59,7 @@ class RunAnswer:
     """Prediction of a run for a disputed image."""
 
     letter: str
-    guess: str
+    predicted: str
     confidence: str
     kind: str
     """CSS class."""
@@ -174,7 +174,7 @@ def disputed_cards(comparison: Comparison, images: list[SharedImage]) -> list[Di
     runs = range(len(comparison.runs))
 
     def order(image: SharedImage) -> tuple[bool, float, str]:
-        return not any(map(image.right, runs)), -max(image.confidences), image.path
+        return not any(map(image.is_correct, runs)), -max(image.probabilities), image.path
 
     cards, budget = [], THUMBNAIL_BUDGET
     for image in sorted(images, key=order)[:MAX_DISPUTED]:
@@ -183,12 +183,12 @@ def disputed_cards(comparison: Comparison, images: list[SharedImage]) -> list[Di
         answers = [
             RunAnswer(
                 letter=letter,
-                guess=guess,
+                predicted=predicted,
                 confidence=whole_percent(confidence),
-                kind="good" if guess == image.label else "bad",
+                kind="good" if predicted == image.label else "bad",
             )
-            for letter, guess, confidence in zip(
-                comparison.letters, image.guesses, image.confidences, strict=True
+            for letter, predicted, confidence in zip(
+                comparison.letters, image.predicted, image.probabilities, strict=True
             )
         ]
         cards.append(

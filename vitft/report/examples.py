@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vitft.metrics.results import CopyGroup, FileRemark
-from vitft.predict.validation import Verdict, mistakes, unsure
+from vitft.predict.validation import ValidationPrediction, least_confident, mistakes
 from vitft.report.palette import NUM_SHADES
 from vitft.report.run_files import Run
 from vitft.system.text import percent, whole_percent
@@ -36,11 +36,11 @@ class PredictionCard:
 
     path: str
     label: str
-    guess: str
+    predicted: str
     confidence: str
     cell: str
     """Cell of the confusion matrix: row-column."""
-    right: bool
+    is_correct: bool
     thumb: str
     """A data URI, or empty."""
     attention: str
@@ -91,7 +91,7 @@ class ConfusedPair:
     """A class, the class that was predicted instead, and how often."""
 
     label: str
-    guess: str
+    predicted: str
     count: int
     fraction: str
     cell: str
@@ -107,7 +107,7 @@ class ConfusionSection:
     pairs: list[ConfusedPair]
     more: int
     """Pairs that are not shown."""
-    right: list[PredictionCard]
+    least_confident: list[PredictionCard]
     """Correct predictions with the lowest confidence."""
 
 
@@ -156,16 +156,16 @@ class Thumbnails:
         row = self.run.by_path.get(path)
         return self.get(row.sha256 if row else "")
 
-    def card(self, prediction: Verdict, *, attention: bool = False) -> PredictionCard:
+    def card(self, prediction: ValidationPrediction, *, attention: bool = False) -> PredictionCard:
         """Return a card for a validation image."""
-        row, column = self.class_index[prediction.label], self.class_index[prediction.guess]
+        row, column = self.class_index[prediction.label], self.class_index[prediction.predicted]
         return PredictionCard(
             path=prediction.path,
             label=prediction.label,
-            guess=prediction.guess,
-            confidence=whole_percent(prediction.confidence),
+            predicted=prediction.predicted,
+            confidence=whole_percent(prediction.probability),
             cell=f"{row}-{column}",
-            right=prediction.right,
+            is_correct=prediction.is_correct,
             thumb=self.get(prediction.sha256),
             attention=self.get(prediction.sha256, attention=True) if attention else "",
         )
@@ -196,14 +196,14 @@ def confusion_section(run: Run, thumbnails: Thumbnails) -> ConfusionSection | No
         totals[i] += n
     pairs = sorted(((n, i, j) for (i, j), n in counts.items() if i != j), key=lambda p: (-p[0], *p))
     has_matrix = len(run.classes) <= MAX_MATRIX_CLASSES
-    least = unsure(run.predictions, per_class=3, most=60) if has_matrix else []
+    least = least_confident(run.predictions, per_class=3, most=60) if has_matrix else []
     return ConfusionSection(
         classes=list(run.classes) if has_matrix else [],
         matrix=matrix_rows(run.classes, counts, totals) if has_matrix else [],
         pairs=[
             ConfusedPair(
                 label=run.classes[i],
-                guess=run.classes[j],
+                predicted=run.classes[j],
                 count=n,
                 fraction=percent(n / totals[i], 0),
                 cell=f"{i}-{j}",
@@ -211,7 +211,7 @@ def confusion_section(run: Run, thumbnails: Thumbnails) -> ConfusionSection | No
             for n, i, j in pairs[:MAX_PAIRS]
         ],
         more=max(0, len(pairs) - MAX_PAIRS),
-        right=[thumbnails.card(one) for one in least],
+        least_confident=[thumbnails.card(one) for one in least],
     )
 
 
@@ -219,7 +219,7 @@ def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
     """Return the number of images by true and predicted class, without zeros."""
     index = {name: i for i, name in enumerate(run.classes)}
     if run.predictions:
-        return Counter((index[one.label], index[one.guess]) for one in run.predictions)
+        return Counter((index[one.label], index[one.predicted]) for one in run.predictions)
     table = (run.results.get("confusion") if run.results else None) or []
     if len(table) != len(run.classes):
         return {}
@@ -233,10 +233,10 @@ def matrix_rows(
     rows = []
     for i, label in enumerate(classes):
         cells = []
-        for j, guess in enumerate(classes):
+        for j, predicted in enumerate(classes):
             n, total = counts.get((i, j), 0), totals.get(i, 0)
             shade = min(NUM_SHADES - 1, int(n / total * NUM_SHADES)) if total else 0
-            result = "classified correctly" if i == j else f"classified as {guess}"
+            result = "classified correctly" if i == j else f"classified as {predicted}"
             cells.append(
                 MatrixCell(
                     count=n,

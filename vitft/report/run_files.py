@@ -18,13 +18,13 @@ from vitft.data.split import Row
 from vitft.metrics.results import AuditResults, RunResults
 from vitft.predict.validation import (
     THUMBS,
-    Verdict,
-    damaged,
+    ValidationPrediction,
+    damaged_file,
     read_classes,
     read_json,
     read_rows,
     thumb_name,
-    verdicts_in,
+    validation_predictions,
 )
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import BASE, LATEST, RunDir
@@ -49,7 +49,7 @@ class Run:
     classes: tuple[str, ...]
     rows: tuple[Row, ...]
     """Rows of split.csv."""
-    predictions: tuple[Verdict, ...]
+    predictions: tuple[ValidationPrediction, ...]
     """Predictions on the validation images; empty if the run did not save them."""
     results: RunResults | None
     """eval.json; None if nothing was evaluated."""
@@ -133,7 +133,7 @@ def read_run(path: Path) -> Run:
         config_text=config_text,
         classes=classes,
         rows=rows,
-        predictions=verdicts_in(path, validation, classes),
+        predictions=validation_predictions(path, validation, classes),
         results=cast("RunResults", read_object(path / "eval.json")) or None,
         log=read_log(path / "metrics.jsonl"),
         environment=read_object(path / "environment.json"),
@@ -148,7 +148,7 @@ def read_object(path: Path) -> JsonObject:
     """Read a JSON object; empty if the file is missing."""
     content = read_json(path)
     if content is not None and not isinstance(content, dict):
-        raise damaged(path, "not a JSON object")
+        raise damaged_file(path, "not a JSON object")
     return content or {}
 
 
@@ -159,7 +159,7 @@ def read_config(path: Path) -> tuple[str, Mapping[str, JsonObject]]:
     try:
         return path.read_text(encoding="utf-8"), read_toml(path)
     except (UsageError, OSError, ValueError) as error:
-        raise damaged(path, str(error).partition("\n")[0]) from error
+        raise damaged_file(path, str(error).partition("\n")[0]) from error
 
 
 def read_log(path: Path) -> tuple[JsonObject, ...]:
@@ -169,14 +169,14 @@ def read_log(path: Path) -> tuple[JsonObject, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_file(path, str(error)) from error
     complete = lines[:-1]  # text after the last line break is incomplete
     try:
         objects = [json.loads(line) for line in complete if line.strip()]
     except ValueError as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_file(path, str(error)) from error
     if not all(isinstance(one, dict) for one in objects):
-        raise damaged(path, "a line is not a JSON object")
+        raise damaged_file(path, "a line is not a JSON object")
     return tuple(objects)
 
 
@@ -191,11 +191,11 @@ def read_card(path: Path) -> tuple[JsonObject, str, int]:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > MAX_HEADER_BYTES:
-                raise damaged(path, "its header is too long")
+                raise damaged_file(path, "its header is too long")
             header = json.loads(file.read(length))
         metadata = header.pop("__metadata__", {})
         parameters = sum(math.prod(tensor["shape"]) for tensor in header.values())
         card = json.loads(metadata.get("vitft.card", "{}"))
         return card, metadata.get("vitft.sha256", ""), parameters
     except (OSError, ValueError, struct.error, AttributeError, KeyError, TypeError) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_file(path, str(error)) from error

@@ -190,7 +190,7 @@ def class_rows(run: Run) -> list[ClassRow]:
     tables = run.results.get("per_class") if run.results else None
     confusions: dict[str, Counter[str]] = {}
     for one in mistakes(run.predictions):
-        confusions.setdefault(one.label, Counter())[one.guess] += 1
+        confusions.setdefault(one.label, Counter())[one.predicted] += 1
     train = Counter(run.classes[row.label] for row in run.rows if row.split == "train")
     rows = []
     for name, table in (tables or {}).items():

@@ -185,7 +185,7 @@ def key_figures(run: Run) -> list[KeyFigure]:
         )
     if run.predictions:
         wrong = mistakes(run.predictions)
-        confident = sum(one.confidence > 0.9 for one in wrong)
+        confident = sum(one.probability > 0.9 for one in wrong)
         figures.append(
             KeyFigure(
                 "mistakes",

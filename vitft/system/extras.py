@@ -13,7 +13,7 @@ EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "parquet": ("pyarrow",),
     "plots": ("matplotlib",),
-    "serve": ("fastapi", "uvicorn"),
+    "serve": ("fastapi", "uvicorn", "python_multipart"),
     "tensorboard": ("tensorboard",),
     "transformers": ("transformers",),
     "wandb": ("wandb",),
