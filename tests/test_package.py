@@ -73,6 +73,7 @@ def test_packages_import_only_from_lower_layers() -> None:
         "vitft.features.ood",
         "vitft.models.numpy_vit",
         "vitft.predict.engine",
+        "vitft.predict.jobs",
         "vitft.predict.numpy_engine",
         "vitft.predict.output",
         "vitft.predict.threshold",
@@ -227,6 +228,7 @@ COMES_WITH = {
     "starlette": "fastapi",
     "pydantic": "fastapi",
     "h11": "uvicorn",
+    "python_multipart": "python-multipart",
 }
 """Distributions of modules that have another name, or that come with another package."""
 
