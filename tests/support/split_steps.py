@@ -1,4 +1,4 @@
-"""Run by torchrun: steps of a split model, stopped and taken up; writes what came out of it."""
+"""Script for torchrun: train a sharded model, save and restore it, and write the results."""
 
 import os
 import sys
@@ -20,11 +20,11 @@ from vitft.training.loop import Batch, Training
 
 STEPS = 5
 SIZES = [7, 7, 3, 1, 7]
-"""Images of each step; the last of the odd ones leave a process with fewer, or with none."""
+"""Images of each step; odd numbers leave one process with fewer images, or with none."""
 
 
 def begun(freeze: str, team: Team, *, split: bool) -> tuple[nn.Module, Training]:
-    """What trains, whole, and its training."""
+    """Return the trainable suffix and its training."""
     torch.manual_seed(0)
     config = ViTConfig(
         image_size=(16, 16), patch_size=(4, 4), width=32, depth=3, heads=2, num_classes=3
@@ -41,7 +41,7 @@ def begun(freeze: str, team: Team, *, split: bool) -> tuple[nn.Module, Training]
 
 
 def batches(freeze: str, team: Team) -> list[Batch]:
-    """This process's pieces of the same batches everywhere."""
+    """Return this process's part of each batch; the batches are the same in all processes."""
     made = []
     generator = torch.Generator().manual_seed(1)
     for size in SIZES:
@@ -54,7 +54,7 @@ def batches(freeze: str, team: Team) -> list[Batch]:
 
 
 def end(suffix: nn.Module, training: Training, *, split: bool) -> dict[str, Tensor]:
-    """The averaged weights, as an evaluation sees them."""
+    """Return the averaged weights that an evaluation uses."""
     with training.averaged():
         if split:
             tell(training.model, suffix)
@@ -94,4 +94,4 @@ def main(freeze: str, out: Path) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))
-    os._exit(0)  # gloo's threads may abort a process that ends in the usual way, see __main__
+    os._exit(0)  # gloo's threads may abort a process that exits normally, see __main__
