@@ -59,7 +59,7 @@ def test_imports_point_down() -> None:
         "vitft.study.plan",
         "vitft.system.console",
         "vitft.system.rundir",
-        "vitft.training.preflight",
+        "vitft.training.checks",
     ],
 )
 def test_what_is_checked_first_starts_without_torch(module: str) -> None:

@@ -51,7 +51,7 @@ def finetune(
         VitftError: What the command would print; see `vitft.system.errors`.
     """
     from vitft.data.demo import demo_data
-    from vitft.training.preflight import check_request
+    from vitft.training.checks import check_request
     from vitft.training.run import finetune as train
 
     named = [("data.path", os.fspath(data)), ("weights.name", os.fspath(weights))]

@@ -64,7 +64,7 @@ def finetune_command(args: argparse.Namespace) -> int:
 
     limit = seconds(args.max_time) if args.max_time else 0.0
     if args.dry_run:
-        return dry_run(args)
+        return dry_run_command(args)
     again = started_again(args.out)
     resume = bool(args.resume) or again
     if again:
@@ -108,7 +108,7 @@ def started_again(out: str | None) -> bool:
 def to_begin(args: argparse.Namespace) -> tuple[Config | None, Path]:
     """The settings of a new run, and where it will be written."""
     from vitft.data.demo import demo_data
-    from vitft.training.preflight import check_request
+    from vitft.training.checks import check_request
 
     config = demo_data(requested(args))
     return config, check_request(config, args.out)
@@ -122,10 +122,10 @@ def requested(args: argparse.Namespace) -> Config:
     return config
 
 
-def dry_run(args: argparse.Namespace) -> int:
+def dry_run_command(args: argparse.Namespace) -> int:
     """Say what a run would do, and print its settings."""
     from vitft.data.demo import demo_elsewhere
-    from vitft.training.preflight import check_request
+    from vitft.training.checks import check_request
 
     if args.resume:
         raise UsageError(
@@ -135,9 +135,9 @@ def dry_run(args: argparse.Namespace) -> int:
     config = requested(args)
     with demo_elsewhere(config) as ready:
         out = check_request(ready, args.out)
-        from vitft.training.dry_run import rehearse
+        from vitft.training.setup import dry_run
 
-        text = rehearse(ready, out, named=config.data.path)
+        text = dry_run(ready, out, data=config.data.path)
     console.exact(text.rstrip("\n"))
     return 0
 
@@ -149,7 +149,7 @@ def to_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
         UsageError: An option that only a new run has.
         RunError: No such run, or settings that would change what comes out of it.
     """
-    from vitft.training.preflight import check_resume
+    from vitft.training.checks import check_resume
 
     if args.out or args.recipe:
         raise UsageError(

@@ -3,7 +3,6 @@
 Each verb's function imports what it needs, so `vitft --help` and a wrong option answer at once.
 """
 
-import argparse
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,11 +11,12 @@ from importlib.metadata import version
 from vitft.cli.cache import add_cache
 from vitft.cli.check import add_check
 from vitft.cli.data import add_data
+from vitft.cli.demo import add_demo
 from vitft.cli.evaluate import add_evaluate
 from vitft.cli.explain import add_explain
 from vitft.cli.export import add_export
 from vitft.cli.finetune import add_finetune
-from vitft.cli.parser import Parser, Verbs
+from vitft.cli.parser import Parser
 from vitft.cli.predict import add_predict
 from vitft.cli.recipes import add_recipes
 from vitft.cli.report import add_compare, add_report
@@ -78,17 +78,3 @@ def build_parser() -> Parser:
     add_study(verbs)
     add_demo(verbs)
     return parser
-
-
-def add_demo(verbs: "Verbs[Parser]") -> None:
-    """`vitft demo`."""
-    parser = verbs.add_parser("demo", help="the whole job on drawn flowers, without a network")
-    parser.set_defaults(command=demo_command)
-
-
-def demo_command(_: argparse.Namespace) -> int:
-    """Fine-tune twice, predict, export, and say where to look."""
-    from vitft.training.demo import run_demo
-
-    run_demo()
-    return 0

@@ -1,83 +1,82 @@
-"""`--data demo` and `vitft demo`: the whole job on drawn flowers, with bundled weights, offline.
+"""`vitft demo`: two runs on drawn flowers with the same budget, offline.
 
-The demo fine-tunes twice with the same budget, from the bundled weights and from random ones, so
-that what pretraining is worth is measured in front of the user, not told.
+One starts from the bundled weights and one from random ones, which measures what pretraining is
+worth.
 """
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from vitft.config.run import Config, from_table, read_recipe
-from vitft.data.demo import FLOWERS, demo_data
-from vitft.system import console
+from vitft.data.demo import demo_data
+from vitft.data.split import Manifest
+from vitft.export import export_safetensors
+from vitft.metrics.results import RunResults
+from vitft.predict.engine import Prediction
+from vitft.predict.torch_engine import Predictor
+from vitft.report import write_report
 from vitft.system.errors import Stopped
+from vitft.system.rundir import RunDir
+from vitft.training.checks import check_request
+from vitft.training.run import finetune
 
 log = logging.getLogger(__name__)
 
+SHOWN = 6
+"""Validation images that are predicted, spread over the classes."""
 
-def run_demo() -> None:
-    """Fine-tune from bundled and from random weights, predict, export, and say where to look."""
-    from vitft.training.preflight import check_request
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResults:
+    """Outcome of the demo."""
+
+    pretrained: RunResults
+    random: RunResults
+    predictions: tuple[Prediction, ...]
+    """Two classes each, by the pretrained model."""
+    export: Path
+    """Folder of the exported pretrained model."""
+    export_difference: float
+    """Largest difference of a logit between the export and the run."""
+    export_images: int
+    """Images on which they were compared."""
+    report: Path
+    """The page of the pretrained run."""
+
+
+def run_demo() -> DemoResults:
+    """Fine-tune from bundled and from random weights, predict, export and write the report.
+
+    Raises:
+        Stopped: A run was stopped by a signal.
+    """
     config = demo_data(from_table(read_recipe("demo")))
-    random = replace(config, weights=replace(config.weights, name="random:demo"))
+    baseline = replace(config, weights=replace(config.weights, name="random:demo"))
     # The pretrained run comes last, so that it is the latest.
-    baseline = finetuned(random, check_request(random, None))
-    figures = finetuned(config, check_request(config, None))
-    run = figures["run"]
-    show_predictions(run, figures["validation"])
-    exported = run / "export"
-    from vitft.export import export_safetensors
-    from vitft.report import write_report
-
-    done = export_safetensors(str(run), exported)
-    console.table(
-        ("backbone", "accuracy", "95 % interval"),
-        [row_of("pretrained on formula images", figures), row_of("random", baseline)],
-        title="\nsame images, same split, same budget:",
-        numbers=2,
-    )
-    console.result(
-        f"the export answers like the run: largest logit difference {done.difference:.1e} on "
-        f"{done.images} images"
-    )
-    page = write_report(run)
-    console.result(f"look at: {page} (in a browser), {FLOWERS}/ (images), {exported}/ (the export)")
-    console.result(
-        "now yours: vitft finetune --data YOUR_FOLDER --weights vit_base_patch16_224_in21k"
+    _, random = finetune_demo(baseline)
+    run, pretrained = finetune_demo(config)
+    manifest = Manifest.read(RunDir(run).split, Path(config.data.path))
+    images = [str(manifest.locate(row)) for row in manifest.val]
+    shown = images[:: max(1, len(images) // SHOWN)]
+    export = run / "export"
+    compared = export_safetensors(str(run), export)
+    return DemoResults(
+        pretrained=pretrained,
+        random=random,
+        predictions=tuple(Predictor.from_run(str(run)).stream(shown, top_k=2)),
+        export=export,
+        export_difference=compared.difference,
+        export_images=compared.images,
+        report=write_report(run),
     )
 
 
-def finetuned(config: Config, out: Path) -> dict[str, Any]:
-    """The figures of one run, with its folder and validation images."""
-    from vitft.data.split import Manifest
-    from vitft.system.rundir import RunDir
-    from vitft.training.run import finetune
-
+def finetune_demo(config: Config) -> tuple[Path, RunResults]:
+    """Fine-tune once; return the run directory and the results."""
+    out = check_request(config, None)
     log.info(f"\n--weights {config.weights.name}")
     result = finetune(config, out=out)
     if result.interrupted:
         raise Stopped(result.exit_code)
-    manifest = Manifest.read(RunDir(out).split, Path(config.data.path))
-    images = [str(manifest.locate(row)) for row in manifest.val]
-    return result.figures | {"run": out, "validation": images}
-
-
-def show_predictions(run: Path, images: list[str]) -> None:
-    """A few validation images, spread over the classes, with the model's answers."""
-    from vitft.predict.rows import Rows
-    from vitft.predict.torch_engine import Predictor
-
-    rows = Rows("table", 2)
-    some = images[:: max(1, len(images) // 6)]
-    for prediction in Predictor.from_run(str(run)).stream(some, top_k=2):
-        rows.add(prediction.path, prediction.classes, prediction.probabilities, prediction.error)
-    rows.close()
-
-
-def row_of(name: str, figures: dict[str, Any]) -> tuple[str, str, str]:
-    """One line of the comparison."""
-    low, high = figures["top1_interval"]
-    return name, f"{figures['top1']:.1%}", f"{low:.1%} to {high:.1%}"
+    return out, result.figures

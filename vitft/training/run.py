@@ -1,13 +1,9 @@
-"""`vitft finetune`: data and weights in, a run directory out.
-
-The order is: look at the images, split them, load the weights, cut the model at the freeze
-boundary, fit what trains, measure what predict will answer, write. The decisions are in `optim`,
-`features`, `feed` and `loop`; this file connects them.
-"""
+"""A fine-tuning run: load data, build the model, extract features, split, fit, evaluate, write."""
 
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +22,7 @@ from vitft.features.scan import check_room, find_copies, look_at, say_split
 from vitft.metrics.results import RunResults
 from vitft.models.checkpoint import Card
 from vitft.models.freeze import freeze_model
-from vitft.models.lora import add_adapters
+from vitft.models.lora import add_adapters, fold_adapters
 from vitft.models.pretrained import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system import console
@@ -36,30 +32,48 @@ from vitft.system.malloc import freed_memory_kept
 from vitft.system.rundir import (
     PeakMemory,
     RunDir,
-    RunEnvironment,
     create_run,
     environment,
     locked,
     point_latest,
 )
 from vitft.system.signals import Stopper
-from vitft.training.audit import keep_reference, take_stock
-from vitft.training.batches import Feed
-from vitft.training.best import Best
-from vitft.training.distributed import Team, joined
-from vitft.training.finish import card_of, confirmed, keep_adapter, keep_best, keep_calibrated
-from vitft.training.setup import prepare
-from vitft.training.stages import Job, train
-from vitft.training.state import check_manifest, newest_state, remove_states, sweep
-from vitft.training.thumbnails import write_gallery
-from vitft.training.trackers import reach_trackers
+from vitft.training.audit import audit_run, log_audit, write_reference
+from vitft.training.batches import image_files
+from vitft.training.best import BestWeights
+from vitft.training.dataset import Dataset, StageInputs
+from vitft.training.distributed import ProcessGroup, process_group
+from vitft.training.finish import (
+    calibrate,
+    final_logits,
+    model_card,
+    write_calibrated,
+    write_lora_adapter,
+    write_model,
+)
+from vitft.training.pixels import load_images
+from vitft.training.random_state import preserved_random_state
+from vitft.training.setup import Setup, prepare
+from vitft.training.solve import ScoredImages
+from vitft.training.stages import RunContext, StepStage, solve_head_stage
+from vitft.training.state import (
+    State,
+    check_same_images,
+    newest_state,
+    remove_states,
+    remove_temporary_files,
+)
+from vitft.training.thumbnails import write_thumbnails
+from vitft.training.tracker_clients import short_timeouts
+from vitft.training.trackers import connect_trackers
+from vitft.training.views import caches_views, compute_views, training_views
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a run came to."""
+    """Outcome of a run: directory, metrics and exit status."""
 
     run: Path
     figures: RunResults
@@ -68,7 +82,7 @@ class Result:
     """As in environment.json: finished, interrupted, terminated or out of time."""
     exit_code: int = 0
     everything_s: float | None = None
-    """Seconds that training everything from this head would take here, as far as can be told."""
+    """Estimated seconds of training all weights from this head on this machine, if known."""
 
     @property
     def interrupted(self) -> bool:
@@ -76,207 +90,353 @@ class Result:
         return self.status != "finished"
 
 
-def finetune(
-    config: Config, *, out: Path, resume: bool = False, max_seconds: float = 0.0
-) -> Result:
-    """Fine-tune pretrained weights on an image folder and write the run directory `out`.
-
-    A signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or the end of the time keeps the best weights and
-    the state so far, and says so in the result; `resume` goes on from there.
-
-    Args:
-        config: The settings; of a run that is resumed, its own.
-        out: The run directory, new or, to resume, the old one.
-        resume: Go on with a run that was stopped or killed.
-        max_seconds: Stop after so long; 0: never.
-
-    Raises:
-        DataError: The folder, its classes or too many of its images cannot be used.
-        WeightsError: The weights cannot be found, read or fitted to the request.
-        RunError: `out` cannot be written, or is no run that can be resumed.
-        LockedError: Another process writes `out`.
-        DivergedError: The loss is not finite.
-    """
-    started = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        stopper = stack.enter_context(Stopper(max_seconds))
-        team = stack.enter_context(joined(config.train.timeout))
-        stopper.agree = team.agree
-        if resume and team.leads:
-            stack.enter_context(locked(RunDir(out)))
-        named = config.train.trackers if team.leads else ()
-        trackers = reach_trackers(named, resume=resume)
-        stack.callback(trackers.end, "failed", {})
-        start = begin(config, team)
-        feed, model = start.feed, start.model
-        if resume:
-            run = RunDir(out, writes=team.leads)
-            check_manifest(run, feed.manifest)
-        else:
-            path = team.from_leader(create_run(out).path if team.leads else out)
-            run = RunDir(path, writes=team.leads)
-            if team.leads:
-                stack.enter_context(locked(run))
-                run.write_text("config.toml", to_toml(feed.config))
-                feed.manifest.write(run.split)
-                write_class_indices(run.class_indices, feed.manifest.classes)
-        job = Job(run=run, best=Best(model), precision=start.precision, stopper=stopper, team=team)
-        card = card_of(model, start.report, feed.manifest)
-        trackers.begin(run, dotted(feed.config), resume=resume)
-        job.trackers = trackers
-        on_cpu = feed.device.type == "cpu" and not feed.config.train.shard
-        with freed_memory_kept(when=on_cpu):
-            result = train_and_keep(job, start, card, started)
-        trackers.end(result.status, result.figures)
-        if feed.config.solvable:
-            result = replace(result, everything_s=start.everything_s)
-        team.wait()
-    return result
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where training begins: images looked at and split, the model loaded and cut."""
+    """A run before its first stage: the images checked and split, the model loaded and cut."""
 
-    feed: Feed
+    config: Config
+    """With all defaults resolved."""
     model: Model
     report: LoadReport
     checked: Checked
     precision: str
-    looking_s: float
-    """Seconds that looking at the images took."""
-
-    @property
-    def everything_s(self) -> float | None:
-        """What the usual fine-tuning would take: a step costs about three forward passes.
-
-        None where the features were in the cache, so that nothing was measured.
-        """
-        extractor, manifest = self.feed.extractor, self.feed.manifest
-        if extractor is None or extractor.computed < len(manifest.rows) / 2:
-            return None
-        epochs = FINE_TUNING["optim"]["epochs"]
-        passes = epochs * (3 * len(manifest.train) + len(manifest.val))
-        return passes * self.looking_s / extractor.computed
+    inputs: StageInputs
+    """What the first stage reads."""
+    extraction_s: float
+    """Seconds that checking the images and extracting their features took."""
 
 
-def round_off(job: Job, start: Start) -> None:
-    """What is made of the figures when the training is over."""
-    if job.best.epochs and job.team.leads:
-        take_stock(start.feed, job.run, job.best, start.checked)
-        keep_reference(start.feed, job.run)
+@dataclass(slots=True)
+class Progress:
+    """How far the stages of a run have come."""
+
+    inputs: StageInputs
+    """What the current stage reads."""
+    scored: ScoredImages | None = None
+    """Features and held-out logits of all images, once a head was solved."""
 
 
-def finish(job: Job, start: Start, ended: RunEnvironment) -> None:
-    """The last files of a run; it is called finished when none is missing any more."""
-    run, feed = job.run, start.feed
-    if job.team.leads:
-        write_gallery(
-            run,
-            feed.manifest,
-            start.model,
-            feed.transform,
-            max_pixels=feed.config.data.max_pixels,
-            precision=job.precision,
+def finetune(
+    config: Config, *, out: Path, resume: bool = False, max_seconds: float = 0.0
+) -> Result:
+    """Fine-tune pretrained weights on a folder of images and write the run directory `out`.
+
+    A signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or the end of the time saves the best weights and
+    the training state; `resume` continues from there. Random number generators, thread counts and
+    signal handlers are restored at the end (see `system.malloc` for the one thing that is not).
+
+    Args:
+        config: The settings; for a resumed run, its own.
+        out: The run directory: new, or the one to resume.
+        resume: Continue a run that was stopped or killed.
+        max_seconds: Stop after this time; 0 means no limit.
+
+    Raises:
+        DataError: The folder, its classes or too many of its images cannot be used.
+        WeightsError: The weights cannot be found, read or adapted.
+        RunError: `out` cannot be written or resumed.
+        LockedError: Another process writes to `out`.
+        DivergedError: The loss is not finite.
+    """
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(caller_state_preserved(config.train.device))
+        stopper = stack.enter_context(Stopper(max_seconds))
+        group = stack.enter_context(process_group(config.train.timeout))
+        stopper.agree = group.all_reduce_max
+        if resume and group.is_main:
+            stack.enter_context(locked(RunDir(out)))
+        stack.enter_context(short_timeouts())
+        trackers = connect_trackers(config.train.trackers if group.is_main else (), resume=resume)
+        stack.callback(trackers.finish, "failed", {})
+        start = begin(config, group)
+        run = stack.enter_context(open_run(out, start, resume=resume))
+        trackers.start(run, dotted(start.config), resume=resume)
+        context = RunContext(
+            run=run,
+            best=BestWeights(start.model),
+            precision=start.precision,
+            stopper=stopper,
+            trackers=trackers,
         )
-        point_latest(run)
-        with job.stopper.held():
-            run.write_json("environment.json", ended)
-            remove_states(run.resume)
+        on_cpu = start.inputs.data.device.type == "cpu" and not start.config.train.shard
+        with freed_memory_kept(when=on_cpu):
+            result = fit_and_write(context, start, started)
+        trackers.finish(result.status, result.figures)
+        group.barrier()
+    return result
 
 
-def begin(config: Config, team: Team) -> Start:
-    """Everything that comes before the run directory; nothing is written but the cache."""
-    known = prepare(config, team)
-    config, folder, report = known.config, known.folder, known.report
-    extractor = make_extractor(known.cut, config, report.transform, known.precision)
-    if extractor is not None:
-        check_room(extractor, report.transform, len(folder.files))
-    share_the_work(folder, extractor, report.transform, team)
-    looking = time.monotonic()
-    checked = look_at(folder, extractor, report.transform, config)
-    looking = time.monotonic() - looking
-    groups = find_copies(checked, config)
-    manifest = split(checked, config.data, groups=groups)
-    say_split(manifest)
-    if config.train.sampling == "balanced":
-        labels = [row.label for row in manifest.train]
-        log.info(say_epoch(labels, manifest.classes))
-    feed = Feed(
-        config=config,
-        manifest=manifest,
-        transform=report.transform,
-        cut=known.cut,
-        extractor=extractor,
-        device=known.device,
-        team=team,
-        groups=groups,
-    )
-    feed = feed.in_memory()
-    if config.solvable or not config.solves(config.train.stages[0]):
-        feed.compute_views()
-    team.wait()
-    if not config.train.cache and extractor is not None:
+@contextlib.contextmanager
+def caller_state_preserved(device: str) -> Iterator[None]:
+    """Restore the random number generators and the number of threads on exit.
+
+    Args:
+        device: `train.device`; with `cpu` the generators of GPUs are left alone.
+    """
+    threads = torch.get_num_threads()
+    with preserved_random_state(gpu=device != "cpu"):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def begin(config: Config, group: ProcessGroup) -> Start:
+    """Do everything that comes before the run directory; only caches are written."""
+    setup = prepare(config, group)
+    extractor = first_extractor(setup)
+    share_extraction(setup.folder, extractor, setup.report.transform, group)
+    started = time.monotonic()
+    checked = look_at(setup.folder, extractor, setup.report.transform, setup.config)
+    extraction_s = time.monotonic() - started
+    data = split_images(setup, checked, group)
+    inputs = StageInputs(data=data, cut=setup.cut, extractor=extractor)
+    inputs = with_stage_data(inputs, setup.config, setup.config.train.stages[0])
+    group.barrier()
+    if not setup.config.train.cache and extractor is not None:
         prune(default_folder(), idle_s=3600)
     return Start(
-        feed=feed,
-        model=known.model,
-        report=report,
+        config=setup.config,
+        model=setup.model,
+        report=setup.report,
         checked=checked,
-        precision=known.precision,
-        looking_s=looking,
+        precision=setup.precision,
+        inputs=inputs,
+        extraction_s=extraction_s,
     )
 
 
-def train_and_keep(job: Job, start: Start, card: Card, started: float) -> Result:
-    """Train, and write what there is however it ends."""
-    run, best, feed = job.run, job.best, start.feed
-    status, exit_code, where = "failed", 1, (describe_device(feed.device), job.precision)
-    is_measured = False
-    if job.team.leads:
-        sweep(run.path)
-        take_up(job)
-    job.team.wait()  # whatever was damaged is set aside by now
-    if not job.team.leads:
-        take_up(job)
-    run.write_json("environment.json", environment("running", *where))
+def first_extractor(setup: Setup) -> Extractor | None:
+    """Return the extractor of the first stage, if the cache has room for its features."""
+    transform = setup.report.transform
+    extractor = make_extractor(setup.cut, setup.config, transform, setup.precision)
+    if extractor is not None:
+        check_room(extractor, transform, len(setup.folder.files))
+    return extractor
+
+
+def share_extraction(
+    folder: Folder, extractor: Extractor | None, transform: EvalTransform, group: ProcessGroup
+) -> None:
+    """Let each process extract its shard of the features into the common cache.
+
+    Where the processes have no common cache, each computes the rest by itself afterwards.
+    """
+    if group.size > 1 and extractor is not None:
+        files = group.shard(folder.files)
+        with console.Progress("images to features, one shard", len(files)) as progress:
+            shard = extractor.looked_at(str(folder.root), files, plain(transform), progress.advance)
+            for _ in shard:
+                pass  # unreadable files are reported when every process reads all of them
+    group.barrier()
+
+
+def split_images(setup: Setup, checked: Checked, group: ProcessGroup) -> Dataset:
+    """Split the readable images into training and validation, and log the result."""
+    config = setup.config
+    duplicates = find_copies(checked, config)
+    manifest = split(checked, config.data, groups=duplicates)
+    say_split(manifest)
+    if config.train.sampling == "balanced":
+        log.info(say_epoch([row.label for row in manifest.train], manifest.classes))
+    return Dataset(
+        manifest=manifest,
+        transform=setup.report.transform,
+        max_pixels=config.data.max_pixels,
+        device=setup.device,
+        group=group,
+        duplicates=duplicates,
+    )
+
+
+def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInputs:
+    """Load small images into memory, and cache the features of the training views."""
+    data, train = inputs.data, config.train
+    in_memory = inputs.extractor is None and train.augment in ("none", "shift")
+    if in_memory and inputs.images is None:
+        inputs = replace(inputs, images=load_images(image_files(data)))
+    views = [v for v in training_views(data.transform, train, config.optim) if v.crop is not None]
+    reads_views = config.solvable or not config.solves(stage)
+    if inputs.extractor is not None and views and reads_views and caches_views(inputs.cut, train):
+        manifest = data.manifest
+        compute_views(inputs.extractor, manifest, manifest.train, views, "augmented views")
+    return inputs
+
+
+@contextlib.contextmanager
+def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
+    """Create the run directory with its first files, or check that `out` can be resumed."""
+    data = start.inputs.data
+    manifest, group = data.manifest, data.group
+    if resume:
+        run = RunDir(out, writes=group.is_main)
+        check_same_images(run, manifest)
+        yield run
+        return
+    path = group.broadcast(create_run(out).path if group.is_main else out)
+    run = RunDir(path, writes=group.is_main)
+    with locked(run) if group.is_main else contextlib.nullcontext():
+        if group.is_main:
+            run.write_text("config.toml", to_toml(start.config))
+            manifest.write(run.split)
+            write_class_indices(run.class_indices, manifest.classes)
+        yield run
+
+
+def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
+    """Train, evaluate and write; a run that is stopped writes what there is."""
+    run, best, held = context.run, context.best, context.stopper.held
+    data, config = start.inputs.data, start.config
+    card = model_card(start.model, start.report, data.manifest)
+    saved = load_saved(context, data.group)
+    device = (describe_device(data.device), context.precision)
+    run.write_json("environment.json", environment("running", *device))
+    status, exit_code = "failed", 1
+    progress, is_evaluated = Progress(start.inputs), False
+    results = best.results
     try:
         try:
-            last = all_stages(job, feed)
-        finally:  # whatever happened, the best weights so far are kept before anything else
-            with job.stopper.held():
-                keep_best(run, best, card)
-        logits, labels, recomputed = confirmed(last, best.model, job.precision)
-        keep_calibrated(
-            run,
-            best,
-            card,
-            logits,
-            labels,
-            confirmed=recomputed,
-            seconds=round(time.monotonic() - started, 1),
-            undisturbed=job.stopper.held,
-        )
-        keep_adapter(run, best, feed.config, card)
-        is_measured = True
-        round_off(job, start)
-        finish(job, start, {**environment("finished", *where), **memory(feed.device)})
+            train_stages(context, config, progress, saved)
+        finally:  # however training ended, the best weights are saved before anything else
+            with held():
+                best.restore()
+                adapter = fold_adapters(best.model) if best.epochs else {}
+                results = write_best(run, best, card)
+        final = final_logits(progress.inputs, best.model, context.precision)
+        seconds = round(time.monotonic() - started, 1)
+        calibrated = calibrate(final, card.classes, results, seconds=seconds)
+        with held():
+            results = write_calibrated(run, best.model, card, calibrated)
+        write_lora_adapter(run, adapter, best.model, config.train, card)
+        is_evaluated = True
+        write_data_reports(context, start, progress.scored)
+        write_last_files(context, start, device)
         status, exit_code = "finished", 0
     except KeyboardInterrupt as stop:
         exit_code = stop.exit_code if isinstance(stop, Stopped) else 130
         status = {0: "out of time", 130: "interrupted"}.get(exit_code, "terminated")
     finally:
         if status != "finished":
-            run.write_json(
-                "environment.json", {**environment(status, *where), **memory(feed.device)}
-            )
-    if not is_measured:
-        round_off(job, start)
-    return Result(run=run.path, figures=best.figures, status=status, exit_code=exit_code)
+            memory = memory_use(data.device)
+            run.write_json("environment.json", {**environment(status, *device), **memory})
+    if not is_evaluated:
+        write_data_reports(context, start, progress.scored)
+    return Result(
+        run=run.path,
+        figures=results,
+        status=status,
+        exit_code=exit_code,
+        everything_s=full_training_s(start) if config.solvable else None,
+    )
 
 
-def memory(device: torch.device) -> PeakMemory:
-    """What environment.json says of the memory that the run needed, which is said aloud, too."""
+def load_saved(context: RunContext, group: ProcessGroup) -> State | None:
+    """Load the state in which an earlier process of this run stopped, if there is one."""
+    if not group.is_main:
+        group.barrier()  # until damaged states have been renamed
+        return load_newest(context)
+    remove_temporary_files(context.run.path)
+    found = load_newest(context)
+    group.barrier()
+    return found
+
+
+def load_newest(context: RunContext) -> State | None:
+    """Load the newest state of the run: the best weights here, the rest by its stage."""
+    found = newest_state(context.run.resume)
+    if found is None:
+        context.run.cut_log(0)
+        return None
+    state, weights = found
+    facts = state.facts
+    context.best.load(facts["best"], weights, str(facts.get("best_file", "")))
+    epochs = "1 epoch" if facts["epochs"] == 1 else f"{facts['epochs']} epochs"
+    log.info(f"resuming after step {facts['step']}, {epochs} done")
+    return state
+
+
+def train_stages(
+    context: RunContext, config: Config, progress: Progress, saved: State | None
+) -> None:
+    """Train one stage after the other, from the saved state on, and update `progress`."""
+    first = saved.facts["stage"] if saved else 0
+    for number, stage in enumerate(config.train.stages):
+        if number:
+            if number > first:  # else the saved weights are loaded by the stage
+                context.best.restore()
+            progress.inputs = next_inputs(context, config, progress.inputs, stage)
+            if number > first:
+                context.best.include_new_weights()
+        if number < first:
+            continue
+        if config.solves(stage):
+            progress.scored = solve_head_stage(context, config, progress.inputs)
+        else:
+            trainer = StepStage(context, config, progress.inputs, number)
+            trainer.run(saved if number == first else None)
+
+
+def next_inputs(
+    context: RunContext, config: Config, inputs: StageInputs, stage: str
+) -> StageInputs:
+    """Unfreeze what the next stage trains, and prepare what it reads."""
+    model, data = context.best.model, inputs.data
+    if stage == "lora":
+        add_adapters(model, config.train)
+    freeze_model(model, stage)
+    cut = cut_model(model, stage)
+    extractor = make_extractor(cut, config, data.transform, context.precision)
+    inputs = replace(inputs, cut=cut, extractor=extractor)
+    if extractor is not None:
+        manifest = data.manifest
+        check_room(extractor, data.transform, len(manifest.rows))
+        views = [plain(data.transform)]
+        compute_views(extractor, manifest, manifest.rows, views, "images to features")
+    inputs = with_stage_data(inputs, config, stage)
+    log.info(f"training {stage}, starting from the weights of the stage before")
+    return inputs
+
+
+def write_best(run: RunDir, best: BestWeights, card: Card) -> RunResults:
+    """Write the best weights and their results, if an epoch has ended; return the results."""
+    if best.epochs:
+        write_model(run, best.model, card)
+        run.write_json(run.eval.name, best.results)
+    return best.results
+
+
+def write_data_reports(context: RunContext, start: Start, scored: ScoredImages | None) -> None:
+    """Write audit.json and the reference of the training features."""
+    data = start.inputs.data
+    if context.best.epochs and data.group.is_main:
+        audit = audit_run(start.inputs, start.config, start.checked, scored)
+        context.run.write_json("audit.json", audit)
+        log_audit(audit, data, context.run)
+        write_reference(start.inputs, context.run)
+
+
+def write_last_files(context: RunContext, start: Start, device: tuple[str, str]) -> None:
+    """Write thumbnails, then environment.json, which marks the run as finished."""
+    run, data = context.run, start.inputs.data
+    if data.group.is_main:
+        write_thumbnails(
+            run,
+            data.manifest,
+            start.model,
+            data.transform,
+            max_pixels=data.max_pixels,
+            precision=context.precision,
+        )
+        point_latest(run)
+        ended = {**environment("finished", *device), **memory_use(data.device)}
+        with context.stopper.held():
+            run.write_json("environment.json", ended)
+            remove_states(run.resume)
+
+
+def memory_use(device: torch.device) -> PeakMemory:
+    """Log and return the peak memory of the run."""
     peaks = peak_memory(device)
     words = [f"{mib:,} MiB {kind}" for kind, mib in peaks.items()]
     if words:
@@ -284,61 +444,14 @@ def memory(device: torch.device) -> PeakMemory:
     return {"peak_memory_mib": peaks}
 
 
-def share_the_work(
-    folder: Folder, extractor: Extractor | None, transform: EvalTransform, team: Team
-) -> None:
-    """Let each process of a team compute its share of the features into the common cache.
+def full_training_s(start: Start) -> float | None:
+    """Estimate the seconds of fine-tuning all weights; a step costs about three forward passes.
 
-    Where they have no common cache, each one computes the rest itself.
+    None if most features were cached, so that no forward passes were timed.
     """
-    if team.size > 1 and extractor is not None:
-        files, view = team.share(folder.files), plain(transform)
-        with console.Progress("images to features, a share of them", len(files)) as progress:
-            for _ in extractor.looked_at(str(folder.root), files, view, progress.advance):
-                pass  # what is wrong with a file is said when everybody looks
-    team.wait()
-
-
-def take_up(job: Job) -> None:
-    """Let the job go on where an earlier process of this run stopped, if one did."""
-    found = newest_state(job.run.resume)
-    if found is None:
-        job.run.cut_log(0)
-        return
-    job.saved, weights = found
-    facts = job.saved.facts
-    job.best.take_up(facts["best"], weights, str(facts.get("best_file", "")))
-    log.info(f"resuming after step {facts['step']}, {facts['epochs']} epochs done")
-
-
-def all_stages(job: Job, feed: Feed) -> Feed:
-    """Train one stage after the other; returns what the last one read."""
-    first = job.saved.facts["stage"] if job.saved else 0
-    for number, stage in enumerate(feed.config.train.stages):
-        if number:
-            if number > first:  # else the saved weights are put there
-                job.best.restore()
-            feed = next_feed(job, feed, stage)
-            if number > first:
-                job.best.widen()
-        if number >= first:
-            train(job, feed, number)
-    return feed
-
-
-def next_feed(job: Job, feed: Feed, stage: str) -> Feed:
-    """The same images for a stage in which more trains."""
-    model = job.best.model
-    if stage == "lora":
-        add_adapters(model, feed.config.train)
-    freeze_model(model, stage)
-    cut = cut_model(model, stage)
-    extractor = make_extractor(cut, feed.config, feed.transform, job.precision)
-    feed = replace(feed, cut=cut, extractor=extractor)
-    if extractor is not None:
-        check_room(extractor, feed.transform, len(feed.manifest.rows))
-        feed.compute_plain()
-        feed.compute_views()
-    feed = feed.in_memory()
-    log.info(f"training {stage}, from where the stage before it ended")
-    return feed
+    extractor, manifest = start.inputs.extractor, start.inputs.data.manifest
+    if extractor is None or extractor.computed < len(manifest.rows) / 2:
+        return None
+    epochs = FINE_TUNING["optim"]["epochs"]
+    passes = epochs * (3 * len(manifest.train) + len(manifest.val))
+    return passes * start.extraction_s / extractor.computed
