@@ -4,81 +4,104 @@ They say and write what the commands do, and raise the errors that the commands 
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from PIL import Image
 
-from vitft.config.run import from_table, merged, read_recipe
+from vitft.config.options import option_settings
+from vitft.config.run import config_from_table, merge_settings, read_recipe
+from vitft.data.demo import demo_data
 from vitft.data.images import DAMAGE, TURNS, orientation_of, read_bytes, to_rgb
 from vitft.features.ood import read_reference
 from vitft.models.find import find_model
 from vitft.predict.engine import Floats, Judge, Looked, Prediction, Views, judged
 from vitft.predict.torch_engine import BATCH, Predictor
 from vitft.system.errors import ImageError, UsageError
+from vitft.training.checks import check_request
 from vitft.training.run import Result
+from vitft.training.run import finetune as train
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any]
 """A path, the bytes of a file, a PIL image, or an array uint8 (H, W, 3) or (H, W)."""
 
 
-def finetune(
+def finetune(  # noqa: PLR0913 - the options of the command, see `config.options`
     *,
     data: str | os.PathLike[str],
     weights: str | os.PathLike[str],
     out: str | os.PathLike[str] | None = None,
-    recipe: str | None = None,
-    **settings: Any,  # noqa: ANN401
+    recipe: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    split: Literal["random", "reference"] | None = None,
+    fixes: str | os.PathLike[str] | None = None,
+    group_duplicates: bool = False,
+    image_size: int | tuple[int, int] | None = None,
+    pre_logits: Literal["keep", "drop"] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    allow_pickle: bool = False,
+    freeze: str | None = None,
+    solver: Literal["lbfgs", "sgd", "adamw"] | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    views: int | None = None,
+    keep_adapter: bool = False,
+    device: str | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    tracker: str | Sequence[str] | None = None,
+    settings: Mapping[str, object] | None = None,
 ) -> Result:
-    """Fine-tune pretrained weights on a folder of images, as `vitft finetune` does.
+    """Fine-tune pretrained weights on a folder of images.
+
+    Does what `vitft finetune` does; an argument that is left out has the default of the command's
+    option (see `vitft finetune --help`) or, with `recipe`, the value of the recipe.
 
     Args:
-        data: A folder with one folder per class.
-        weights: A name of the catalogue or a weight file.
-        out: The run folder, new or empty; default: `runs/<when>-<data>`.
-        recipe: A recipe or TOML file that the settings are laid over.
-        **settings: The command's options by name (`freeze="none"`, `epochs=5`, `lr=1e-4`), or any
-            setting by its section and name with two underscores (`optim__solver="adamw"`).
+        data: Image folder with one folder per class, .npz file, `torchvision:CIFAR10` or `demo`.
+        weights: Catalogue name, weight file, `hf:owner/name`, `timm:name`, `demo`, or `none` to
+            train from scratch.
+        out: Run directory, new or empty. Default: `runs/<time>-<data>`.
+        recipe: Name of a recipe or a TOML file with settings.
+        seed: Seed of the split, the batch order and the augmentation.
+        split: How validation images are chosen.
+        fixes: CSV of images to leave out or relabel, as written by `vitft check`.
+        group_duplicates: Keep near-duplicates of an image on one side of the split.
+        image_size: Input size in pixels: one side, or height and width.
+        pre_logits: What to do with a Linear + Tanh in front of the pretrained head.
+        mean: Channel means for normalisation, in 0..1.
+        std: Channel standard deviations for normalisation.
+        allow_pickle: Read .pth files (with weights_only=True).
+        freeze: What trains: `head`, `pre_logits`, `blocks:N`, `lora` or `none` (nothing is frozen),
+            or several stages, e.g. `head,none`.
+        solver: `lbfgs` fits a head on cached features; `sgd` and `adamw` train in steps.
+        epochs: Passes over the training images.
+        batch_size: Images per step.
+        lr: Peak learning rate.
+        views: Number of augmented views of each training image to cache.
+        keep_adapter: With `freeze="lora"`, also write the adapter, for peft.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+        cache: Folder of cached features, or `none`.
+        tracker: Experiment trackers to log to: `tensorboard`, `mlflow`, `wandb`.
+        settings: Any other settings by dotted name, e.g. `{"optim.ema": 0.999}`; see
+            docs/settings.md.
 
     Returns:
-        The run folder and the figures of eval.json. Ctrl-C keeps the best weights so far and
-        returns with `interrupted` set.
+        The run directory and its metrics. After Ctrl-C the best weights so far are saved, and
+        `interrupted` is set.
 
     Raises:
-        VitftError: What the command would print; see `vitft.system.errors`.
+        VitftError: The error that the command would print; see `vitft.system.errors`.
     """
-    from vitft.data.demo import demo_data
-    from vitft.training.checks import check_request
-    from vitft.training.run import finetune as train
-
-    named = [("data.path", os.fspath(data)), ("weights.name", os.fspath(weights))]
-    named += [pair for name, value in settings.items() for pair in named_setting(name, value)]
-    config = demo_data(from_table(merged(read_recipe(recipe) if recipe else {}, named)))
+    options = option_settings({k: v for k, v in locals().items() if k != "settings"})
+    table = read_recipe(os.fspath(recipe)) if recipe else {}
+    named = [*options, *(settings or {}).items()]
+    config = demo_data(config_from_table(merge_settings(table, named)))
     return train(config, out=check_request(config, None if out is None else os.fspath(out)))
-
-
-def named_setting(name: str, value: Any) -> list[tuple[str, Any]]:  # noqa: ANN401
-    """The settings that a keyword stands for, by their dotted keys.
-
-    Raises:
-        UsageError: The command has no such option.
-    """
-    from vitft.config.options import FINETUNE_OPTIONS
-
-    if "__" in name:
-        return [(name.replace("__", ".", 1), value)]
-    if name == "seed":
-        return [("data.seed", value), ("train.seed", value)]
-    keys = {option[2:].replace("-", "_"): key for option, key, _, _ in FINETUNE_OPTIONS}
-    if name not in keys:
-        raise UsageError(
-            f"finetune has no setting {name!r}",
-            fix=f"use one of {', '.join(sorted(keys))}, seed, or section__name",
-        )
-    return [(keys[name], value)]
 
 
 def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> "Trained":
@@ -100,6 +123,9 @@ class Trained:
     def __init__(self, predictor: Predictor, home: Path) -> None:
         self.predictor, self.home = predictor, home
         self.reference = read_reference(home, predictor.feature_size)
+
+    def __repr__(self) -> str:
+        return f"Trained(run='{self.home}', classes={len(self.classes)})"
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -152,9 +178,9 @@ class Trained:
         import torch
 
         from vitft.explain import overlay, relevance_map
-        from vitft.models.timm_model import own
+        from vitft.models.timm_model import require_vit
 
-        model = own(self.predictor.model, "explain")
+        model = require_vit(self.predictor.model, "explain")
         if about is not None and about not in self.classes:
             raise UsageError(
                 f"the model has no class {about!r}", fix=f"one of {', '.join(self.classes[:20])}"

@@ -1,16 +1,17 @@
-"""Do the 95 % intervals of eval.json hold the truth 95 times in 100, and what does the temperature do?
+"""Coverage of the 95 % intervals in eval.json, and the effect of the temperature.
 
     python -m benchmarks.accuracy.coverage [--splits 1000] [--slow 300] [--worlds 0 1 2 3]
     python -m benchmarks.accuracy.coverage --weights FILE --data DIR [DIR ...] [--seeds 5]
 
-First form: simulated features of known classes (unit Gaussians around random centres, some labels wrong).
-For each split: draw images, hold back a fifth of each class, solve the head on the others, evaluate it on
-those held back as a run does. The truth is the same head on 100,000 fresh images, so each split has its own
-head and its own truth. `other way` is the usual percentile bootstrap, stratified by class, on the same data.
-The figures that simulate (calibration error) or resample are computed on the first `--slow` splits.
+First form: simulated features of known classes (unit Gaussians around random centres, some wrong labels).
+For each split: draw images, hold back a fifth of each class, solve the head on the others and evaluate it
+on the held-back images as a run does. The truth is the accuracy of the same head on 100,000 new images, so
+each split has its own head and its own truth. The alternative is the usual percentile bootstrap,
+stratified by class, on the same data. What simulates (calibration error) or resamples is computed for the
+first `--slow` splits only.
 
 Second form: `vitft finetune` on real photos over split seeds; calibration error and loss before and after,
-"after" always of images that the temperature was fitted without.
+"after" always on images that the temperature was not fitted to.
 """
 
 import argparse
@@ -18,7 +19,6 @@ import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.config.run import from_table
+from benchmarks.accuracy.seeds import run_arm
+from benchmarks.folders import merge_splits
+from benchmarks.timing import mean_deviation
 from vitft.data.split import Manifest, draw
-from vitft.features.probe import solve_head
+from vitft.features.head import solve_head
 from vitft.metrics.calibration import binned, confidences, temperature_for
 from vitft.metrics.classification import confusion, evaluation, probabilities
 
@@ -38,12 +40,12 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class World:
-    """Classes to draw images of."""
+    """Distribution from which images are drawn."""
 
     name: str
     images: tuple[int, ...]  # of each class
-    apart: float  # deviations between a centre and the origin
-    wrong: float  # share of labels that are wrong
+    apart: float  # distance of each centre from the origin, in standard deviations
+    wrong: float  # fraction of wrong labels
     l2: float
     width: int = 24
 
@@ -54,12 +56,12 @@ class World:
         )
 
     def draw(self, counts: list[int], rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Features and labels; what is wrongly labelled lies under the label of another class."""
+        """Return features and labels; a fraction of the features belongs to another class."""
         labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-        seen = labels.clone()
+        actual = labels.clone()
         mixed = torch.rand(len(labels), generator=rng) < self.wrong
-        seen[mixed] = torch.randint(0, len(counts), (int(mixed.sum()),), generator=rng)
-        return self.centres()[seen] + torch.randn(len(labels), self.width, generator=rng), labels
+        actual[mixed] = torch.randint(0, len(counts), (int(mixed.sum()),), generator=rng)
+        return self.centres()[actual] + torch.randn(len(labels), self.width, generator=rng), labels
 
 
 WORLDS = (
@@ -76,11 +78,11 @@ WORLDS = (
 )
 
 
-def truths(logits: Tensor, labels: Tensor, share: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """The figures of the head on fresh images, its classes as frequent as in the data."""
+def truths(logits: Tensor, labels: Tensor, prior: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Return the metrics of the head on new images, with the class frequencies of the data."""
     matrix = confusion(logits, labels).double().numpy()
     rates = matrix / matrix.sum(axis=1, keepdims=True)
-    mass = rates * share[:, None]
+    mass = rates * prior[:, None]
     hit = mass.diagonal()
     return {
         "accuracy": hit.sum(),
@@ -97,10 +99,10 @@ def percentile(draws: np.ndarray[Any, Any]) -> tuple[Any, Any]:
     return np.quantile(draws, 0.025, axis=0), np.quantile(draws, 0.975, axis=0)
 
 
-def other_way(
+def bootstrap(
     logits: Tensor, labels: Tensor, rng: np.random.Generator
 ) -> dict[str, tuple[Any, Any]]:
-    """Percentile bootstrap: rows of the confusion drawn again, class by class; images for the rest."""
+    """Return intervals of the percentile bootstrap, stratified by class where labels are counted."""
     matrix = confusion(logits, labels).numpy()
     drawn = np.stack(
         [rng.multinomial(row.sum(), row / row.sum(), RESAMPLES) for row in matrix], axis=1
@@ -123,7 +125,7 @@ def other_way(
 
 
 def ours(figures: dict[str, Any]) -> dict[str, list[tuple[float, float] | None]]:
-    """Our intervals by the names of `truths`."""
+    """Return our intervals under the names of `truths`."""
     found = {
         "accuracy": [figures["top1_interval"]],
         "balanced accuracy": [figures["balanced_interval"]],
@@ -139,9 +141,9 @@ def ours(figures: dict[str, Any]) -> dict[str, list[tuple[float, float] | None]]
 
 
 def simulate(world: World, splits: int, slow: int) -> None:
-    """Print one table of coverage."""
+    """Simulate splits and print a table of coverage."""
     counts = list(world.images)
-    share = np.array(counts) / sum(counts)
+    prior = np.array(counts) / sum(counts)
     held, kept = defaultdict(list), defaultdict(list)
     widths, rough = defaultdict(list), defaultdict(list)
     errors = defaultdict(list)
@@ -162,17 +164,17 @@ def simulate(world: World, splits: int, slow: int) -> None:
         temperature = temperature_for(logits.double().numpy(), labels.numpy())
         if number < slow:
             figures |= probabilities(logits, labels, temperature)
-        fresh = [int(FRESH * s) for s in share]
+        fresh = [int(FRESH * p) for p in prior]
         fresh_x, fresh_y = world.draw(fresh, rng)
         raw = fresh_x @ head.weight.T + head.bias
-        truth = truths(raw / temperature.value, fresh_y, share)
+        truth = truths(raw / temperature.value, fresh_y, prior)
         for name, intervals in ours(figures).items():
             for value, interval in zip(np.atleast_1d(truth[name]), intervals, strict=True):
                 if interval is not None:
                     held[name].append(interval[0] <= value <= interval[1])
                     widths[name].append(interval[1] - interval[0])
         if number < slow:
-            for name, (low, high) in other_way(logits / temperature.value, labels, chance).items():
+            for name, (low, high) in bootstrap(logits / temperature.value, labels, chance).items():
                 inside = (low <= truth[name]) & (truth[name] <= high)
                 kept[name] += np.atleast_1d(inside).tolist()
                 rough[name] += np.atleast_1d(high - low).tolist()
@@ -187,34 +189,25 @@ def simulate(world: World, splits: int, slow: int) -> None:
             errors["log-loss, true, before"].append(F.cross_entropy(raw, fresh_y).item())
             errors["log-loss, true, after"].append(truth["log-loss"])
             errors["left at 1"].append(bool(calibration["note"]))
-    print(f"\n{world.name}: {splits} splits ({slow} for the last two rows and the other way)")
-    print("| figure | coverage % | mean width | other way: coverage % | width |")
+    print(f"\n{world.name}: {splits} splits ({slow} for the last two rows and the bootstrap)")
+    print("| metric | coverage % | mean width | bootstrap: coverage % | width |")
     for name in held:
         print(
             f"| {name} | {100 * np.mean(held[name]):.1f} | {np.mean(widths[name]):.3f} "
             f"| {100 * np.mean(kept[name]):.1f} | {np.mean(rough[name]):.3f} |"
         )
-    told = "; ".join(f"{name} {np.mean(values):.4f}" for name, values in errors.items())
-    print(f"calibration error, means: {told}", flush=True)
+    means = "; ".join(f"{name} {np.mean(values):.4f}" for name, values in errors.items())
+    print(f"calibration error, means: {means}", flush=True)
 
 
 def real(data: Path, weights: Path, seeds: int, into: Path) -> None:
     """Print calibration before and after on photos, for two penalties."""
-    from benchmarks.accuracy.heads import merged
-    from vitft.training.run import finetune
-
-    root = merged(data, into)
+    root = merge_splits(data, into)
     for arm, optim in (("default", {}), ("penalty 0.0001", {"l2": 0.0001})):
         rows = defaultdict(list)
         for seed in range(seeds):
-            table = {
-                "data": {"path": str(root), "seed": seed},
-                "weights": {"name": str(weights)},
-                "train": {"cache": str(into / "cache")},
-                "optim": optim,
-            }
-            out = into / f"{data.name}-{arm}-{seed}".replace(" ", "_")
-            figures = finetune(from_table(table), out=out).figures
+            done = run_arm(arm, {"optim": optim}, root, weights, seed, into)
+            out, figures = done.out, done.figures
             calibration = figures["calibration"]
             with np.load(out / "validation.npz") as file:
                 logits = torch.from_numpy(file["logits"]).double() * calibration["temperature"]
@@ -231,8 +224,7 @@ def real(data: Path, weights: Path, seeds: int, into: Path) -> None:
             rows["loss after"].append(figures["loss"])
         print(f"\n{data.name}, {arm}, {seeds} split seeds, {figures['images']} images held back")
         for name, values in rows.items():
-            each = " ".join(f"{v:.3g}" for v in values)
-            print(f"| {name} | {np.mean(values):.3g} ± {stdev(values):.2g} | {each} |", flush=True)
+            print(f"| {name} | {mean_deviation(values, '.3g')} |", flush=True)
 
 
 def main() -> None:

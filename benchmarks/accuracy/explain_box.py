@@ -1,21 +1,21 @@
-"""Does an explanation point at the object? Drawn flowers whose boxes are known, method by method.
+"""How much of an explanation lies on the object: drawn flowers with known boxes, method by method.
 
     python -m benchmarks.accuracy.explain_box --run RUN [RUN ...] [--images 200] [--methods ...]
 
-Three questions, asked of pictures that no run was trained on:
+Three tests, on pictures that no run was trained on:
 
-whole    One flower picture. How much of a map lies inside the blooms' boxes, against the share of the
-         area that the boxes cover (lift, chance 1)? AUC is the probability that a patch inside
-         outranks one outside (chance 0.5). Flowers stand in the middle, so `centre`, a Gaussian that
-         never saw the picture, does well here: no reason to believe a method that does less.
-corner   The flower picture fills one quarter, the other three are grounds with clutter and without
+whole    One flower picture. The fraction of a map inside the boxes of the flowers, relative to the fraction
+         of the area that the boxes cover (lift, chance 1). AUC is the probability that a patch inside
+         ranks above one outside (chance 0.5). Flowers are in the middle, so `centre`, a Gaussian that
+         ignores the picture, scores well here: a lower score is no argument for a method.
+corner   The flower picture fills one quarter, the other three are backgrounds with clutter and without
          flowers. `centre` is at chance.
-kinds    Four kinds of flower in one picture, one of them asked for: how much of the map lies in its
-         quarter? Chance is 0.25, and a map that ignores the class cannot do better.
+kinds    Four kinds of flower in one picture, one of which is the target: the fraction of the map in its
+         quarter. Chance is 0.25, which a map that ignores the class cannot exceed.
 
 `vit-explain` is the rule of github.com/jacobgil/vit-explain, written anew from its description: heads
-fused, the weakest entries of the whole map zeroed (but never the first), half identity, columns
-divided by row sums, the class token's row of the product.
+fused, the weakest entries of the whole map set to zero (but never the first), averaged with the identity,
+columns divided by row sums, the class token's row of the product.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from vitft.models.find import find_model
 from vitft.models.vit import VisionTransformer
 
 FIRST = 1001
-"""Number of the first picture: those below may have been trained on."""
+"""Number of the first picture; lower ones may be training images."""
 SIZE = 128
 Maps = np.ndarray
 Explain = Callable[[VisionTransformer, Tensor, Tensor], Maps]
@@ -90,7 +90,7 @@ METHODS: dict[str, Explain] = {
 
 
 def on_grid(card: Card, picture: Image.Image, grid: tuple[int, int]) -> Maps:
-    """How much of each patch a black and white picture covers, through the model's own view."""
+    """Return the fraction of each patch that a mask covers, after the model's own transform."""
     view = card.transform.pixels(picture.convert("RGB"))[..., 0] / 255
     return view.reshape(grid[0], view.shape[0] // grid[0], grid[1], view.shape[1] // grid[1]).mean(
         (1, 3)
@@ -101,7 +101,7 @@ CORNERS = ((0, 0), (SIZE, 0), (0, SIZE), (SIZE, SIZE))
 
 
 def whole(number: int) -> tuple[Image.Image, Image.Image, str]:
-    """A picture, the mask of what the map should point at, and the kind."""
+    """Return a picture, the mask of its flowers, and their kind."""
     kind = list(KINDS)[number % len(KINDS)]
     picture, boxes = flower_scene(kind, FIRST + number // len(KINDS), size=SIZE)
     mask = Image.new("L", picture.size)
@@ -136,10 +136,10 @@ def kinds(number: int) -> tuple[Image.Image, Image.Image, str]:
     return picture, mask, list(KINDS)[order[asked]]
 
 
-def seen(
+def inputs(
     card: Card, grid: tuple[int, int], scene: Callable, count: int
 ) -> tuple[Tensor, Maps, Tensor]:
-    """Pixels, what the mask covers of each patch, and the classes of `count` scenes."""
+    """Return pixels, the fraction of each patch that the mask covers, and classes of `count` scenes."""
     views, covers, classes = [], [], []
     for number in range(count):
         picture, mask, kind = scene(number)
@@ -157,8 +157,8 @@ def auc(values: Maps, cover: Maps) -> float:
     return float(above)
 
 
-def told(values: np.ndarray) -> str:
-    """Mean and half its 95 % interval."""
+def mean_interval(values: np.ndarray) -> str:
+    """Format the mean and half the width of its 95 % interval."""
     known = values[np.isfinite(values)]
     return f"{known.mean():.3f} ± {1.96 * known.std(ddof=1) / np.sqrt(len(known)):.3f}"
 
@@ -167,7 +167,7 @@ def compare(run: str, count: int, methods: list[str]) -> None:
     state, card = load_checkpoint(find_model(run))
     model = explainable(build_model({k: t.float() for k, t in state.items()}, card.architecture))
     grid = model.config.grid
-    sets = {f.__name__: seen(card, grid, f, count) for f in (whole, corner, kinds)}
+    sets = {f.__name__: inputs(card, grid, f, count) for f in (whole, corner, kinds)}
     print(
         f"\n{Path(run).name}: {card.weights.get('name')}, pool {model.config.pool}, grid {grid}, {count} images"
     )
@@ -175,7 +175,7 @@ def compare(run: str, count: int, methods: list[str]) -> None:
         with torch.no_grad():
             right = torch.cat([model(p).argmax(-1) for p in pixels.split(16)]) == target
         print(
-            f"  {name}: {right.float().mean():.1%} right, the target covers {told(cover.mean((1, 2)))}"
+            f"  {name}: {right.float().mean():.1%} correct, the target covers {mean_interval(cover.mean((1, 2)))}"
         )
     print(
         f"{'':<26}{'whole inside':>15}{'lift':>6}{'AUC':>15}{'corner inside':>16}{'lift':>6}{'AUC':>15}{'kinds':>15}"
@@ -187,10 +187,10 @@ def compare(run: str, count: int, methods: list[str]) -> None:
         for which, (pixels, cover, target) in sets.items():
             maps = np.asarray(method(model, pixels, target), np.float64) + 1e-12
             inside = (maps / maps.sum((1, 2), keepdims=True) * cover).sum((1, 2))
-            row += f"{told(inside):>{16 if which == 'corner' else 15}}"
+            row += f"{mean_interval(inside):>{16 if which == 'corner' else 15}}"
             if which != "kinds":
                 ranked = np.array([auc(m, c) for m, c in zip(maps, cover, strict=True)])
-                row += f"{inside.mean() / cover.mean():>6.2f}{told(ranked):>15}"
+                row += f"{inside.mean() / cover.mean():>6.2f}{mean_interval(ranked):>15}"
         print(row, flush=True)
 
 

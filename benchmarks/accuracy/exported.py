@@ -1,11 +1,11 @@
-"""The exported folders opened by their tools, each in a process that knows nothing of vitft.
+"""Exported folders opened by their tools, each in a process that does not import vitft.
 
     python -m benchmarks.accuracy.exported --run RUN [--images 240]
 
-The run is exported to timm, transformers, ONNX and torch.export; every tool reads the validation photos
-as a stranger would (its own preprocessing where it has one) and answers image by image. Printed for
-each: the largest difference of a logit from vitft's, changed classes, and how far both are from the same
-model in float64. Exits 1 if a class or a label differs, or a logit by more than 1e-5 of the largest one.
+The run is exported for timm, transformers, ONNX and torch.export; every tool reads the validation photos
+with its own preprocessing where it has one, and predicts image by image. Printed for each are the
+largest difference of a logit from vitft's, the changed classes, and the distance of both from the same model
+in float64. Exits with 1 if a class or a label differs, or a logit by more than 1e-5 of the largest one.
 """
 
 import argparse
@@ -30,7 +30,7 @@ about = json.loads(sys.argv[2])
 view = create_transform(**resolve_data_config(about))
 def inputs(path): return view(opened(path))[None]
 """
-"""timm's transform, also for the graphs, whose inputs are normalised pixels."""
+"""timm's transform; also for the graphs, whose inputs are normalised pixels."""
 TOOLS = {
     "timm": TIMM_VIEW
     + """
@@ -63,8 +63,8 @@ with torch.inference_mode(): rows = [program(inputs(p))[0].tolist() for p in pho
 END = "\nprint(json.dumps([labels, rows, 'vitft' in sys.modules]))"
 
 
-def told_by(name: str, home: Path, photos: list[str]) -> tuple[list[str], Any]:
-    """Labels and logits (n, C) that a fresh process prints."""
+def predict_with(name: str, home: Path, photos: list[str]) -> tuple[list[str], Any]:
+    """Return labels and logits (n, C) of a tool in a fresh process."""
     about = json.loads((home / "timm" / "config.json").read_text())["pretrained_cfg"]
     command = [sys.executable, "-W", "ignore", "-c", START + TOOLS[name] + END, str(home / name)]
     done = subprocess.run(
@@ -73,8 +73,8 @@ def told_by(name: str, home: Path, photos: list[str]) -> tuple[list[str], Any]:
     )  # fmt: skip
     if done.returncode:
         sys.exit(done.stderr[-3000:])
-    labels, rows, knows_us = json.loads(done.stdout.splitlines()[-1])
-    assert not knows_us
+    labels, rows, imports_vitft = json.loads(done.stdout.splitlines()[-1])
+    assert not imports_vitft
     return labels, rows
 
 
@@ -117,7 +117,7 @@ def main() -> int:
         home = Path(temporary) / "all"
         export_run(args.run, plan_export([*TOOLS], str(home), images=8))
         for name in TOOLS:
-            labels, rows = told_by(name, home, photos)
+            labels, rows = predict_with(name, home, photos)
             theirs = np.array(rows)
             off = float(np.abs(theirs - mine).max())
             changed = int((theirs.argmax(1) != mine.argmax(1)).sum())

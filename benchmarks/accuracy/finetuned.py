@@ -1,27 +1,26 @@
-"""Accuracy of the ways to fine-tune, at about equal time and at convergence: a table over split seeds.
+"""Accuracy of the ways to fine-tune over split seeds, at about equal time and at convergence.
 
     python -m benchmarks.accuracy.finetuned --weights FILE --data DIR [DIR ...] [--seeds 3] [--log FILE]
 
-Ways: the head alone (solved), the last four blocks, LoRA, everything from a zero head, and everything
-from the solved head; each with the settings that `vitft finetune --freeze ...` takes by itself and as many
-epochs as the table says. "short" lines cost about the same time as two (of a folder of 400 images: four)
-epochs of full fine-tuning, "long" ones three times that. Ways with epochs are judged after their last one, so nothing is
-selected on validation images. Seconds are CPU seconds of all threads over the number of cores: what a quiet
-machine takes. Finished runs are kept in the log, so a campaign that was stopped goes on where it ended.
+Ways: the head alone (solved), the last four blocks, LoRA, everything from a zero head, and everything from
+the solved head, each with the defaults of `vitft finetune --freeze ...` and the epochs in the table. "Short"
+rows take about the time of two epochs of full fine-tuning (four for a folder of 400 images), "long" rows
+three times that. Ways with epochs are scored after the last one, so nothing is selected on validation images.
+Seconds are CPU seconds of all threads over the number of cores: the time on an idle machine. Finished
+runs are kept in the log, so that an interrupted campaign can be resumed.
 """
 
 import argparse
 import json
 import os
-import resource
 import tempfile
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from benchmarks.accuracy.heads import merged
-from vitft.config.run import from_table
-from vitft.training.run import finetune
+from benchmarks.accuracy.seeds import run_arm
+from benchmarks.folders import merge_splits
+from benchmarks.timing import mean_deviation
 
 ARMS: dict[str, tuple[str, float]] = {
     "head": ("head", 0),
@@ -34,41 +33,29 @@ ARMS: dict[str, tuple[str, float]] = {
     "LoRA, long": ("lora", 3),
     "blocks:4, long": ("blocks:4", 6),
 }
-"""What trains, and its epochs in units of a short full fine-tuning."""
+"""--freeze, and the epochs relative to a short full fine-tuning."""
 
 
-def epochs_of(data: Path, share: float) -> int:
-    """Epochs of an arm: small folders take more of them for the same number of steps."""
+def epochs_of(data: Path, relative: float) -> int:
+    """Return the epochs of an arm: more for small folders, for a similar number of steps."""
     images = sum(1 for path in data.rglob("*") if path.is_file())
-    return round(share * (2 if images > 800 else 4))
+    return round(relative * (2 if images > 800 else 4))
 
 
-def one(data: Path, weights: Path, arm: str, seed: int, into: Path) -> dict[str, Any]:
-    """Top-1 after the last epoch and CPU seconds of one run."""
-    freeze, share = ARMS[arm]
-    epochs = epochs_of(data, share)
-    table: dict[str, Any] = {
-        "data": {"path": str(data), "seed": seed},
-        "weights": {"name": str(weights)},
-        "train": {"freeze": freeze, "cache": str(into / "cache"), "seed": seed},
-    }
-    if epochs:
-        table["optim"] = {"epochs": epochs}
-    out = into / f"{data.name}-{arm}-{seed}".replace(" ", "_").replace(":", "")
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    result = finetune(from_table(table), out=out)
-    if result.interrupted:
-        raise SystemExit(result.exit_code)
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    top1 = result.figures["top1"]
-    if epochs:
-        top1 = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["val_top1"]
-    return {"epochs": epochs, "top1": top1, "seconds": seconds / (os.cpu_count() or 1)}
+def run(data: Path, weights: Path, arm: str, seed: int, into: Path) -> dict[str, Any]:
+    """Run one arm; return its epochs, top-1 accuracy and CPU seconds per core."""
+    freeze, relative = ARMS[arm]
+    epochs = epochs_of(data, relative)
+    settings = {"train": {"freeze": freeze, "seed": seed}}
+    done = run_arm(
+        arm, settings | ({"optim": {"epochs": epochs}} if epochs else {}), data, weights, seed, into
+    )
+    seconds = done.seconds / (os.cpu_count() or 1)
+    return {"epochs": epochs, "top1": done.top1, "seconds": seconds}
 
 
 def table(rows: list[dict[str, Any]]) -> None:
-    """Print what there is."""
+    """Print the table of all finished runs."""
     for name in dict.fromkeys(row["data"] for row in rows):
         print(f"\n{name}: top-1 % after the last epoch, mean ± standard deviation (each seed)")
         for arm in ARMS:
@@ -76,11 +63,9 @@ def table(rows: list[dict[str, Any]]) -> None:
             if not found:
                 continue
             values = [100 * row["top1"] for row in found]
-            spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-            each = " ".join(f"{value:.1f}" for value in values)
             seconds = mean(row["seconds"] for row in found)
             print(
-                f"| {arm} | {found[0]['epochs'] or '-'} | {mean(values):.1f}{spread} ({each}) "
+                f"| {arm} | {found[0]['epochs'] or '-'} | {mean_deviation(values)} "
                 f"| {seconds:.0f} |",
                 flush=True,
             )
@@ -98,14 +83,14 @@ def main() -> None:
     done = {(row["data"], row["arm"], row["seed"]) for row in rows}
     with tempfile.TemporaryDirectory() as temporary:
         into = Path(temporary)
-        folders = [merged(given, into) for given in args.data]
+        folders = [merge_splits(given, into) for given in args.data]
         for seed in range(args.seeds):
             for given, data in zip(args.data, folders, strict=True):
                 for arm in ARMS:
                     if (given.name, arm, seed) in done:
                         continue
                     row = {"data": given.name, "arm": arm, "seed": seed}
-                    rows.append(row | one(data, args.weights, arm, seed, into))
+                    rows.append(row | run(data, args.weights, arm, seed, into))
                     with log.open("a") as file:
                         print(json.dumps(rows[-1]), file=file)
                     table(rows)

@@ -1,13 +1,14 @@
-"""Largest difference of logits between our model and timm's, for every architecture we name.
+"""Largest difference between vitft's logits and timm's, for every architecture in the registry.
 
-    python -m benchmarks.accuracy.parity              # from the top of the repository; minutes
-    python -m benchmarks.accuracy.parity tiny small   # only these sizes
-    python -m benchmarks.accuracy.parity photos       # top-1 of the real ViT-Tiny on 1,200 real photos
+    python -m benchmarks.accuracy.parity                        # minutes
+    python -m benchmarks.accuracy.parity --only tiny small      # sizes or names
+    python -m benchmarks.accuracy.parity --weights DIR --data DIR   # ViT-Tiny with real weights, on photos
 
-Random weights, float32, CPU, at the named size and at another. Exit code 1 above 1e-5 for plain
-models and 1e-4 for hybrids and DINOv2, or if a photo gets another answer.
+Random weights, float32, CPU, at the architecture's size and at another. Exits with 1 above 1e-5 for plain
+models and 1e-4 for hybrids and DINOv2, or if the class of a photo differs.
 """
 
+import argparse
 import sys
 import time
 from dataclasses import replace
@@ -24,10 +25,9 @@ from tests.conftest import random_timm
 from tests.models.test_stem import random_hybrid
 from vitft import load_pretrained
 from vitft.models.checkpoint import build_model
-from vitft.models.registry import architecture_names, config_of
+from vitft.models.registry import architecture_config, architecture_names
 from vitft.models.vit_config import ViTConfig
 
-SHARED = Path(__file__).parents[3] / "shared"
 DINO = [f"vit_{size}_patch14{reg}_dinov2" for size in ("small", "base") for reg in ("", "_reg4")]
 
 
@@ -36,17 +36,17 @@ def limit_of(config: ViTConfig) -> float:
 
 
 def pair(name: str, image_size: tuple[int, int] | None) -> tuple[Any, ViTConfig]:
-    """timm's model with random weights, and our settings for the same."""
+    """Return timm's model with random weights, and our configuration of the same architecture."""
     if name in DINO:
         registers = 4 if "reg4" in name else 0
-        plain = config_of(f"vit_{name.split('_')[1]}_patch14_518")
+        plain = architecture_config(f"vit_{name.split('_')[1]}_patch14_518")
         config = replace(plain, layer_scale=1e-5, registers=registers,
                          prefix_positions=not registers, num_classes=10)  # fmt: skip
         config = replace(config, image_size=image_size or config.image_size)
         options = {"init_values": 1e-5, "reg_tokens": registers, "no_embed_class": bool(registers)}
         known = f"vit_{name.split('_')[1]}_patch14_224"
         return random_timm(known, config.image_size, **options), config
-    config = replace(config_of(name), num_classes=10)
+    config = replace(architecture_config(name), num_classes=10)
     config = replace(config, image_size=image_size or config.image_size)
     make = random_timm if config.stem is None else random_hybrid
     return make(name, config.image_size), config
@@ -54,7 +54,7 @@ def pair(name: str, image_size: tuple[int, int] | None) -> tuple[Any, ViTConfig]
 
 @torch.no_grad()
 def difference(theirs: Any, config: ViTConfig) -> tuple[float, float]:
-    """Largest |ours - timm| and largest |timm|, over two random images."""
+    """Return the largest |ours - timm| and the largest |timm|, over two random images."""
     ours = build_model(theirs.state_dict(), config)
     images = torch.randn(2, 3, *config.image_size, generator=torch.Generator().manual_seed(1))
     expected = theirs(images)
@@ -62,16 +62,15 @@ def difference(theirs: Any, config: ViTConfig) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def photos() -> int:
-    """How many photos get another first class from us than from timm."""
-    folder = SHARED / "weights" / "vit_tiny_patch16_224"
+def photos(folder: Path, data: Path) -> int:
+    """Compare the classes of photos; return 1 if one differs."""
     theirs = timm.create_model("vit_tiny_patch16_224").eval()
     theirs.load_state_dict(load_file(folder / "model.safetensors"))
     half = (0.5, 0.5, 0.5)
     view = create_transform((3, 224, 224), crop_pct=0.9, mean=half, std=half,
                             interpolation="bicubic")  # fmt: skip
     ours, report = load_pretrained(folder)
-    files = sorted(SHARED.glob("data/flower_photos/*/*.jpg"))
+    files = sorted(data.glob("*/*.jpg"))
     changed, largest = [], 0.0
     for path in files:
         with Image.open(path, formats=["JPEG"]) as image:
@@ -82,21 +81,27 @@ def photos() -> int:
         if mine.argmax() != other.argmax():
             changed.append(path.name)
     print(f"{len(files)} photos, largest logit difference {largest:.1e}, "
-          f"{len(changed)} with another first class {changed[:5]}")  # fmt: skip
+          f"{len(changed)} with another class {changed[:5]}")  # fmt: skip
     return int(bool(changed) or not files)
 
 
-def main(wanted: list[str]) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[], help="sizes or architectures")
+    parser.add_argument("--weights", type=Path, help="folder with timm's vit_tiny_patch16_224")
+    parser.add_argument("--data", type=Path, help="folder of photos")
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    if wanted == ["photos"]:
-        return photos()
+    if args.weights and args.data:
+        return photos(args.weights, args.data)
+    wanted = args.only
     failed = 0
     print(f"torch {torch.__version__}\n{'architecture':<30}{'pixels':>10}{'max |diff|':>12}"
           f"{'limit':>8}{'max |logit|':>13}{'s':>7}")  # fmt: skip
     for name in [*architecture_names(), *DINO]:
         if wanted and name.split("_")[1] not in wanted and name not in wanted:
             continue
-        patch = 14 if name in DINO else config_of(name).patch_size[0]
+        patch = 14 if name in DINO else architecture_config(name).patch_size[0]
         for image_size in (None, (6 * patch, 9 * patch)):
             start = time.perf_counter()
             theirs, config = pair(name, image_size)
@@ -111,4 +116,4 @@ def main(wanted: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

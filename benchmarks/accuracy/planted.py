@@ -1,16 +1,15 @@
-"""Plant faults of five kinds in a copy of a real folder, and count what `vitft check` finds.
+"""Recall and precision of `vitft check` on five kinds of faults planted in a copy of a real folder.
 
     python -m benchmarks.accuracy.planted DIR --weights NAME [--seeds 3]
 
-Per seed, in one class folder each: 50 exact copies under other names, 50 copies that were trimmed
-(up to 3 % off each edge), resized (0.5 to 0.9) or only encoded again (JPEG quality 60 to 95), 30
-images in the folder of another class, 20 copies (half of them exact) of training images among the
-validation images of a run's split, and 20 files that are broken in ten ways. DIR itself is only
-read.
+Planted per seed: 50 exact copies under other names; 50 copies that were cropped (up to 3 % off each edge),
+resized (0.5 to 0.9) or only encoded again (JPEG quality 60 to 95); 30 images moved to another class; 20
+copies (half of them exact) of training images among the validation images of a run's split; and 20 files
+damaged in ten ways. DIR itself is only read.
 
-Recall is the share of planted faults that were found. Precision is the share of what was found
-that was planted; what the untouched folder shows already is taken out of both first, except for
-labels, where a false alarm in a real folder is part of the answer: there both are printed.
+Recall is the fraction of planted faults that are found, precision the fraction of the findings that were
+planted. Findings of the untouched folder are excluded from both, except for labels, where a false alarm in
+a real folder is part of the result: there both precisions are printed.
 """
 
 import argparse
@@ -26,7 +25,8 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from vitft.data.folder import check_images, scan
+from vitft.data.folder import scan
+from vitft.data.inspection import inspect_folder
 from vitft.data.split import COLUMNS
 
 EXACT, NEAR, SWAPPED, ACROSS, BROKEN = 50, 50, 30, 20, 20
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def copy_images(data: Path, folder: Path) -> None:
-    """The class folders of `data`, with nothing else."""
+    """Copy the images of `data` and nothing else."""
     for file in scan(data).files:
         target = folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def copy_images(data: Path, folder: Path) -> None:
 
 
 def run_check(data: Path, weights: str, cache: Path, out: Path, *, split: dict | None) -> dict:
-    """What `vitft check --format json` prints, as a user would run it."""
+    """Run `vitft check --format json` as a user would and return its output."""
     out.mkdir(parents=True)
     command = [sys.executable, "-m", "vitft", "check", str(data), "--format", "json"]
     command += ["--out", str(out), "--cache", str(cache)]
@@ -88,26 +88,26 @@ def run_check(data: Path, weights: str, cache: Path, out: Path, *, split: dict |
 
 
 def fake_run(data: Path, weights: str, run: Path, split: dict[str, str]) -> Path:
-    """The two files of a run folder that a check reads: its settings and its split."""
+    """Write the two files of a run directory that a check reads: settings and split."""
     run.mkdir()
     weights = str(Path(weights).resolve()) if Path(weights).exists() else weights
     (run / "config.toml").write_text(f"[weights]\nname = {json.dumps(weights)}\n")
     sheet = [",".join(COLUMNS)]
-    for file in check_images(scan(data), allow_bad=True).good:
-        label = scan_label(file.path)
+    for file in inspect_folder(scan(data), allow_bad=True).good:
+        label = label_of(file.path)
         sheet.append(f'"{file.path}","{label}",{split.get(file.path, "train")},{file.sha256}')
     (run / "split.csv").write_text("\n".join(sheet) + "\n")
     return run
 
 
-def scan_label(path: str) -> str:
+def label_of(path: str) -> str:
     return path.split("/")[0]
 
 
 def plant(folder: Path, rng: random.Random, known: dict) -> tuple[dict, dict[str, str]]:
-    """Put the faults in; returns what was planted, and the split in which the copies lie across."""
+    """Plant the faults; return them by kind, and the split that the leaking copies cross."""
     files = [file.path for file in scan(folder).files]
-    classes = sorted({scan_label(path) for path in files})
+    classes = sorted({label_of(path) for path in files})
     suspicious = {path for pair in known["near"] | known["exact"] for path in pair}
     order = [path for path in files if path not in suspicious]
     rng.shuffle(order)
@@ -117,41 +117,41 @@ def plant(folder: Path, rng: random.Random, known: dict) -> tuple[dict, dict[str
 
     for number in range(EXACT):
         source = next(take)
-        copy = f"{scan_label(source)}/copy-{number}{Path(source).suffix}"
+        copy = f"{label_of(source)}/copy-{number}{Path(source).suffix}"
         shutil.copyfile(folder / source, folder / copy)
         split[copy] = split[source]
         planted["exact"].add(frozenset((source, copy)))
     for number in range(NEAR):
         source = next(take)
-        copy = f"{scan_label(source)}/again-{number}.jpg"
+        copy = f"{label_of(source)}/again-{number}.jpg"
         (folder / copy).write_bytes(altered(folder / source, rng))
         split[copy] = split[source]
         planted["near"].add(frozenset((source, copy)))
     for number in range(ACROSS):
         source = next(take)
         exact = number % 2 == 0
-        copy = f"{scan_label(source)}/leak-{number}.jpg"
+        copy = f"{label_of(source)}/leak-{number}.jpg"
         content = (folder / source).read_bytes() if exact else altered(folder / source, rng)
         (folder / copy).write_bytes(content)
         split[source], split[copy] = "train", "val"
         planted["across"].add(frozenset((source, copy)))
     for number in range(SWAPPED):
         source = next(take)
-        label = rng.choice([name for name in classes if name != scan_label(source)])
+        label = rng.choice([name for name in classes if name != label_of(source)])
         moved = f"{label}/moved-{number}{Path(source).suffix}"
         (folder / source).rename(folder / moved)
         split[moved] = split.pop(source)
         planted["labels"].add(moved)
     for number in range(BROKEN):
         source = next(take)
-        broken = f"{scan_label(source)}/broken-{number}.jpg"
+        broken = f"{label_of(source)}/broken-{number}.jpg"
         (folder / broken).write_bytes(damaged((folder / source).read_bytes(), number, rng))
         planted["broken"].add(broken)
     return planted, split
 
 
 def altered(path: Path, rng: random.Random) -> bytes:
-    """A copy as it comes back from the web."""
+    """Return an altered copy, as one downloaded from elsewhere."""
     image = ImageOps.exif_transpose(Image.open(path, formats=["JPEG", "PNG"])).convert("RGB")
     how = rng.choice(("encoded", "resized", "trimmed", "all"))
     if how in ("trimmed", "all"):
@@ -170,7 +170,7 @@ def altered(path: Path, rng: random.Random) -> bytes:
 
 
 def damaged(data: bytes, number: int, rng: random.Random) -> bytes:
-    """One of ten kinds of broken files."""
+    """Return content damaged in one of ten ways."""
     half, middle = len(data) // 2, len(data) // 3
     kinds = (
         b"",
@@ -188,7 +188,7 @@ def damaged(data: bytes, number: int, rng: random.Random) -> bytes:
 
 
 def facts_of(audit: dict) -> dict[str, set]:
-    """The findings as sets: pairs of paths for copies, paths for the others."""
+    """Return the findings by kind: pairs of paths for copies, paths for the others."""
     facts: dict[str, set] = {
         "exact": set(),
         "near": set(),
@@ -214,7 +214,7 @@ def facts_of(audit: dict) -> dict[str, set]:
 
 
 def score(planted: dict, found: dict, known: dict) -> dict[str, dict[str, float]]:
-    """Precision and recall of each kind."""
+    """Return recall and precision of each kind."""
     exact_across = {pair for pair in planted["across"] if pair in found["exact"]}
     truth = planted | {
         "exact": planted["exact"] | exact_across,
@@ -222,13 +222,13 @@ def score(planted: dict, found: dict, known: dict) -> dict[str, dict[str, float]
     }
     table = {}
     for kind, faults in truth.items():
-        seen = found[kind] - (known[kind] if kind not in ("labels", "across") else set())
+        reported = found[kind] - (known[kind] if kind not in ("labels", "across") else set())
         if kind == "across":
-            seen -= known["near"] | known["exact"]
-        hits = len(seen & faults)
-        table[kind] = {"recall": hits / len(faults), "precision": hits / max(1, len(seen))}
+            reported -= known["near"] | known["exact"]
+        hits = len(reported & faults)
+        table[kind] = {"recall": hits / len(faults), "precision": hits / max(1, len(reported))}
         if kind == "labels":
-            fresh = seen - known["labels"]
+            fresh = reported - known["labels"]
             table[kind]["precision apart from untouched"] = hits / max(1, len(fresh))
     return table
 

@@ -1,6 +1,6 @@
-"""Commands in forked children of a process that has everything imported: torch's two seconds, once.
+"""Commands in forked children of a process that has torch loaded, and checks of what they leave.
 
-Also what the campaigns ask of a folder afterwards: is every file in it whole?
+Forking saves the two seconds of importing torch in each of hundreds of runs.
 """
 
 import hashlib
@@ -10,18 +10,19 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from vitft.cli import main as cli
-from vitft.models.checkpoint import digest_of, load_checkpoint
+from vitft.models.checkpoint import load_checkpoint, state_digest
 from vitft.system.errors import VitftError
 from vitft.training import stages
-from vitft.training.state import read
+from vitft.training.state import read_state
 
 
 def run(home: Path, words: list[str], prepare: Callable[[], object] = lambda: None) -> int:
-    """The exit code of a command; what it says is in home/said.txt. A state after every step."""
+    """Run a command in a child that saves a state after every step; return its exit code."""
     return os.waitstatus_to_exitcode(os.waitpid(start(home, words, prepare), 0)[1])
 
 
@@ -30,20 +31,42 @@ def start(
     words: list[str],
     prepare: Callable[[], object] = lambda: None,
     *,
-    often: bool = True,
+    every_step: bool = True,
+    log: str = "output.txt",
 ) -> int:
-    """The process of a command that goes on meanwhile; `often`: it saves after every step."""
+    """Start a command in a child and return its process id.
+
+    Args:
+        home: Folder of the log.
+        words: The command, without `vitft`.
+        prepare: Called in the child before the command.
+        every_step: Save a state after every step.
+        log: File in `home` that receives stdout and stderr; emptied first.
+    """
+    (home / log).write_bytes(b"")
     pid = os.fork()
-    if pid:
-        return pid
+    if not pid:
+        execute(home, words, prepare, every_step=every_step, log=log)
+    return pid
+
+
+def execute(
+    home: Path,
+    words: list[str],
+    prepare: Callable[[], object] = lambda: None,
+    *,
+    every_step: bool = True,
+    log: str = "output.txt",
+) -> NoReturn:
+    """Run a command in this process and end it without cleaning up."""
     code = 1
     try:
-        told = os.open(home / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(told, 1)
-        os.dup2(told, 2)
+        descriptor = os.open(home / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
         torch.set_num_threads(1)
-        if often:
-            stages.SAVE_S, stages.SAVE_SHARE = 0.0, 1e9
+        if every_step:
+            stages.SAVE_INTERVAL_S, stages.SAVE_FRACTION = 0.0, 1e9
         prepare()
         code = cli.main(words)
         sys.stdout.flush()
@@ -54,13 +77,13 @@ def start(
         os._exit(code)
 
 
-def said(home: Path) -> str:
-    """What the last command said."""
-    return (home / "said.txt").read_text(errors="replace")
+def output(home: Path, log: str = "output.txt") -> str:
+    """Return what the last command printed."""
+    return (home / log).read_text(errors="replace")
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """The sha256 of every file below a folder."""
+    """Return the sha256 of every file below a folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -69,30 +92,36 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """The same, of weights that of cards and tensors: safetensors' metadata have no fixed order."""
+    """Return `digests`, for checkpoints those of card and tensors.
+
+    safetensors writes its metadata in no fixed order, so equal checkpoints may differ in bytes.
+    """
     found = digests(folder)
     for name in (name for name in found if name.endswith("model.safetensors")):
         state, card = load_checkpoint(folder / name)
-        found[name] = digest_of(str(card), state)
+        found[name] = state_digest(str(card), state)
     return found
 
 
-def halves(folder: Path) -> list[str]:
-    """Files below a folder that have their final name and are not whole."""
+def incomplete(folder: Path) -> list[str]:
+    """Return the files below a folder that have their final name but incomplete content."""
     return [
         str(path.relative_to(folder))
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".") and not is_whole(path)
+        if path.is_file() and not path.name.startswith(".") and not is_complete(path)
     ]
 
 
-def is_whole(path: Path) -> bool:
-    """Whether a file can be read to its end; a log may have a torn last line until it is resumed."""
+def is_complete(path: Path) -> bool:
+    """Return whether a file can be read to its end.
+
+    The last line of metrics.jsonl may be cut until the run is resumed.
+    """
     try:
         if path.name == "model.safetensors":
             load_checkpoint(path)
         elif path.suffix == ".safetensors":
-            return read(path) is not None
+            return read_state(path) is not None
         elif path.suffix == ".json":
             json.loads(path.read_text())
         elif path.suffix == ".npz":

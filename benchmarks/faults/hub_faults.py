@@ -1,13 +1,14 @@
-"""What a user sees when the hub misbehaves: case, message, exit code, what stayed in the cache.
+"""`vitft weights fetch` while the hub misbehaves: message, exit code and cache of each case.
 
-    python -m benchmarks.faults.hub_faults              # from the top of the repository; about a minute
-    python -m benchmarks.faults.hub_faults C14 C23      # only these
+    python -m benchmarks.faults.hub_faults              # about a minute
+    python -m benchmarks.faults.hub_faults C14 C23      # only these cases
 
-Every case is `vitft weights fetch` or `vitft weights show` in a process of its own with an empty
-cache, against the loopback hub of tests/support/hub_server.py. Exit code 1 if a promise was broken: a
-traceback, a wrong exit code, a token in any output, a wrong blob in the cache, over 60 s.
+Every case is a process of its own with an empty cache, against the loopback hub of
+tests/support/hub_server.py. Exits with 1 after a violation: a traceback, a wrong exit code, a token in
+any output, a wrong file in the cache, or more than 60 s.
 """
 
+import argparse
 import contextlib
 import hashlib
 import os
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.faults.full_disk import disk
 from tests.support.hub_server import HubServer, Repo
 
 TOKEN = "hf_thisIsASecretThatNobodySees"
@@ -33,7 +35,7 @@ SIZE = 3_000_000
 
 @dataclass
 class Case:
-    """One situation; `prepare` runs between a first, good download and the one that counts."""
+    """One situation; `prepare` runs between a first, good download and the measured one."""
 
     number: str
     what: str
@@ -63,7 +65,7 @@ def blobs(cache: Path) -> list[Path]:
     return [p for p in cache.glob("hub/models--*/blobs/*") if p.is_file()]
 
 
-def rot(cache: Path) -> None:
+def flip_bit(cache: Path) -> None:
     blob = blobs(cache)[0]
     content = blob.read_bytes()
     blob.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -74,12 +76,12 @@ def truncate(cache: Path) -> None:
     blob.write_bytes(blob.read_bytes()[:1000])
 
 
-def nothing(cache: Path) -> None:
-    """The first download alone is the preparation."""
+def keep(cache: Path) -> None:
+    """Change nothing: the first download is the preparation."""
 
 
 DEAD = "http://127.0.0.1:9"
-HOLE = "hole"
+SILENT = "silent"
 CASES = [
     Case("C11", "repository unknown", repo="test/missing"),
     Case("C11", "revision unknown", revision="v9"),
@@ -97,10 +99,10 @@ CASES = [
     Case("C14", "name unknown to DNS", endpoint="http://hub.invalid"),
     Case("C14", "TLS spoken to a plain port", endpoint="https"),
     Case("C15", "429 with Retry-After, twice", fault="retry_after", times=2, code=0),
-    Case("C15", "503 on the question, twice", fault="busy", times=2, code=0),
+    Case("C15", "503 on the metadata, twice", fault="busy", times=2, code=0),
     Case("C16", "stall in mid-file, once", fault="stall", times=1, code=0),
     Case("C16", "stall, always", fault="stall"),
-    Case("C16", "no answer to the question", fault="mute"),
+    Case("C16", "no answer to the metadata request", fault="mute"),
     Case("C17", "body too short", fault="shorter"),
     Case("C17", "body too long", fault="longer"),
     Case("C17", "one bit flipped, once", fault="corrupt", times=1, code=0),
@@ -110,22 +112,22 @@ CASES = [
     Case("C18", "redirect loop", fault="loop"),
     Case("C18", "answer without a commit", fault="no_commit"),
     Case("C18", "answer without a digest", fault="no_etag"),
-    Case("C18", "API answer not JSON (not asked)", fault="bad_json", code=0),
-    Case("C19", "told offline, empty cache", environment={"HF_HUB_OFFLINE": "1"}),
-    Case("C19", "told offline, full cache", environment={"HF_HUB_OFFLINE": "1"}, code=0,
-         prepare=nothing),
-    Case("C19", "nobody listens, empty cache", endpoint=DEAD),
-    Case("C19", "nobody listens, full cache", endpoint=DEAD, code=0, prepare=nothing),
-    Case("C19", "packets lost, empty cache", endpoint=HOLE),
-    Case("C20", "repository changed since", code=0, prepare=nothing),
-    Case("C21", "../../evil.txt in the listing (not asked)", fault="traversal", code=0),
+    Case("C18", "API answer not JSON (not requested)", fault="bad_json", code=0),
+    Case("C19", "offline mode, empty cache", environment={"HF_HUB_OFFLINE": "1"}),
+    Case("C19", "offline mode, full cache", environment={"HF_HUB_OFFLINE": "1"}, code=0,
+         prepare=keep),
+    Case("C19", "connection refused, empty cache", endpoint=DEAD),
+    Case("C19", "connection refused, full cache", endpoint=DEAD, code=0, prepare=keep),
+    Case("C19", "packets lost, empty cache", endpoint=SILENT),
+    Case("C20", "repository changed since", code=0, prepare=keep),
+    Case("C21", "../../evil.txt in the listing (not requested)", fault="traversal", code=0),
     Case("C22", "kill -9 in mid-file, then again", fault="slow", times=1, code=0),
     Case("C22", "four processes at once", code=0),
     Case("C22", "cache cannot be written", environment={"HF_HOME": "/sys/vitft"}),
     Case("C22", "disk full (1 MB file system)", code=6),
-    Case("C23", "one bit rotted in the cache", code=0, prepare=rot),
-    Case("C23", "cut in the cache", code=0, prepare=truncate),
-    Case("C23", "rotted, and offline", prepare=rot, environment={"HF_HUB_OFFLINE": "1"}),
+    Case("C23", "one bit flipped in the cache", code=0, prepare=flip_bit),
+    Case("C23", "truncated in the cache", code=0, prepare=truncate),
+    Case("C23", "bit flipped, and offline", prepare=flip_bit, environment={"HF_HUB_OFFLINE": "1"}),
     Case("C24", "Xet announced, its storage out of reach", fault="xet", code=0),
 ]  # fmt: skip
 
@@ -158,7 +160,7 @@ def finish(process: subprocess.Popen[str]) -> Outcome:
 
 @contextlib.contextmanager
 def silence() -> Iterator[str]:
-    """An address where connecting has no answer: a queue of one that is full and never read."""
+    """Yield an address that never answers: its queue of one connection is full."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         clients = [socket.socket() for _ in range(3)]
         for client in clients:
@@ -169,21 +171,9 @@ def silence() -> Iterator[str]:
             client.close()
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[bool]:
-    """A file system of 1 MB at `folder`, where this process may mount one."""
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)],
-                          capture_output=True, check=False)  # fmt: skip
-    try:
-        yield done.returncode == 0
-    finally:
-        if done.returncode == 0:
-            subprocess.run(["umount", str(folder)], check=False)
-
-
-def play(case: Case, cache: Path, server: HubServer) -> Outcome | None:
+def run_case(case: Case, cache: Path, server: HubServer) -> Outcome | None:
     endpoint = case.endpoint or server.endpoint
-    if endpoint == HOLE:
+    if endpoint == SILENT:
         with silence() as endpoint:
             return finish(start(case, cache, endpoint))
     if endpoint == "https":
@@ -206,7 +196,7 @@ def play(case: Case, cache: Path, server: HubServer) -> Outcome | None:
         worst = max(outcomes, key=lambda o: o.code)
         return Outcome(worst.code, max(o.seconds for o in outcomes), worst.text)
     if "1 MB" in case.what:
-        with small_disk(cache) as mounted:
+        with disk(cache, 2**20) as mounted:
             outcome = finish(start(case, cache, endpoint)) if mounted else None
             case.environment["seen"] = state(cache)
             return outcome
@@ -214,7 +204,7 @@ def play(case: Case, cache: Path, server: HubServer) -> Outcome | None:
 
 
 def state(cache: Path) -> str:
-    """What is in the cache: good blobs, wrong ones, partial ones."""
+    """Return the number of good, wrong and partial files in the cache."""
     good = wrong = partial = 0
     for path in blobs(cache):
         if path.name.endswith(".incomplete"):
@@ -226,10 +216,10 @@ def state(cache: Path) -> str:
     return ", ".join(f"{n} {kind}" for kind, n in counts.items() if n) or "nothing"
 
 
-def broken_promises(case: Case, outcome: Outcome, kept: str, server: HubServer) -> list[str]:
+def violations(case: Case, outcome: Outcome, kept: str, server: HubServer) -> list[str]:
     broken = []
     if case.code >= 0 and outcome.code != case.code:
-        broken.append(f"exit code {outcome.code}, promised {case.code}")
+        broken.append(f"exit code {outcome.code}, expected {case.code}")
     if "Traceback" in outcome.text or outcome.code == 1:
         broken.append("a traceback")
     if TOKEN in outcome.text or "hf_wrong" in outcome.text:
@@ -237,16 +227,19 @@ def broken_promises(case: Case, outcome: Outcome, kept: str, server: HubServer) 
     if server.tokens["cdn"]:
         broken.append("the token at the CDN")
     if "WRONG" in kept:
-        broken.append("a wrong blob kept")
+        broken.append("a wrong file in the cache")
     if outcome.seconds > 60:
         broken.append("over 60 s")
     if case.number == "C19" and outcome.code and outcome.seconds > 2.5:
-        broken.append("offline not said within 2 s (and 0.5 s to start)")
+        broken.append("offline error later than 2 s (and 0.5 s to start)")
     return broken
 
 
-def main(wanted: list[str]) -> int:
-    broken_count = 0
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", help="numbers such as C14; all by default")
+    wanted = parser.parse_args().cases
+    total = 0
     print(f"{'case':<5}{'situation':<44}{'exit':>4}{'s':>6}  {'in the cache':<18}last message")
     for case in CASES:
         if wanted and case.number not in wanted:
@@ -255,27 +248,27 @@ def main(wanted: list[str]) -> int:
         repos = {"test/model": repo, "test/empty": Repo({})}
         with tempfile.TemporaryDirectory() as folder, HubServer(repos) as server:
             cache = Path(folder)
-            outcome = play(case, cache, server)
+            outcome = run_case(case, cache, server)
             if outcome is None:
                 print(f"{case.number:<5}{case.what:<44} not run: no permission to mount")
                 continue
             kept = case.environment.pop("seen", "") or state(cache)
-            broken = broken_promises(case, outcome, kept, server)
-        broken_count += len(broken)
+            broken = violations(case, outcome, kept, server)
+        total += len(broken)
         lines = [line for line in outcome.text.splitlines() if line.strip()]
-        said = next((line for line in lines if "error:" in line), lines[-1] if lines else "")
+        message = next((line for line in lines if "error:" in line), lines[-1] if lines else "")
         if not outcome.code:
             notes = [x for x in lines if "again" in x or "damaged" in x]
             commit = next((x.split()[1][:6] for x in lines if x.startswith("commit:")), "")
-            said = f"commit {commit}" + (f"; {notes[0]}" if notes else "")
-        said = said.replace(server.endpoint, "HUB").replace(folder, "CACHE")
+            message = f"commit {commit}" + (f"; {notes[0]}" if notes else "")
+        message = message.replace(server.endpoint, "HUB").replace(folder, "CACHE")
         print(f"{case.number:<5}{case.what:<44}{outcome.code:>4}{outcome.seconds:>6.1f}  "
-              f"{kept:<18}{said}", flush=True)  # fmt: skip
-        for promise in broken:
-            print(f"     BROKEN: {promise}", flush=True)
-    print(f"broken promises: {broken_count}")
-    return int(broken_count > 0)
+              f"{kept:<18}{message}", flush=True)  # fmt: skip
+        for each in broken:
+            print(f"     VIOLATION: {each}", flush=True)
+    print(f"violations: {total}")
+    return int(total > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,13 +1,13 @@
-"""Processes of a team that are killed at random moments: does the rest end, does the run go on?
+"""Processes of a distributed run that are killed at random moments, and the run resumed.
 
     python -m benchmarks.faults.rank_kills                     # 50 kills, 10 of them under torchrun
 
-Two gloo processes train one model. One of them, drawn at random, is sent SIGKILL after a random
-time; the other, told by SIGTERM as torchrun does, has to end within 15 s. Then both are started again with resume, until
-the run ends with the weights, log and figures of an undisturbed one. Most of the kills hit
-processes that were forked, with the environment that torchrun gives; the rest run under torchrun
-itself, which starts them again (--max-restarts). At the end one process is stopped (SIGSTOP)
-instead: the other has to give up when its patience ends.
+Two gloo processes train one model. One of them, drawn at random, receives SIGKILL after a random time;
+the other, which receives SIGTERM as from torchrun, must end within 15 s. Then both are started again
+and resume, until the run ends with the weights, log and metrics of an undisturbed one. Most kills
+hit forked processes with the environment that torchrun gives; the others run under torchrun
+itself, which restarts them (--max-restarts). At the end one process is stopped (SIGSTOP) instead: the
+other must give up after train.timeout.
 """
 
 import argparse
@@ -24,38 +24,48 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.faults.kills import SETTINGS, child, has_begun, outcome, prepare
-from vitft.training import stages
+from benchmarks.faults import forked
+from benchmarks.faults.small_run import (
+    AUGMENTED,
+    TRAINING,
+    clear_unbegun,
+    command,
+    has_begun,
+    prepare,
+    result,
+)
+from benchmarks.timing import counts
 
-SETTINGS["optim"]["epochs"] = 5
+OPTIONS = (*AUGMENTED, *TRAINING, "--epochs", "5")
 LIMIT_S = 15.0
-"""After which the survivor counts as hanging."""
+"""The survivor counts as hanging after this time."""
 
 
 def free_port() -> int:
-    """A port nobody listens on just now."""
+    """Return a port on which nobody listens at the moment."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
 
-def launch(home: Path, out: Path) -> list[int]:
-    """Fork two processes as torchrun would start them; returns their ids by rank."""
+def launch(home: Path, out: Path, *options: str) -> list[int]:
+    """Fork two processes as torchrun would start them; return their ids by rank."""
     port = free_port()
-    begun = has_begun(out)
-    pids = []
-    for rank in range(2):
-        pid = os.fork()
-        if pid == 0:
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            child(home, out, begun=begun)
-        pids.append(pid)
-    return pids
+    clear_unbegun(out)
+    words = command(home, out, *OPTIONS, *options)
+
+    def join(rank: int) -> None:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+    return [
+        forked.start(home, words, lambda rank=rank: join(rank), log=f"rank{rank}.txt")  # type: ignore[misc]
+        for rank in range(2)
+    ]
 
 
 def ended(pids: list[int], within_s: float) -> dict[int, int]:
-    """Exit codes of those processes that ended in time."""
+    """Return the exit codes of those processes that end in time."""
     codes: dict[int, int] = {}
     deadline = time.monotonic() + within_s
     while len(codes) < len(pids) and time.monotonic() < deadline:
@@ -69,7 +79,7 @@ def ended(pids: list[int], within_s: float) -> dict[int, int]:
 
 
 class Score:
-    """What came of the kills."""
+    """Counts over all kills."""
 
     def __init__(self) -> None:
         self.runs = self.kills = self.hangs = self.lost = self.different = 0
@@ -77,87 +87,87 @@ class Score:
         self.slowest_s = 0.0
 
     def line(self, name: str) -> str:
-        """One campaign in one line."""
-        told = ", ".join(f"{code}: {count}" for code, count in sorted(self.codes.items()))
         return (
             f"{name}: {self.kills} kills in {self.runs} runs, {self.hangs} hangs over "
             f"{LIMIT_S:.0f} s (slowest end {self.slowest_s:.1f} s), {self.lost} lost, "
-            f"{self.different} different; exit codes of survivors {told}"
+            f"{self.different} different; exit codes of survivors {counts(self.codes)}"
         )
 
 
-def forked(home: Path, kills: int, whole_s: float, wanted: object, rng: random.Random) -> Score:
-    """Kill one of two forked processes until there were so many kills."""
-    score = Score()
+def kill_forked(home: Path, kills: int, whole_s: float, wanted: object) -> Score:
+    """Kill one of two forked processes, again and again, and resume the run."""
+    rng, score = random.Random(0), Score()
     while score.kills < kills:
         score.runs += 1
         out = home / f"run-{score.runs}"
-        patience_s = whole_s
+        longest_s = whole_s
         while True:
             pids = launch(home, out)
-            delay_s = rng.uniform(0.0, patience_s) if score.kills < kills else 300.0
+            delay_s = rng.uniform(0.0, longest_s) if score.kills < kills else 300.0
             codes = ended(pids, delay_s)
-            patience_s *= 1.3  # so that a run comes to its end on a busy machine, too
-            if len(codes) < 2:
-                victim = rng.choice([pid for pid in pids if pid not in codes])
-                os.kill(victim, signal.SIGKILL)
-                score.kills += 1
-                killed_at = time.monotonic()
-                left = [pid for pid in pids if pid not in codes]
-                for pid in left:
-                    if pid != victim:  # torchrun tells the rest to end, too
-                        os.kill(pid, signal.SIGTERM)
-                codes |= ended(left, LIMIT_S)
-                score.slowest_s = max(score.slowest_s, time.monotonic() - killed_at)
-                for pid in set(left) - codes.keys():
-                    score.hangs += 1
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                score.codes.update(code for pid, code in codes.items() if pid != victim)
-                if {code for pid, code in codes.items() if pid != victim} <= {0, 6, 143, -15}:
-                    if score.kills % 10 == 0:
-                        print(score.line("so far"), flush=True)
-                    continue
+            longest_s *= 1.3  # so that a run reaches its end on a busy machine, too
+            if len(codes) < 2 and kill_one(pids, codes, rng, score):
+                continue
             if any(codes.values()):
                 score.lost += 1
                 print(f"lost: exit codes {sorted(codes.values())}", flush=True)
                 break
-            score.different += outcome(out) != wanted
+            score.different += result(out) != wanted
             break
         shutil.rmtree(out, ignore_errors=True)
     return score
 
 
-def descendants(pid: int) -> list[int]:
-    """The processes that a process started."""
+def kill_one(pids: list[int], codes: dict[int, int], rng: random.Random, score: Score) -> bool:
+    """Kill one running process; return whether the other one ended as it should."""
+    left = [pid for pid in pids if pid not in codes]
+    victim = rng.choice(left)
+    os.kill(victim, signal.SIGKILL)
+    score.kills += 1
+    killed_at = time.monotonic()
+    for pid in left:
+        if pid != victim:  # as torchrun does
+            os.kill(pid, signal.SIGTERM)
+    codes |= ended(left, LIMIT_S)
+    score.slowest_s = max(score.slowest_s, time.monotonic() - killed_at)
+    for pid in set(left) - codes.keys():
+        score.hangs += 1
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    survivors = [code for pid, code in codes.items() if pid != victim]
+    score.codes.update(survivors)
+    if score.kills % 10 == 0:
+        print(score.line("so far"), flush=True)
+    return {*survivors} <= {0, 6, 143, -15}
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process started."""
     with contextlib.suppress(OSError):
         return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
 
 
-def under_torchrun(home: Path, kills: int, wanted: object, rng: random.Random) -> Score:
+def kill_under_torchrun(home: Path, kills: int, wanted: object) -> Score:
     """Kill one of torchrun's two processes once per run; torchrun starts both again."""
-    score = Score()
+    rng, score = random.Random(1), Score()
     for number in range(kills):
         out = home / f"torchrun-{number}"
         words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
         own = ["-m", "benchmarks.faults.rank_kills", "--as-rank", str(home), str(out)]
-        with (home / "torchrun.txt").open("ab") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", *words, *own],
-                stdout=said,
-                stderr=said,
-            )
+        with (home / "torchrun.txt").open("ab") as log:
+            launcher = [sys.executable, "-m", "torch.distributed.run", *words, *own]
+            process = subprocess.Popen(launcher, stdout=log, stderr=log)
         score.runs += 1
         while not has_begun(out) and process.poll() is None:
             time.sleep(0.01)
         time.sleep(rng.uniform(0.0, 1.0))
-        pids = descendants(process.pid)
+        pids = children(process.pid)
         if len(pids) == 2:
             os.kill(rng.choice(pids), signal.SIGKILL)
             score.kills += 1
             killed_at = time.monotonic()
-            while set(pids) & set(descendants(process.pid)):
+            while set(pids) & set(children(process.pid)):
                 if time.monotonic() - killed_at > LIMIT_S:
                     score.hangs += 1
                     break
@@ -165,16 +175,15 @@ def under_torchrun(home: Path, kills: int, wanted: object, rng: random.Random) -
             score.slowest_s = max(score.slowest_s, time.monotonic() - killed_at)
         code = process.wait()
         score.lost += code != 0
-        score.different += code == 0 and outcome(out) != wanted
+        score.different += code == 0 and result(out) != wanted
     return score
 
 
-def stopped(home: Path) -> str:
-    """What the other process says when one is stopped and does not go on."""
-    SETTINGS["train"]["timeout"] = 5.0
-    (home / "said.txt").unlink(missing_ok=True)
-    pids = launch(home, home / "stopped")
-    while not (home / "stopped" / "resume").exists():
+def stop_one(home: Path) -> str:
+    """Stop one process; report how and when the other one gives up."""
+    out = home / "stopped"
+    pids = launch(home, out, "--set", "train.timeout=5.0")
+    while not (out / "resume").exists():
         time.sleep(0.01)
     os.kill(pids[1], signal.SIGSTOP)
     begun = time.monotonic()
@@ -182,19 +191,21 @@ def stopped(home: Path) -> str:
     waited = time.monotonic() - begun
     os.kill(pids[1], signal.SIGKILL)
     os.waitpid(pids[1], 0)
-    lines = (home / "said.txt").read_text().splitlines()
-    said = [line for line in lines if "of the training" in line or "fix:" in line]
-    return f"one stopped, patience 5 s: exit code {code} after {waited:.1f} s: {' '.join(said)}"
+    lines = forked.output(home, "rank0.txt").splitlines()
+    said = [line for line in lines if "error:" in line or "fix:" in line]
+    return f"one stopped, timeout 5 s: exit code {code} after {waited:.1f} s: {' '.join(said)}"
 
 
 def as_rank(home: Path, out: Path) -> None:
-    """One process under torchrun, as `python -m vitft` would be; never returns."""
+    """Run as one process under torchrun, as `python -m vitft` would; never returns."""
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    child(home, out, begun=again and has_begun(out))
+    if not again and os.environ["RANK"] == "0":
+        clear_unbegun(out)
+    forked.execute(home, command(home, out, *OPTIONS), log="ranks.txt")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--torchrun-kills", type=int, default=10)
     parser.add_argument("--as-rank", nargs=2, type=Path, help=argparse.SUPPRESS)
@@ -203,18 +214,16 @@ def main() -> None:
         as_rank(*args.as_rank)
     home = Path(tempfile.mkdtemp(prefix="vitft-ranks-"))
     os.environ["HOME"] = str(home)
-    stages.SAVE_S, stages.SAVE_SHARE = 0.0, 1e9
     prepare(home, per_class=10, width=32, depth=2)
-    rng = random.Random(0)
     assert list(ended(launch(home, home / "first"), 120.0).values()) == [0, 0]
     begun = time.monotonic()
     assert list(ended(launch(home, home / "whole"), 120.0).values()) == [0, 0]
     whole_s = time.monotonic() - begun
-    wanted = outcome(home / "whole")
+    wanted = result(home / "whole")
     print(f"undisturbed: {whole_s:.1f} s", flush=True)
-    print(forked(home, args.kills, whole_s, wanted, rng).line("forked"), flush=True)
-    print(stopped(home), flush=True)
-    print(under_torchrun(home, args.torchrun_kills, wanted, rng).line("torchrun"), flush=True)
+    print(kill_forked(home, args.kills, whole_s, wanted).line("forked"), flush=True)
+    print(stop_one(home), flush=True)
+    print(kill_under_torchrun(home, args.torchrun_kills, wanted).line("torchrun"), flush=True)
     shutil.rmtree(home)
 
 

@@ -1,15 +1,15 @@
-"""Damaged weight files: how many end in a sentence, a traceback, a hang, or are taken for good.
+"""Damaged weight files: how many end in an error message, a traceback or a hang, or are accepted.
 
-    python -m benchmarks.faults.weight_mutants                 # 10,000 .safetensors, 1,000 .pth, 1,000 .npz
-    python -m benchmarks.faults.weight_mutants 500             # a twentieth of that
+    python -m benchmarks.faults.weight_mutants             # 10,000 .safetensors, 1,000 .pth, 1,000 .npz
+    python -m benchmarks.faults.weight_mutants --count 500     # a twentieth of that
 
-Each mutant is a small good file with bytes flipped, cut, doubled, overwritten or shuffled, mostly
-in its header. It is opened as `load_pretrained` does, in this process, first without a digest and
-then with the digest of the good file. Exit code 1 on a traceback, on a hang over 2 s, or on a
-mutant that is accepted although its digest is known. The control is a reader without a digest:
-it must accept some.
+Each mutant is a small valid file with bytes flipped, cut, doubled, overwritten or swapped, mostly in its
+header. It is opened as `load_pretrained` does, in this process, first without a digest and then with the
+digest of the valid file. Exits with 1 after a traceback, a hang of more than 2 s, or a mutant that is
+accepted although its digest is known. The control reads without a digest: it must accept some.
 """
 
+import argparse
 import collections
 import hashlib
 import io
@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tests.models.pretrained.test_flavours import google_arrays, random_weights
-from vitft.models.pretrained.source import open_source
+from vitft.models.pretrained.weights import open_pretrained
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import VitftError
 
@@ -36,7 +36,7 @@ SEED = 20261121
 
 
 def good_files() -> dict[str, bytes]:
-    """One file of every suffix, with the same weights."""
+    """Return a valid file of each suffix, with the same weights."""
     state = random_weights(CONFIG)
     pickled, archived = io.BytesIO(), io.BytesIO()
     torch.save(state, pickled)
@@ -49,7 +49,7 @@ def good_files() -> dict[str, bytes]:
 
 
 def mutate(content: bytes, rng: random.Random, header: int) -> bytes:
-    """One to four wounds, three in four of them within the first `header` bytes."""
+    """Damage content in one to four places, three in four of them in the first `header` bytes."""
     data = bytearray(content)
     for _ in range(rng.randint(1, 4)):
         if not data:
@@ -77,29 +77,29 @@ def mutate(content: bytes, rng: random.Random, header: int) -> bytes:
 
 
 def outcome(path: Path, sha256: str | None) -> tuple[str, float, str]:
-    """accepted, refused or traceback; seconds; and what was said."""
+    """Open a file; return accepted, refused or traceback, the seconds, and the message."""
     begun = time.perf_counter()
     try:
-        source = open_source(path, allow_pickle=True, sha256=sha256)
-        kind, said = "accepted", check_shapes(source.tensors)
+        source = open_pretrained(path, allow_pickle=True, sha256=sha256)
+        kind, message = "accepted", check_shapes(source.tensors)
     except VitftError as error:
-        kind, said = "refused", error.problem
+        kind, message = "refused", error.problem
     except MemoryError as error:
-        kind, said = "traceback", f"MemoryError {error}"
+        kind, message = "traceback", f"MemoryError {error}"
     except Exception as error:
-        kind, said = "traceback", f"{type(error).__name__}: {error}"
-    return kind, time.perf_counter() - begun, said
+        kind, message = "traceback", f"{type(error).__name__}: {error}"
+    return kind, time.perf_counter() - begun, message
 
 
 def check_shapes(tensors: object) -> str:
-    """What is accepted has names and shapes of a model; `open_source` promises it."""
+    """Assert that accepted content maps names to tensors, as `open_pretrained` states."""
     assert isinstance(tensors, dict)
     assert all(isinstance(tensor, Tensor) for tensor in tensors.values())
     return ""
 
 
 def campaign(suffix: str, content: bytes, count: int, folder: Path) -> collections.Counter[str]:
-    """Counts over `count` mutants of one good file."""
+    """Open `count` mutants of one valid file and count the outcomes."""
     rng = random.Random(f"{SEED}{suffix}")
     digest = hashlib.sha256(content).hexdigest()
     header = 8 + int.from_bytes(content[:8], "little") if suffix == ".safetensors" else 4000
@@ -111,20 +111,22 @@ def campaign(suffix: str, content: bytes, count: int, folder: Path) -> collectio
             counts["unchanged"] += 1
             continue
         path.write_bytes(mutant)
-        kind, seconds, said = outcome(path, None)
+        kind, seconds, message = outcome(path, None)
         counts[kind] += 1
         counts["hangs"] += seconds > 2
         counts["slowest ms"] = max(counts["slowest ms"], round(1000 * seconds))
         if kind == "traceback":
-            print(f"{suffix}: {said[:200]}")
+            print(f"{suffix}: {message[:200]}")
             Path(tempfile.gettempdir(), f"mutant-{counts[kind]}{suffix}").write_bytes(mutant)
         counts[f"with digest: {outcome(path, digest)[0]}"] += 1
     return counts
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=10_000, help="mutants of .safetensors")
+    count = parser.parse_args().count
     torch.set_num_threads(1)
-    count = int(arguments[0]) if arguments else 10_000
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         for suffix, content in good_files().items():
@@ -139,9 +141,9 @@ def main(arguments: list[str]) -> int:
                   f"{time.perf_counter() - begun:.0f} s: {shown}", flush=True)  # fmt: skip
             failed += counts["traceback"] + counts["hangs"] + counts["with digest: accepted"]
             failed += counts["accepted"] == 0  # the control
-    print("all promises kept" if not failed else f"BROKEN: {failed}")
+    print("no violations" if not failed else f"violations: {failed}")
     return int(failed > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

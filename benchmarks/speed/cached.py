@@ -1,18 +1,17 @@
-"""What the cache promises, measured on whole processes.
+"""The feature cache: warm runs, killed passes, and training behind the cut.
 
 python -m benchmarks.speed.cached --data DIR --weights FILE [--checks warm kill blocks] [--images 4000]
 
-warm    a second run with other hyper-parameters over `--images` images: seconds beside those of a
-        process that only imports what finetune imports
-kill    SIGKILL at 20 random moments of the pass, run again each time; the final rows against
-        those of an undisturbed cache, bit for bit
-blocks  --freeze blocks:2 through the cut and through the ordinary loop (the whole model, the
-        frozen part in front run again each epoch), fp32, no augmentation: losses and seconds
+warm    a second run with other hyperparameters over `--images` images, beside a process that only
+        imports what finetune imports
+kill    SIGKILL at 20 random moments of the pass, each time followed by another run; the rows in the
+        end, bit for bit, against those of an undisturbed cache
+blocks  --freeze blocks:2 on cached features, and through the ordinary loop that runs the whole model
+        in each epoch, in float32 without augmentation: losses and seconds
 """
 
 import argparse
 import json
-import os
 import random
 import signal
 import subprocess
@@ -23,18 +22,18 @@ from pathlib import Path
 
 import torch
 
-from vitft.config.run import from_table
+from benchmarks.folders import link_images
+from benchmarks.timing import run_vitft
 from vitft.data.folder import scan
 from vitft.features.cut import cut_model
-from vitft.features.extract import Extractor, plain
-from vitft.models.freeze import freeze_model
+from vitft.features.extract import Extractor
+from vitft.features.views import eval_view
 from vitft.models.pretrained import load_pretrained
-from vitft.training.loop import Batch, fit
 
 
 def finetune(data: Path, weights: Path, cache: Path, out: Path, *more: str) -> float:
-    """Seconds of one whole process."""
-    words = [
+    """Return the seconds of `vitft finetune` as a whole process."""
+    paths = [
         "--data",
         str(data),
         "--weights",
@@ -44,15 +43,11 @@ def finetune(data: Path, weights: Path, cache: Path, out: Path, *more: str) -> f
         "--out",
         str(out),
     ]
-    begin = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "vitft", "finetune", *words, *more], check=True, capture_output=True
-    )
-    return time.perf_counter() - begin
+    return run_vitft("finetune", *paths, *more)
 
 
 def many(data: Path, into: Path, count: int) -> Path:
-    """`count` different files: the images again and again, with a few bytes behind the end."""
+    """Write `count` different files: the images repeated, with a few bytes after their end."""
     labels = sorted(p for p in data.iterdir() if p.is_dir())
     for label in labels:
         (into / label.name).mkdir(parents=True)
@@ -94,7 +89,7 @@ def kill(data: Path, weights: Path, into: Path) -> None:
         )
         assert child.stderr is not None
         for line in child.stderr:
-            if line.startswith("training head"):  # the pass begins now
+            if line.startswith("training head"):  # printed just before the pass
                 break
         time.sleep(rng.uniform(0, 4))
         if child.poll() is None:
@@ -107,8 +102,8 @@ def kill(data: Path, weights: Path, into: Path) -> None:
     assert prefix is not None
     for name in ("killed", "undisturbed"):
         extractor = Extractor(prefix, folder=into / name, precision="bf16", max_pixels=10**8)
-        view = plain(report.transform)
-        checked = extractor.examine(scan(data), view, allow_bad=True, progress=lambda _: None)
+        view = eval_view(report.transform)
+        checked = extractor.inspect(scan(data), view, allow_bad=True, progress=lambda _: None)
         rows[name] = extractor.rows([file.sha256 for file in checked.good], view)
         computed[name] = extractor.computed
     left = list((into / "killed").rglob(".*.rows*"))
@@ -119,58 +114,34 @@ def kill(data: Path, weights: Path, into: Path) -> None:
     )
 
 
+UNCUT = """
+import sys
+import vitft.features.pipeline
+from vitft.cli.main import main
+from vitft.features.cut import cut_model
+vitft.features.pipeline.cut_model = lambda model, _: cut_model(model, "none")
+sys.exit(main(sys.argv[1:]))
+"""
+"""vitft, running the whole model in each epoch whatever is frozen."""
+
+
 def blocks(data: Path, weights: Path, into: Path, epochs: int = 5) -> None:
-    settings = ["--freeze", "blocks:2", "--epochs", str(epochs), "--batch-size", "16", "--lr", "1e-4",
-                "--set", "train.precision=fp32", "--set", "optim.weight_decay=0.0"]  # fmt: skip
-    cut_s = finetune(data, weights, into / "blocks", into / "cut", *settings)
-    lines = (into / "cut" / "metrics.jsonl").read_text().splitlines()
-    cut_losses = [json.loads(line)["train_loss"] for line in lines]
-    # The ordinary loop: every batch goes through the whole model, in the same order.
-    from vitft.data.split import Manifest
-    from vitft.training.batches import Feed
-
-    config = from_table(
-        {
-            "data": {"path": str(data)},
-            "weights": {"name": str(weights)},
-            "train": {"freeze": "blocks:2", "precision": "fp32"},
-            "optim": {"epochs": epochs, "batch_size": 16, "lr": 1e-4, "weight_decay": 0.0},
-        }
-    )
-    begin = time.perf_counter()
-    manifest = Manifest.read(into / "cut" / "split.csv", data)
-    model, report = load_pretrained(weights, num_classes=len(manifest.classes))
-    freeze_model(model, "blocks:2")
-    whole = cut_model(model, "none")
-    feed = Feed(config=config, manifest=manifest, transform=report.transform, cut=whole,
-                extractor=None, device=torch.device("cpu"))  # fmt: skip
-    losses: list[float] = []
-    total = [0.0, 0]
-
-    def on_step(step: object) -> None:
-        total[0] += step.loss * step.images  # type: ignore[attr-defined]
-        total[1] += step.images  # type: ignore[attr-defined]
-
-    def on_epoch(_: int) -> None:
-        losses.append(total[0] / total[1])
-        total[:] = [0.0, 0]
-        model.eval()
-        with torch.inference_mode():
-            for batch in feed.validation()():
-                model(batch.inputs)
-
-    batches = feed.training()
-
-    def unchanged(epoch: int) -> "list[Batch]":
-        return batches(epoch)  # type: ignore[return-value]
-
-    fit(model, unchanged, steps_per_epoch=-(-len(manifest.train) // 16), spec=config.optim,
-        on_step=on_step, on_epoch=on_epoch)  # type: ignore[arg-type] # fmt: skip
-    ordinary_s = time.perf_counter() - begin
-    worst = max(abs(a - b) for a, b in zip(cut_losses, losses, strict=True))
-    print(f"| blocks:2, {epochs} epochs | cut {cut_s:.1f} s (whole process) | ordinary loop "
-          f"{ordinary_s:.1f} s (in process) | {ordinary_s / cut_s:.1f}x | losses {cut_losses[0]:.4f} ... "
-          f"{cut_losses[-1]:.4f}, largest difference {worst:.1e} |")  # fmt: skip
+    words = ["finetune", "--data", str(data), "--weights", str(weights), "--freeze", "blocks:2"]
+    words += ["--epochs", str(epochs), "--batch-size", "16", "--lr", "1e-4"]
+    words += ["--set", "train.precision=fp32", "--set", "optim.weight_decay=0.0"]
+    begun = time.perf_counter()
+    command = [sys.executable, "-c", UNCUT, *words, "--out", str(into / "ordinary")]
+    subprocess.run(command, check=True, capture_output=True)
+    ordinary_s = time.perf_counter() - begun
+    cut_s = run_vitft(*words, "--out", str(into / "cut"), "--cache", str(into / "blocks"))
+    lines = [
+        (into / name / "metrics.jsonl").read_text().splitlines() for name in ("cut", "ordinary")
+    ]
+    losses = [[json.loads(line)["train_loss"] for line in each] for each in lines]
+    worst = max(abs(a - b) for a, b in zip(*losses, strict=True))
+    print(f"| blocks:2, {epochs} epochs | cut {cut_s:.1f} s | ordinary loop {ordinary_s:.1f} s | "
+          f"{ordinary_s / cut_s:.1f}x | losses {losses[0][0]:.4f} ... {losses[0][-1]:.4f}, "
+          f"largest difference {worst:.1e} |")  # fmt: skip
 
 
 def main() -> None:
@@ -185,12 +156,8 @@ def main() -> None:
         if "kill" in args.checks:
             kill(args.data, args.weights, into)
         if "blocks" in args.checks:
-            small = into / "small"
-            for label in sorted(p for p in args.data.iterdir() if p.is_dir()):
-                (small / label.name).mkdir(parents=True)
-                for image in sorted(label.iterdir())[:40]:
-                    os.symlink(image.resolve(), small / label.name / image.name)
-            blocks(small, args.weights, into)
+            link_images(args.data, into / "small", 200, 0)
+            blocks(into / "small" / "train", args.weights, into)
         if "warm" in args.checks:
             warm(args.data, args.weights, into, args.images)
 

@@ -1,16 +1,17 @@
-"""Decode and resize, one core: our ways against the tutorial's and timm's, in thread seconds.
+"""Decoding and resizing on one core: vitft, the tutorial's transform and timm's, in thread seconds.
 
     python -m benchmarks.speed.decode --data DIR [--images 150] [--weights FILE]
 
-"exact" is `EvalTransform.pixels` behind `open_image`; "fast" is `fastview`, which the bf16 feature pass
-takes. Each way is compared with the peer's that gives the same view: bilinear 256 (the tutorial's) and
-bicubic 248 (timm's), both cut to 224. With --weights, the effect of the fast way on the logits is shown.
+"exact" is `EvalTransform.pixels` after `open_image`; "fast" is `fast_view`, which the bf16 feature pass
+uses. Each is compared with the peer that gives the same view: bilinear 256 (the tutorial's) and bicubic 248
+(timm's), both cropped to 224. With --weights, the effect of "fast" on the logits is printed.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ import torch
 from PIL import Image
 from torchvision import transforms as tv
 
+from benchmarks.timing import interleave
 from vitft.data.images import open_image
 from vitft.data.jpeg import fast_view
 from vitft.data.transforms import EvalTransform
+from vitft.models.pretrained import load_pretrained
 
 TUTORIAL = EvalTransform(crop=224 / 256, interpolation="bilinear")
 TIMM = EvalTransform(crop=0.9, interpolation="bicubic")
@@ -52,9 +55,9 @@ def exact(transform: EvalTransform) -> Callable[[Path], Any]:
 
 
 def normalised(ways: list[Any]) -> float:
-    """Seconds per image that normalising adds to ours (the peers' times include it).
+    """Return the seconds per image that normalising adds to ours (the peers' times include it).
 
-    In batches as large as those of the feature pass on a CPU.
+    Batches are as large as those of the feature pass on a CPU.
     """
     batch = torch.from_numpy(np.stack(ways[:16]))
     TIMM.normalise(batch)
@@ -81,13 +84,14 @@ def main() -> None:
         "ours exact, timm's view": exact(TIMM),
         "ours fast, timm's view": fast(TIMM),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(5):
-        for name, way in ways.items():
-            begin = time.thread_time()
-            for path in paths:
-                way(path)
-            seconds[name].append((time.thread_time() - begin) / len(paths))
+
+    def measure(way: Callable[[Path], Any]) -> float:
+        begin = time.thread_time()
+        for path in paths:
+            way(path)
+        return (time.thread_time() - begin) / len(paths)
+
+    seconds = interleave({name: partial(measure, way) for name, way in ways.items()}, 5)
     quick = [ways["ours fast, timm's view"](path) for path in paths]
     kept = [
         (q, ways["ours exact, timm's view"](p))
@@ -104,11 +108,9 @@ def main() -> None:
         print(f"| {name} | {us:.0f} | {base / us:.2f}x |")
     worst = max(int(np.abs(a.astype(int) - b.astype(int)).max()) for a, b in kept)
     over = np.mean([(np.abs(a.astype(int) - b.astype(int)) > 1).mean() for a, b in kept])
-    print(f"fast way taken for {len(kept)} of {len(paths)}; largest pixel difference {worst} of 255, "
+    print(f"fast decoding for {len(kept)} of {len(paths)}; largest pixel difference {worst} of 255, "
           f"{100 * over:.4f} % of values differ by more than 1")  # fmt: skip
     if args.weights:
-        from vitft.models.pretrained import load_pretrained
-
         model, report = load_pretrained(args.weights)
         with torch.inference_mode():
             a, b = (

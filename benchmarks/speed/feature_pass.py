@@ -1,17 +1,17 @@
-"""The feature pass against its physical floors, in one process, interleaved.
+"""The pass that computes features, compared with its lower bounds, interleaved in one process.
 
-    python -m benchmarks.speed.feature_pass --data DIR [--model vit_tiny_patch16_224] [--images 160] [--repeats 5]
+    python -m benchmarks.speed.feature_pass --data DIR [--model vit_tiny_patch16_224] [--images 160]
+        [--repeats 5]
 
-    pass     read + hash + decode + view + prefix, as `finetune` runs it (one worker per core)
-    forward  the prefix alone on the same images, already decoded, with the same workers
-    gemm     the largest matrix product of the model alone: the peak of this machine, now
+    pass     read, hash, decode, resize and run the prefix, as `finetune` does (one worker per core)
+    forward  the prefix alone, on images that are already decoded, with the same workers
+    gemm     the largest matrix product of the model alone: the peak of this machine at the moment
 
-`pass / forward` is what everything around the model costs; `forward / gemm` is the share of the peak
-in operations that are really executed (the class token's last block counts what it computes).
+`pass / forward` is the cost of everything around the model; `forward / gemm` is the fraction of the peak
+that is reached, counting the operations that are executed (the last block computes the class token only).
 """
 
 import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,18 +20,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.speed.frozen import link_images
+from benchmarks.folders import link_images
+from benchmarks.timing import median_range
 from vitft.data.folder import scan
 from vitft.data.loading import in_order
 from vitft.data.transforms import EvalTransform
 from vitft.features.cut import cut_model, run_prefix
-from vitft.features.extract import Extractor, batch_size, plain
+from vitft.features.extract import Extractor, batch_size
+from vitft.features.views import eval_view
 from vitft.models.registry import create_model
 from vitft.models.vit_config import ViTConfig
 
 
 def operations(config: ViTConfig) -> float:
-    """Multiply-adds x 2 of one image through the prefix as executed: a lean last block."""
+    """Return the floating-point operations of the prefix for one image, as they are executed."""
     n, d, hidden = (
         1 + config.grid[0] * config.grid[1],
         config.width,
@@ -44,7 +46,7 @@ def operations(config: ViTConfig) -> float:
 
 
 def in_workers(job: Callable[[int], object], count: int, workers: int) -> float:
-    """Seconds for `count` jobs on `workers` threads of one core each."""
+    """Return the seconds of `count` jobs on `workers` threads of one core each."""
 
     def one(i: int) -> object:
         torch.set_num_threads(1)
@@ -83,7 +85,9 @@ def main() -> None:
         for repeat in range(args.repeats):
             extractor = Extractor(prefix, folder=None, precision="bf16", max_pixels=10**8)
             begin = time.perf_counter()
-            extractor.examine(folder, plain(transform), allow_bad=False, progress=lambda _: None)
+            extractor.inspect(
+                folder, eval_view(transform), allow_bad=False, progress=lambda _: None
+            )
             seconds["pass"].append(time.perf_counter() - begin)
             count = len(folder.files) // batch
             seconds["forward"].append(
@@ -105,15 +109,13 @@ def main() -> None:
             seconds.setdefault("pass / forward", []).append(
                 seconds["pass"][-1] / seconds["forward"][-1]
             )
-            seconds.setdefault("share of peak", []).append(forward / flops)
+            seconds.setdefault("fraction of peak", []).append(forward / flops)
             print(
                 f"  repeat {repeat}: " + "  ".join(f"{k} {v[-1]:.3g}" for k, v in seconds.items())
             )
     print(f"{args.model}, {len(folder.files)} images, {workers} workers, medians of {args.repeats}")
     for name, values in seconds.items():
-        print(
-            f"| {name} | {statistics.median(values):.3g} | {min(values):.3g} to {max(values):.3g} |"
-        )
+        print(f"| {name} | {median_range(values)} |")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,21 @@
-"""Training from scratch: time per epoch beside a tutorial's kind of code, and the curve of a recipe.
+"""Training from scratch: time per epoch compared with a tutorial's kind of code.
 
-    python -m benchmarks.speed.from_scratch epoch --data CIFAR [--images 5000] [--repeats 3]
-    python -m benchmarks.speed.from_scratch curve --run RUN [--run RUN ...]
+    python -m benchmarks.speed.from_scratch --data CIFAR [--images 5000] [--repeats 3]
 
-`epoch` trains the same model (patch 4, 4 blocks 48 wide, 4 heads, batch 256, AdamW) on the same
-images, once through our feed and loop, once as tutorials write it: one module per attention head,
-a DataLoader that opens each file with Pillow in each epoch, float32, no fused kernels. Both take
-turns within one process, so that what else the machine does falls on both. CPU seconds are of
-user and system together, with the loader's processes.
-
-`curve` prints accuracy by epoch of finished or running runs, from metrics.jsonl.
+Trains the same model (patch 4, 4 blocks 48 wide, 4 heads, batch 256, AdamW) on the same images,
+once with vitft's batches and loop, once as tutorials write it: one module per attention head, a
+DataLoader that opens each file with Pillow in each epoch, float32, no fused kernels. Both take turns in
+one process, so that other load on the machine affects both. CPU seconds are user and system time,
+with the loader's processes.
 """
 
 import argparse
-import json
 import math
-import resource
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,18 +24,20 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as tv
 
-from vitft.config.run import Config, from_table, read_recipe
+from benchmarks.timing import cpu_seconds, interleave
+from vitft.config.run import Config, config_from_table, read_recipe
 from vitft.data.split import Manifest
 from vitft.system.malloc import freed_memory_kept
-from vitft.training.distributed import Team
-from vitft.training.loop import Training
+from vitft.training.distributed import ProcessGroup
+from vitft.training.loop import Trainer
 from vitft.training.run import begin
+from vitft.training.stages import training_batches
 
 BATCH, WIDTH, HEADS, DEPTH, PATCH = 256, 48, 4, 4, 4
 
 
 class Head(nn.Module):
-    """One head with three layers of its own."""
+    """One attention head with three layers of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +68,7 @@ class Layer(nn.Module):
 
 
 class Plain(nn.Module):
-    """The model as a tutorial has it."""
+    """A Vision Transformer as a tutorial writes it."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -88,7 +85,7 @@ class Plain(nn.Module):
 
 
 class Files(Dataset[tuple[Tensor, int]]):
-    """Opens and augments a file whenever it is asked for."""
+    """Images that are opened and augmented at each access."""
 
     def __init__(self, paths: list[str], labels: list[int]) -> None:
         self.paths, self.labels = paths, labels
@@ -107,7 +104,7 @@ class Files(Dataset[tuple[Tensor, int]]):
 
 
 def theirs(manifest: Manifest, workers: int) -> Callable[[], int]:
-    """An epoch of the tutorial's kind of code; gives its number of images."""
+    """Return a function that trains one epoch with a tutorial's kind of code."""
     rows = manifest.train
     loader = DataLoader(
         Files([manifest.locate(row) for row in rows], [row.label for row in rows]),
@@ -128,51 +125,43 @@ def theirs(manifest: Manifest, workers: int) -> Callable[[], int]:
 
 
 def ours(config: Config, limit: int) -> tuple[Callable[[], int], Manifest]:
-    """An epoch through our feed and loop."""
-    start = begin(config, Team())
-    manifest = start.feed.manifest
+    """Return a function that trains one epoch with vitft, and its split."""
+    start = begin(config, ProcessGroup())
+    manifest = start.inputs.data.manifest
     step = max(1, len(manifest.train) // limit)
     manifest = replace(manifest, rows=(*manifest.train[::step][:limit], *manifest.val[:1]))
-    feed = replace(start.feed, manifest=manifest)
-    training = Training(
-        feed.cut.suffix, config.optim, steps_per_epoch=math.ceil(len(manifest.train) / BATCH),
+    data = replace(start.inputs.data, manifest=manifest)
+    inputs = replace(start.inputs, data=data)
+    trainer = Trainer(
+        inputs.cut.suffix, config.optim, steps_per_epoch=math.ceil(len(manifest.train) / BATCH),
         precision=start.precision, seed=0,
     )  # fmt: skip
-    batches = feed.training()
+    batches = training_batches(start.config, inputs)
 
     def epoch() -> int:
         with freed_memory_kept(when=True):  # as in `train.finetune`
-            for batch in batches(training.epoch, 0):
-                training.take(batch)
+            for batch in batches(trainer.epoch, 0):
+                trainer.step(batch)
         return len(manifest.train)
 
     return epoch, manifest
 
 
-def cpu_seconds() -> float:
-    """Of this process and its children that have ended."""
-    who = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return sum(usage.ru_utime + usage.ru_stime for usage in who)
-
-
 def timed(epoch: Callable[[], int]) -> tuple[float, float]:
-    """Images per second of the clock, and of the processors."""
+    """Return images per second of wall time and of CPU time."""
     wall, cpu = time.perf_counter(), cpu_seconds()
     images = epoch()
     return images / (time.perf_counter() - wall), images / (cpu_seconds() - cpu)
 
 
-def epochs(args: argparse.Namespace) -> None:
-    """Both ways in turns."""
+def compare(args: argparse.Namespace) -> None:
+    """Time both in turn and print the ratio."""
     table: dict[str, Any] = read_recipe("cifar10-tutorial")
     table["data"] = {"path": args.data}
     table["train"]["device"] = "cpu"
-    our, manifest = ours(from_table(table), args.images)
+    our, manifest = ours(config_from_table(table), args.images)
     ways = {"ours": our, f"tutorial, {args.workers} workers": theirs(manifest, args.workers)}
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for _ in range(args.repeats):
-        for name, epoch in ways.items():
-            seen[name].append(timed(epoch))
+    seen = interleave({name: partial(timed, epoch) for name, epoch in ways.items()}, args.repeats)
     print(f"{len(manifest.train)} images an epoch, {torch.get_num_threads()} threads")
     medians = {
         n: [statistics.median(x) for x in zip(*rows, strict=True)] for n, rows in seen.items()
@@ -180,34 +169,16 @@ def epochs(args: argparse.Namespace) -> None:
     for name, (wall, cpu) in medians.items():
         print(f"{name:24} {wall:8.0f} images/s {cpu:8.0f} images per CPU second  {seen[name]}")
     first, second = medians.values()
-    print(f"ratio: {first[0] / second[0]:.2f} by the clock, {first[1] / second[1]:.2f} by CPU time")
-
-
-def curve(args: argparse.Namespace) -> None:
-    """Accuracy by epoch."""
-    for run in args.run:
-        lines = (Path(run) / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
-        print(run)
-        for row in rows:
-            if "epoch" in row:
-                print(f"  epoch {row['epoch']:4}  {json.dumps(row)}")
+    print(f"ratio: {first[0] / second[0]:.2f} by wall time, {first[1] / second[1]:.2f} by CPU time")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    verbs = parser.add_subparsers(required=True)
-    one = verbs.add_parser("epoch")
-    one.add_argument("--data", required=True)
-    one.add_argument("--images", type=int, default=5000)
-    one.add_argument("--repeats", type=int, default=3)
-    one.add_argument("--workers", type=int, default=2)
-    one.set_defaults(act=epochs)
-    two = verbs.add_parser("curve")
-    two.add_argument("--run", action="append", required=True)
-    two.set_defaults(act=curve)
-    args = parser.parse_args()
-    args.act(args)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--images", type=int, default=5000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2, help="of the tutorial's DataLoader")
+    compare(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -1,26 +1,23 @@
-"""Frozen fine-tuning, whole processes side by side: ours, the tutorial's loop, Trainer, fastai.
+"""Fine-tuning of a head on frozen features, whole processes: vitft, a tutorial's loop, Trainer, fastai.
 
     python -m benchmarks.speed.frozen --data DIR [--model vit_tiny_patch16_224] [--repeats 3]
         [--train 400] [--val 100] [--epochs 10] [--measured 2] [--peers ours tutorial trainer fastai]
 
-Every contestant is a fresh process that reads the same images (a folder of links), the same split
-and the same weights (random unless --weights names a file), on the same machine, in turn, `repeats`
-times; medians are printed. Ours runs all of it with an empty cache. A peer measures `--measured`
-whole epochs (training and validation) after its start and its seconds for `--epochs` are start +
-epochs x (mean of its epochs); with --measured equal to --epochs nothing is extrapolated.
-With --part N the tutorial's loop, whose epoch takes minutes with a large model, runs N batches of one
-epoch and of its validation: an epoch is then the seconds to the first batch of each (its workers start),
-plus the seconds per image of the batches after it times the other images, plus saving once. The table
-says so.
+Every contestant is a fresh process with the same images (a folder of links), the same split and the same
+weights (random unless --weights names a file). The contestants take turns, `repeats` times, and medians are
+printed. vitft runs completely, with an empty feature cache. A peer measures `--measured` whole epochs
+(training and validation) after its start; its seconds for `--epochs` are start + epochs x mean epoch, so
+with --measured equal to --epochs nothing is extrapolated. With --part N, the tutorial's loop, whose epoch
+takes minutes with a large model, runs N batches of one epoch and of its validation: an epoch is then the
+seconds to the first batch of each (the workers start), plus the seconds per image of the following
+batches times the other images, plus one checkpoint. The output states this.
 Peers run as their users run them: float32, batch 8, two workers.
 """
 
 import argparse
 import json
-import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,27 +25,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from benchmarks.folders import link_images
+from benchmarks.timing import run_contestant, run_vitft
+
 STARTED = time.perf_counter()
 
 
-def link_images(data: Path, into: Path, train: int, val: int) -> None:
-    """train/ and val/ with as many links, evenly over the classes."""
-    labels = sorted(p for p in data.iterdir() if p.is_dir())
-    for label in labels:
-        images = sorted(p for p in label.iterdir() if p.suffix.lower() in (".jpg", ".jpeg", ".png"))
-        cut = train // len(labels)
-        for part, some in (
-            ("train", images[:cut]),
-            ("val", images[cut : cut + val // len(labels)]),
-        ):
-            folder = into / part / label.name
-            folder.mkdir(parents=True)
-            for image in some:
-                os.symlink(image.resolve(), folder / image.name)
-
-
 def make_weights(model: str, path: Path) -> None:
-    """Random weights with timm's names, for every contestant to load."""
+    """Write random weights with timm's names, which every contestant loads."""
     import timm
     import torch
     from safetensors.torch import save_file
@@ -58,7 +42,7 @@ def make_weights(model: str, path: Path) -> None:
 
 
 def report(epochs: list[float], ready: float, accuracy: float) -> None:
-    """One contestant's figures as the last line of its output."""
+    """Print a contestant's results as the last line of its output."""
     print(json.dumps({"start": ready, "epochs": epochs, "accuracy": accuracy}))
 
 
@@ -66,12 +50,12 @@ def report(epochs: list[float], ready: float, accuracy: float) -> None:
 
 
 def extrapolated(marks: list[float], batch: int, images: int) -> float:
-    """Seconds of a pass over `images`, of which only some batches were run.
+    """Return the seconds of a pass over `images`, extrapolated from some of its batches.
 
     Args:
-        marks: When the pass began, and when each batch was done.
-        batch: Images of each.
-        images: Of the whole pass.
+        marks: Time at which the pass began, and at which each batch ended.
+        batch: Images per batch.
+        images: Images of the whole pass.
     """
     first = marks[1] - marks[0]
     each = (marks[-1] - marks[1]) / (batch * (len(marks) - 2))
@@ -79,7 +63,7 @@ def extrapolated(marks: list[float], batch: int, images: int) -> float:
 
 
 def tutorial(model_name: str, data: Path, weights: Path, epochs: int, part: int = 0) -> None:
-    """The flower tutorial's loop: everything frozen but the head, SGD, save each epoch."""
+    """Run the flower tutorial's loop: only the head trains, SGD, a checkpoint per epoch."""
     import timm
     import torch
     from safetensors.torch import load_file
@@ -149,7 +133,7 @@ def tutorial(model_name: str, data: Path, weights: Path, epochs: int, part: int 
 
 
 def trainer(model_name: str, data: Path, weights: Path, epochs: int) -> None:
-    """transformers' Trainer on a ViT whose backbone was frozen by hand."""
+    """Run transformers' Trainer on a ViT whose backbone is frozen by hand."""
     import numpy as np
     import timm
     import torch
@@ -158,7 +142,7 @@ def trainer(model_name: str, data: Path, weights: Path, epochs: int) -> None:
     from transformers import Trainer, TrainingArguments
 
     class Model(torch.nn.Module):
-        """timm's ViT under the Trainer's calling convention: the same weights for everybody."""
+        """timm's ViT with the Trainer's calling convention, so that all load the same weights."""
 
         def __init__(self, classes: int) -> None:
             super().__init__()
@@ -223,7 +207,7 @@ def trainer(model_name: str, data: Path, weights: Path, epochs: int) -> None:
 
 
 def fastai(model_name: str, data: Path, weights: Path, epochs: int) -> None:
-    """fastai's vision_learner on timm's model, freeze(), one-cycle."""
+    """Run fastai's vision_learner on timm's model: freeze(), one-cycle schedule."""
     from fastai.vision.all import (
         Callback,
         ImageDataLoaders,
@@ -253,39 +237,25 @@ def fastai(model_name: str, data: Path, weights: Path, epochs: int) -> None:
     report(taken, ready - STARTED, float(learner.recorder.values[-1][-1]))
 
 
-# ---------------------------------------------------------------------------- the race
+# ---------------------------------------------------------------------------- comparison
 
 
 def run_ours(data: Path, weights: Path, into: Path, *settings: str) -> dict[str, Any]:
-    """`vitft finetune` as a user runs it, with an empty cache."""
+    """Run `vitft finetune` as a user does, with an empty feature cache."""
     out, cache = into / "run", into / "cache"
     for folder in (out, cache):
         shutil.rmtree(folder, ignore_errors=True)
-    begin = time.perf_counter()
     words = ["--data", str(data), "--weights", str(weights), "--out", str(out)]
-    subprocess.run(
-        [sys.executable, "-m", "vitft", "finetune", *words, "--cache", str(cache), *settings],
-        check=True,
-        capture_output=True,
-    )
-    seconds = time.perf_counter() - begin
+    seconds = run_vitft("finetune", *words, "--cache", str(cache), *settings)
     figures = json.loads((out / "eval.json").read_text())
     return {"seconds": seconds, "accuracy": figures["top1"], "start": None, "epoch": None}
 
 
 def run_peer(name: str, args: argparse.Namespace, data: Path, weights: Path) -> dict[str, Any]:
-    """One peer in a process of its own."""
+    """Run one peer in a process of its own."""
     words = ["--contestant", name, "--data", str(data), "--weights", str(weights)]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.speed.frozen", *words, "--model", args.model,
-         "--measured", str(args.measured), "--part", str(args.part)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )  # fmt: skip
-    if done.returncode:
-        sys.exit(done.stderr[-3000:])
-    figures = json.loads(done.stdout.strip().splitlines()[-1])
+    words += ["--model", args.model, "--measured", str(args.measured), "--part", str(args.part)]
+    figures = run_contestant("benchmarks.speed.frozen", *words)
     epoch = statistics.mean(figures["epochs"])
     seconds = figures["start"] + epoch * args.epochs
     return {**figures, "seconds": seconds, "epoch": epoch}
@@ -299,8 +269,8 @@ OURS = {
 }  # fmt: skip
 
 
-def race(args: argparse.Namespace) -> None:
-    """Everybody in turn, and the table."""
+def compare(args: argparse.Namespace) -> None:
+    """Run all contestants in turn and print the table."""
     results: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         into = Path(temporary)
@@ -323,8 +293,8 @@ def race(args: argparse.Namespace) -> None:
     print(f"{args.model}, {args.train} + {args.val} images, {args.epochs} epochs' worth, "
           f"{args.repeats} repeats, medians")  # fmt: skip
     if args.part:
-        print(f"the tutorial's epoch is extrapolated from {args.part} batches of 8 of training and of "
-              "validation each; its accuracy is not known")  # fmt: skip
+        print(f"the tutorial's epoch is extrapolated from {args.part} batches of 8 images of training and "
+              "as many of validation; its accuracy is unknown")  # fmt: skip
     print("| contestant | whole process s (each) | ratio | start s | epoch s | accuracy |")
     print("|---|---|---|---|---|---|")
     for name, runs in results.items():
@@ -356,13 +326,13 @@ def main() -> None:
         and args.part
         and (args.part < 3 or {"trainer", "fastai"} & {*args.peers})
     ):
-        parser.error("--part takes 3 batches or more, and no peer but the tutorial")
+        parser.error("--part needs at least 3 batches, and no other peer than the tutorial")
     if args.contestant == "tutorial":
         tutorial(args.model, args.data, args.weights, args.measured, args.part)
     elif args.contestant:
         globals()[args.contestant](args.model, args.data, args.weights, args.measured)
     else:
-        race(args)
+        compare(args)
 
 
 if __name__ == "__main__":

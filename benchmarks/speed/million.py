@@ -1,15 +1,14 @@
-"""A very long list through `vitft predict`: peak memory, time per file, killed half-way and resumed.
+"""`vitft predict` over a very long list: peak memory, time per file, SIGKILL halfway and resume.
 
     python -m benchmarks.speed.million [--files 1000000] [--real 200] [--run RUN]
 
-The list names a few hundred small pictures again and again, one in a thousand is missing, and by
-default the model is tiny (16 pixels, 2 blocks), so that what is measured is everything around it.
-The command runs once undisturbed, once killed (SIGKILL) when half of the rows are written and resumed,
-and once with a tenth of the list, whose memory should be the same. Exits 1 if the bytes differ.
+The list repeats a few hundred small pictures; one entry in a thousand is missing, and by default the model
+is tiny (16 pixels, 2 blocks), so that everything around the model is measured. The command runs
+undisturbed, then killed after half of its output and resumed, then with a tenth of the list, whose
+peak memory should be the same. Exits with 1 if the bytes differ.
 """
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
@@ -17,19 +16,14 @@ import tempfile
 import time
 from itertools import cycle, islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-
-class Process(NamedTuple):
-    code: int
-    seconds: float
-    peak_mib: float
+from benchmarks.timing import Process, wait_for
 
 
 def tiny_run(home: Path) -> None:
-    """Write a model that costs nearly nothing."""
+    """Write a model whose forward pass costs almost nothing."""
     import torch
 
     from vitft.data.transforms import EvalTransform
@@ -50,7 +44,7 @@ def tiny_run(home: Path) -> None:
 
 
 def write_list(home: Path, files: int, real: int) -> list[Path]:
-    """The list, and one of a tenth of it."""
+    """Write the list and a list of its first tenth."""
     from PIL import Image
 
     random = np.random.default_rng(0)
@@ -70,7 +64,7 @@ def write_list(home: Path, files: int, real: int) -> list[Path]:
 
 
 def predict(run: str, source: Path, out: Path, *options: str, kill_at: int = 0) -> Process:
-    """The command in a process of its own; killed when its part has `kill_at` bytes, if given."""
+    """Run the command in a process of its own; kill it once it has written `kill_at` bytes."""
     command = [sys.executable, "-m", "vitft", "predict", "--run", run, "--list", str(source),
                "--out", str(out), "--device", "cpu", *options]  # fmt: skip
     begin = time.perf_counter()
@@ -84,9 +78,7 @@ def predict(run: str, source: Path, out: Path, *options: str, kill_at: int = 0) 
         time.sleep(0.02)
     if kill_at:
         process.send_signal(signal.SIGKILL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return Process(process.returncode, time.perf_counter() - begin, usage.ru_maxrss / 1024)
+    return wait_for(process, begin)
 
 
 def main() -> int:
@@ -104,7 +96,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as temporary:
         home = Path(temporary)
-        # In a process of its own: a child's peak memory is told as at least that of its parent.
+        # In a process of its own: a child's peak memory counts from that of its parent.
         subprocess.run(
             [sys.executable, "-m", "benchmarks.speed.million", "--make", temporary], check=True
         )
@@ -120,15 +112,15 @@ def main() -> int:
 
         same = whole.read_bytes() == cut.read_bytes()
         rows = sum(1 for _ in whole.open("rb")) - (args.format == "csv")
-        per_file = (done.seconds - some.seconds) / (args.files - args.files // 10)
-        print(f"{args.files:,} files: {done.seconds:.1f} s, {1e6 * per_file:.0f} us per file more, "
+        per_file = (done.wall_s - some.wall_s) / (args.files - args.files // 10)
+        print(f"{args.files:,} files: {done.wall_s:.1f} s, {1e6 * per_file:.0f} us per additional file, "
               f"{rows:,} rows, exit code {done.code}")  # fmt: skip
         print(
             f"peak memory {done.peak_mib:.0f} MiB; with a tenth of the files {some.peak_mib:.0f} MiB"
         )
-        print(f"killed after {killed.seconds:.1f} s with {left / whole.stat().st_size:.0%} of the bytes, "
-              f"exit code {killed.code}; resumed in {resumed.seconds:.1f} s, {resumed.peak_mib:.0f} MiB")  # fmt: skip
-        print("the same bytes" if same else "OTHER BYTES")
+        print(f"killed after {killed.wall_s:.1f} s with {left / whole.stat().st_size:.0%} of the bytes, "
+              f"exit code {killed.code}; resumed in {resumed.wall_s:.1f} s, {resumed.peak_mib:.0f} MiB")  # fmt: skip
+        print("equal bytes" if same else "DIFFERENT BYTES")
         return 0 if same and rows == args.files and killed.code == -signal.SIGKILL else 1
 
 

@@ -1,48 +1,57 @@
-"""`vitft predict` beside timm's inference and transformers' pipeline: throughput, cold start, loading.
+"""`vitft predict` compared with timm's inference and transformers' pipeline.
 
     python -m benchmarks.speed.predict throughput --data DIR [--images 4000] [--run RUN] [--repeats 3]
     python -m benchmarks.speed.predict cold --data DIR [--model vit_base_patch16_224] [--repeats 5]
     python -m benchmarks.speed.predict load [--model vit_base_patch16_224] [--repeats 7]
 
-All have the same architecture and 5 classes, and are run in turn, each in a fresh process. Weights are
-random unless --run names trained ones (random ones make many close calls, which bf16 settles in fp32).
-Throughput counts from the loaded model to the last answer written, file names in, top-1 out, in wall
-time and in CPU time of the process and its workers (the fairer measure on a machine that does other
-things too; with two busy cores, images per CPU second times two):
+All have the same architecture and 5 classes, and take turns, each in a fresh process. Weights are random
+unless --run names trained ones (random ones give many close calls, which bf16 recomputes in float32).
+
+`throughput` counts from the loaded model to the last written prediction, in wall time and in CPU time of
+the process and its workers (the fairer measure on a machine that does other work, too):
 
     vitft         `Predictor.answers` and `Rows`, as the command runs them
     timm          the loop of its inference.py: create_dataset, create_loader, autocast, softmax, topk
-    transformers  pipeline("image-classification") on a list of paths, batched
-    int8          what `vitft export --int8` writes, in onnxruntime, read and viewed by our workers
+    transformers  pipeline("image-classification") on a list of paths, in batches
+    int8          the graph that `vitft export --int8` writes, in onnxruntime, with vitft's decoding
 
-timm and transformers compute in fp32 unless told otherwise, so bf16 is compared with both.
+timm and transformers compute in float32 by default, so bf16 is compared with both of their precisions.
 
 `cold` is the wall time of a whole process for one image; `load` builds the model from its file in a
-process in which everything is imported. Ratios are of medians; the range over repeats is beside them.
+process in which everything is imported. Ratios are ratios of medians; the range over repeats is printed.
 """
 
 import argparse
 import json
-import os
-import resource
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from benchmarks.timing import (
+    cpu_seconds,
+    interleave,
+    median_range,
+    run_contestant,
+    run_process,
+)
+from vitft.data.folder import image_files
+
 CLASSES = 5
 TOOLS = ("vitft", "timm", "transformers")
 BATCH = {"timm": 64, "transformers": 16}
-"""Images per batch: the fastest of 16, 32 and 64 for each in a first try."""
+"""Images per batch: the fastest of 16, 32 and 64 for each."""
 
 
 def prepare(home: Path, model: str, run: str | None, *, int8: bool) -> None:
-    """One file for each tool, with the same weights for timm and for us."""
+    """Write a model for each tool, with the same weights for timm and vitft."""
     import torch
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
@@ -82,11 +91,7 @@ def prepare(home: Path, model: str, run: str | None, *, int8: bool) -> None:
 
 
 def photos(data: Path, count: int) -> list[str]:
-    """`count` paths, cycling through the photos of a folder in a mixed order."""
-    import random
-
-    from vitft.data.folder import image_files
-
+    """Return `count` paths, repeating the photos of a folder in random order."""
     files = image_files(data)
     random.Random(0).shuffle(files)
     return [*islice(cycle(files), count)]
@@ -96,18 +101,13 @@ def photos(data: Path, count: int) -> list[str]:
 
 
 class Stopwatch:
-    """Wall and CPU seconds, of children that have ended too, since it was made."""
+    """Wall and CPU seconds since it was made, children that have ended included."""
 
     def __init__(self) -> None:
-        self.begun = self.now()
-
-    def now(self) -> tuple[float, float]:
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return time.perf_counter(), sum(each.ru_utime + each.ru_stime for each in used)
+        self.begun = time.perf_counter(), cpu_seconds()
 
     def passed(self) -> tuple[float, float]:
-        (wall, cpu), (wall_0, cpu_0) = self.now(), self.begun
-        return wall - wall_0, cpu - cpu_0
+        return time.perf_counter() - self.begun[0], cpu_seconds() - self.begun[1]
 
 
 Measured = tuple[tuple[float, float], int]
@@ -135,7 +135,7 @@ def ours(home: Path, folder: Path, precision: str) -> Measured:
 
 
 def in_onnxruntime(home: Path, predictor: Any) -> Any:
-    """The predictor as an engine whose scores come from the graph of 8 bits, one core a worker."""
+    """Return an engine that computes logits with the 8-bit graph, one core per worker."""
     import numpy as np
     import onnxruntime
 
@@ -147,7 +147,7 @@ def in_onnxruntime(home: Path, predictor: Any) -> Any:
         home / "int8" / "model.onnx", options, providers=["CPUExecutionProvider"]
     )
 
-    class Int8(Mirrored):  # passes everything else through
+    class Int8(Mirrored):  # delegates everything else
         def scores(self, views: Any) -> Scores:
             logits = session.run(["logits"], {"pixels": views})[0]
             return Scores(logits, np.empty((len(views), 0), np.float32))
@@ -227,13 +227,9 @@ def throughput(args: argparse.Namespace, home: Path) -> None:
     cpus: dict[tuple[str, str], list[float]] = {kind: [] for kind in kinds}
     for _ in range(args.repeats):
         for tool, dtype in kinds:
-            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.speed.predict", "child", "--tool", tool,
-                       "--precision", dtype, "--home", str(home), "--folder", str(folder.parent),
-                       "--model", args.model]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                sys.exit(done.stderr[-3000:])
-            (wall, cpu), count = json.loads(done.stdout.splitlines()[-1])
+            words = ["child", "--tool", tool, "--precision", dtype, "--home", str(home)]
+            words += ["--folder", str(folder.parent), "--model", args.model]
+            (wall, cpu), count = run_contestant("benchmarks.speed.predict", *words)
             assert count == args.images, (tool, count)
             walls[tool, dtype].append(count / wall)
             cpus[tool, dtype].append(count / cpu)
@@ -250,24 +246,22 @@ def throughput(args: argparse.Namespace, home: Path) -> None:
     if "fp32" in args.precisions:
         for dtype in ("bf16", "int8"):
             if dtype in args.precisions:
-                tell_agreement(home, dtype)
+                print_agreement(home, dtype)
 
 
-def tell_agreement(home: Path, dtype: str) -> None:
+def print_agreement(home: Path, dtype: str) -> None:
     answers = [
         [json.loads(line)["classes"][0] for line in (home / f"rows-{d}.jsonl").open()]
         for d in ("fp32", dtype)
     ]
     same = sum(a["class"] == b["class"] for a, b in zip(*answers, strict=True))
-    print(f"{dtype} names the class of fp32 in {same} of {len(answers[0])} images")
+    print(f"{dtype} predicts the class of fp32 for {same} of {len(answers[0])} images")
 
 
 def show(unit: str, values: dict[Any, list[float]]) -> None:
     for key, found in values.items():
         name = " ".join(key) if isinstance(key, tuple) else key
-        print(
-            f"{name:24} median {statistics.median(found):8.3f} {unit}  ({min(found):.3f} to {max(found):.3f})"
-        )
+        print(f"{name:24} median {median_range(found, '8.3f')} {unit}")
 
 
 # ---- cold start
@@ -289,17 +283,6 @@ print(pipeline("image-classification", sys.argv[1], device="cpu")(sys.argv[2], t
 """
 
 
-def process_seconds(command: list[str]) -> tuple[float, float, float]:
-    """Wall seconds, CPU seconds and peak MiB of a whole process."""
-    begin = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - begin
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, command
-    return wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
-
-
 def cold(args: argparse.Namespace, home: Path) -> None:
     image = photos(args.data, 1)[0]
     vitft = [sys.executable, "-m", "vitft", "predict", "--run", str(home), "--device", "cpu"]
@@ -319,15 +302,12 @@ def cold(args: argparse.Namespace, home: Path) -> None:
         "import torch": [sys.executable, "-c", "import torch"],
         "import numpy, PIL": [sys.executable, "-c", "import numpy, PIL.Image"],
     }
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in commands}
-    for name in commands:
-        process_seconds(commands[name])  # the page cache is warm from here on
-    for _ in range(args.repeats):
-        for name, command in commands.items():
-            found[name].append(process_seconds(command))
-    for i, unit in enumerate(("s wall", "s cpu", "MiB peak")):
+    jobs = {name: partial(run_process, command) for name, command in commands.items()}
+    interleave(jobs, 1)  # fills the page cache
+    found = interleave(jobs, args.repeats)
+    for i, unit in enumerate(("s wall", "s cpu", "MiB peak"), 1):
         show(unit, {name: [row[i] for row in rows] for name, rows in found.items()})
-    medians = {name: statistics.median(row[0] for row in rows) for name, rows in found.items()}
+    medians = {name: statistics.median(row.wall_s for row in rows) for name, rows in found.items()}
     for one, other in (
         ("vitft torch", "timm"),
         ("vitft torch", "transformers"),
@@ -339,11 +319,10 @@ def cold(args: argparse.Namespace, home: Path) -> None:
 # ---- loading
 
 
-def timed(job: Callable[[], object], repeats: int) -> Iterator[float]:
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        job()
-        yield 1000 * (time.perf_counter() - begin)
+def milliseconds(job: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    job()
+    return 1000 * (time.perf_counter() - begin)
 
 
 def load(args: argparse.Namespace, home: Path) -> None:
@@ -370,12 +349,10 @@ def load(args: argparse.Namespace, home: Path) -> None:
 
     jobs = {"map and build": ours_unverified, "and check the sha256": ours_verified,
             "init, torch.load, copy": theirs}  # fmt: skip
-    found: dict[str, list[float]] = {name: [] for name in jobs}
-    for job in jobs.values():
-        job()
-    for _ in range(args.repeats):
-        for name, job in jobs.items():
-            found[name] += timed(job, 1)
+    interleave(jobs, 1)
+    found = interleave(
+        {name: partial(milliseconds, job) for name, job in jobs.items()}, args.repeats
+    )
     show("ms", found)
     peer = statistics.median(found["init, torch.load, copy"])
     for name in ("map and build", "and check the sha256"):
@@ -407,7 +384,7 @@ def main() -> None:
     )
     args.repeats = args.repeats or {"throughput": 3, "cold": 5, "load": 7}[args.what]
     with tempfile.TemporaryDirectory() as temporary:
-        # In a process of its own: a child's peak memory is told as at least that of its parent.
+        # In a process of its own: a child's peak memory counts from that of its parent.
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.speed.predict", "prepare"]
         command += ["--run", args.run] if args.run else []
         subprocess.run(

@@ -2,9 +2,9 @@
 
     python -m benchmarks.speed.serve --run runs/latest --images demo_flowers
 
-Four parts, each against a fresh server: throughput of one client and of 200 at once; the queue
-when 200 come at once; memory over 10,000 requests; and 5,000 hostile requests while another
-process asks /healthz. Clients and server share the machine, so figures are lower bounds.
+Four parts, each with a fresh server: throughput of one client and of 200 clients; the queue with 200
+clients; memory over 10,000 requests; and 5,000 hostile requests while another process polls /healthz.
+Clients and server share the machine, so the figures are lower bounds.
 """
 
 import argparse
@@ -28,7 +28,7 @@ LEAKS = (b"Traceback", b'File "', b".py", b"site-packages", b"/home/", b"/tmp/",
 
 @contextmanager
 def server(run: str, *options: str) -> Iterator[tuple[int, int]]:
-    """A child process that serves; yields its port and process id."""
+    """Serve in a child process; yield its port and process id."""
     child = subprocess.Popen(
         [sys.executable, "-m", "vitft", "serve", "--run", run, "--port", "0", *options],
         stdout=subprocess.PIPE,
@@ -58,14 +58,14 @@ def post(image: bytes, path: bytes = b"/predict", *extra: bytes) -> bytes:
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Status and body of one response."""
+    """Read one response; return its status and content."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"content-length: (\d+)", head)
     return int(head[9:12]), head + await reader.readexactly(int(length[1]) if length else 0)
 
 
 def settle(port: int) -> None:
-    """Wait until nothing is on its way, and then for the server to tidy up."""
+    """Wait until no request is pending and the server has returned its memory."""
     import http.client
 
     while True:
@@ -82,7 +82,7 @@ def settle(port: int) -> None:
 async def ordinary(
     port: int, images: list[bytes], clients: int, total: int
 ) -> tuple[float, Counter[int], list[float]]:
-    """Requests per second, statuses and latencies of clients that ask one thing after another."""
+    """Return requests per second, statuses and latencies of clients without pauses."""
     left = iter(range(total))
     statuses: Counter[int] = Counter()
     latencies: list[float] = []
@@ -102,7 +102,7 @@ async def ordinary(
     return total / (time.perf_counter() - start), statuses, sorted(latencies)
 
 
-def share(latencies: list[float], part: float) -> str:
+def quantile(latencies: list[float], part: float) -> str:
     return f"{1000 * latencies[min(len(latencies) - 1, int(part * len(latencies)))]:.0f} ms"
 
 
@@ -245,7 +245,7 @@ async def hostile(
 
 
 def probe(port: int) -> None:
-    """Ask /healthz on a fresh connection every 50 ms until killed; print latencies."""
+    """Poll /healthz on a new connection every 50 ms until SIGTERM; print the latencies."""
     import http.client
 
     latencies: list[float] = []
@@ -294,7 +294,7 @@ def main() -> None:
             for clients, total in ((1, 500), (200, 2000), (1, 500), (200, 2000)):
                 speed, statuses, late = asyncio.run(ordinary(port, images, clients, total))
                 print(
-                    f"  {clients} at once: {speed:.0f} images/s, {dict(statuses)}, p50 {share(late, 0.5)}, p99 {share(late, 0.99)}"
+                    f"  {clients} clients: {speed:.0f} images/s, {dict(statuses)}, p50 {quantile(late, 0.5)}, p99 {quantile(late, 0.99)}"
                 )
     if "queue" in args.parts:
         with server(args.run) as (port, _):
@@ -303,7 +303,7 @@ def main() -> None:
                 time.sleep(1)
                 speed, statuses, late = asyncio.run(ordinary(port, images, 200, 4000))
             print(
-                f"  200 at once, 64 may wait: {dict(statuses)}, p99 {share(late, 0.99)}; /healthz p50 {share(health, 0.5)}, p99 {share(health, 0.99)}, most {share(health, 1)} of {len(health)}"
+                f"  200 clients, queue of 64: {dict(statuses)}, p99 {quantile(late, 0.99)}; /healthz p50 {quantile(health, 0.5)}, p99 {quantile(health, 0.99)}, maximum {quantile(health, 1)} of {len(health)}"
             )
     if "memory" in args.parts:
         with server(args.run) as (port, pid):
@@ -326,10 +326,10 @@ def main() -> None:
             print(f"  5000 hostile requests in {seconds:.0f} s: {dict(sorted(found.items()))}")
             print(f"    500: {len(failed)} {failed[:3]}; leaks: {sum(leaks.values())} {+leaks}")
             print(
-                f"    RSS {before:.0f} -> {busiest:.0f} at the end, {rss_mb(pid):.0f} MB when all was answered; /healthz p50 {share(health, 0.5)}, p99 {share(health, 0.99)}, most {share(health, 1)} of {len(health)}"
+                f"    RSS {before:.0f} -> {busiest:.0f} at the end, {rss_mb(pid):.0f} MB after the last response; /healthz p50 {quantile(health, 0.5)}, p99 {quantile(health, 0.99)}, maximum {quantile(health, 1)} of {len(health)}"
             )
             print(
-                f"    /healthz of the idle server before: p50 {share(quiet, 0.5)}, p99 {share(quiet, 0.99)}, most {share(quiet, 1)} of {len(quiet)}"
+                f"    /healthz of the idle server before: p50 {quantile(quiet, 0.5)}, p99 {quantile(quiet, 0.99)}, maximum {quantile(quiet, 1)} of {len(quiet)}"
             )
             _, statuses, _ = asyncio.run(ordinary(port, images, 4, 100))
             print(f"    and 100 ordinary requests afterwards: {dict(statuses)}")

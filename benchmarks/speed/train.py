@@ -1,21 +1,22 @@
-"""Full fine-tuning steps on this machine: ours beside timm's and transformers' models, same images.
+"""Steps of full fine-tuning: vitft, timm's and transformers' models on the same pixels.
 
     python -m benchmarks.speed.train --repeats 3 --steps 8
 
-Each variant is a process of its own that makes the same random ViT-Ti/16, takes two steps to warm
-up and then measures whole steps: forward, loss, backward, AdamW. The peers' steps are those of
-timm's train.py and of transformers' Trainer without their data loading, logging and evaluation,
-which cost them more. Repeats are interleaved; medians, ratios and the peak memory are printed.
+Each variant is a process of its own that builds a random ViT-Ti/16, takes two warm-up steps and then
+measures whole steps: forward, loss, backward, AdamW. The peers' steps are those of timm's train.py and
+of transformers' Trainer without data loading, logging and evaluation, which cost them more. Repeats are
+interleaved; medians, ratios and peak memory are printed.
 """
 
 import argparse
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import time
+from functools import partial
 from typing import Any
+
+from benchmarks.timing import interleave, run_contestant
 
 VARIANTS = (
     "timm fp32",
@@ -28,7 +29,7 @@ VARIANTS = (
 
 
 def pixels_and_labels(batch: int, classes: int) -> tuple[Any, Any]:
-    """The same images for everybody."""
+    """Return the images that all variants use."""
     import torch
 
     random = torch.Generator().manual_seed(0)
@@ -38,7 +39,7 @@ def pixels_and_labels(batch: int, classes: int) -> tuple[Any, Any]:
 
 
 def peer_step(library: str, precision: str, batch: int) -> Any:
-    """One step as timm's or transformers' users take it."""
+    """Return a step as users of timm or transformers write it."""
     import torch
 
     if library == "timm":
@@ -75,21 +76,22 @@ def peer_step(library: str, precision: str, batch: int) -> Any:
 
 
 def our_step(precision: str, batch: int) -> Any:
-    """One step of vitft's loop."""
-    from vitft.config.run import OptimSpec
+    """Return a step of vitft's training loop."""
+    from vitft.config.training import OptimSpec
     from vitft.features.cut import Whole
     from vitft.models.registry import create_model
-    from vitft.training.loop import Batch, Training
+    from vitft.training.gradients import Batch
+    from vitft.training.loop import Trainer
 
     model = create_model("vit_tiny_patch16_224", num_classes=5)
     spec = OptimSpec(solver="adamw", lr=5e-4, weight_decay=0.05, batch_size=batch, epochs=1)
-    training = Training(Whole(model), spec, steps_per_epoch=1000, precision=precision)
+    trainer = Trainer(Whole(model), spec, steps_per_epoch=1000, precision=precision)
     pixels, labels = pixels_and_labels(batch, 5)
-    return lambda: training.take(Batch(pixels, labels))
+    return lambda: trainer.step(Batch(pixels, labels))
 
 
 def child(variant: str, batch: int, steps: int) -> None:
-    """Measure one variant, in a process of its own."""
+    """Measure one variant and print the result as JSON."""
     import torch
 
     torch.manual_seed(0)
@@ -118,21 +120,9 @@ def main() -> None:
     if args.variant:
         child(args.variant, args.batch, args.steps)
         return
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
-    for _ in range(args.repeats):
-        for name in VARIANTS:
-            command = [
-                sys.executable,
-                "-W",
-                "ignore",
-                "-m",
-                "benchmarks.speed.train",
-                "--variant",
-                name,
-            ]
-            command += ["--batch", str(args.batch), "--steps", str(args.steps)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            found[name].append(json.loads(done.stdout.splitlines()[-1]))
+    words = ["--batch", str(args.batch), "--steps", str(args.steps), "--variant"]
+    jobs = {n: partial(run_contestant, "benchmarks.speed.train", *words, n) for n in VARIANTS}
+    found = interleave(jobs, args.repeats)
     speeds = {name: [args.batch / row["seconds"] for row in rows] for name, rows in found.items()}
     middle = {name: statistics.median(values) for name, values in speeds.items()}
     print(

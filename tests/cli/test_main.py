@@ -28,7 +28,7 @@ def test_finetune_predict_export_is_three_commands(
 ) -> None:
     data = ["--data", str(image_folder), "--weights", str(tiny_weights), "--epochs", "5"]
     assert main(["finetune", *data]) == 0
-    assert "accuracy 100.0% (95 % interval 61.0% to 100.0%) on 6" in capsys.readouterr().out
+    assert "accuracy 100.0 % (95 % interval 61.0 to 100.0 %) on 6" in capsys.readouterr().out
 
     assert main(["predict", str(image_folder / "red"), "--format", "jsonl", "--top-k", "2"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -86,11 +86,15 @@ WRONG = [
     (["finetune", "--data", "D", "--weights", "./no.safetensors"], 4, "weights not found"),
     (["finetune", "--data", "D", "--weights", "D/red/000.png"], 4, "suffix"),
     (["finetune", "--data", "D", "--weights", "W", "--bach-size", "4"], 2, "--bach-size"),
-    (["finetune", "--data", "D", "--weights", "W", "--lr", "-1"], 2, "optim.lr is -1.0"),
+    (["finetune", "--data", "D", "--weights", "W", "--lr", "-1"], 2, "invalid optim.lr=-1.0"),
     (["finetune", "--data", "D", "--weights", "W", "--lr", "fast"], 2, "invalid float value"),
-    (["finetune", "--data", "D", "--weights", "W", "--epochs", "0"], 2, "optim.epochs is 0"),
+    (["finetune", "--data", "D", "--weights", "W", "--epochs", "0"], 2, "invalid optim.epochs=0"),
     (["finetune", "--data", "D", "--weights", "W", "--image-size", "17"], 2, "patches of 4"),
-    (["finetune", "--data", "D", "--weights", "W", "--freeze", "all"], 2, "train.freeze is 'all'"),
+    (
+        ["finetune", "--data", "D", "--weights", "W", "--freeze", "all"],
+        2,
+        "train.freeze=all",
+    ),
     (["finetune", "--data", "D", "--weights", "W", "--freeze", "blocks:9"], 2, "has 2 blocks"),
     (["finetune", "--data", "D", "--weights", "W", "--freeze", "pre_logits"], 2, "--pre-logits"),
     (["finetune", "--data", "D", "--weights", "W", "--mean", "0.5"], 2, "weights.mean"),
@@ -98,11 +102,11 @@ WRONG = [
     (["finetune", "--data", "D", "--weights", "W", "--out", "D/red/000.png"], 5, "cannot write"),
     (["finetune", "--data", "D", "--weights", "W", "--out", "D"], 5, "is not empty"),
     (["finetune", "--data", "D", "--weights", "W", "--out", "D/run"], 2, "lies inside the data"),
-    (["finetune", "--recipe", "nonsense"], 2, "no recipe is called"),
-    (["finetune", "--set", "optim.lr"], 2, "is not key=value"),
-    (["finetune", "--lr", "1", "--set", "optim.lr=2"], 2, "named by an option and by --set"),
+    (["finetune", "--recipe", "nonsense"], 2, "unknown recipe"),
+    (["finetune", "--set", "optim.lr"], 2, "is not KEY=VALUE"),
+    (["finetune", "--lr", "1", "--set", "optim.lr=2"], 2, "set by an option and by --set"),
     (["fintune"], 2, "fintune"),
-    ([], 2, "VERB"),
+    ([], 2, "COMMAND"),
     (["predict", "a.jpg"], 5, "no finished run"),
     (["predict", "a.jpg", "--run", "nowhere"], 5, "no model in nowhere"),
     (["predict", "a.jpg", "--run", "W"], 5, "backbone without classes"),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vitft.config.defaults import usual_lr
-from vitft.config.run import from_table
+from vitft.config.defaults import default_lr
+from vitft.config.run import config_from_table
 from vitft.system.errors import UsageError
 
 
@@ -19,11 +19,11 @@ from vitft.system.errors import UsageError
     ],
 )
 def test_wider_models_take_smaller_steps(freeze: str, width: int, lr: float) -> None:
-    assert usual_lr(freeze, width) == pytest.approx(lr)
+    assert default_lr(freeze, width) == pytest.approx(lr)
 
 
 def test_training_everything_augments_and_decays_by_layer() -> None:
-    config = from_table({"train": {"freeze": "head,none"}})
+    config = config_from_table({"train": {"freeze": "head,none"}})
 
     assert config.train.augment == "crop"
     assert config.train.crop_scale == 0.4
@@ -33,7 +33,7 @@ def test_training_everything_augments_and_decays_by_layer() -> None:
 
 
 def test_what_is_named_stands() -> None:
-    config = from_table(
+    config = config_from_table(
         {"train": {"freeze": "none", "augment": "none"}, "optim": {"layer_decay": 1.0}}
     )
 
@@ -46,10 +46,10 @@ def test_what_is_named_stands() -> None:
 )
 def test_stages_go_from_few_to_many(freeze: str) -> None:
     with pytest.raises(UsageError, match=r"train\.freeze"):
-        from_table({"train": {"freeze": freeze}})
+        config_from_table({"train": {"freeze": freeze}})
 
 
 @pytest.mark.parametrize("key", ["mixup", "cutmix", "erasing", "drop_path"])
 def test_what_only_pixels_can_have_is_refused_on_features(key: str) -> None:
     with pytest.raises(UsageError, match=rf"train\.{key}"):
-        from_table({"train": {"freeze": "head", key: 0.5}})
+        config_from_table({"train": {"freeze": "head", key: 0.5}})

@@ -12,8 +12,9 @@ from torchvision import datasets
 
 from vitft.data.array_files import one_part
 from vitft.data.arrays import as_bmp, find_arrays, whereabouts
-from vitft.data.folder import check_images, scan
+from vitft.data.folder import scan
 from vitft.data.images import open_image, read_image
+from vitft.data.inspection import inspect_folder
 from vitft.data.labelled import find_labelled
 from vitft.system.errors import DataError, ImageError
 
@@ -214,7 +215,7 @@ def test_every_image_of_a_set_has_a_digest_of_its_own_bytes(tmp_path: Path) -> N
     images, labels = drawn(6, (4, 4))
     np.savez(tmp_path / "set.npz", x=images, y=labels)
 
-    checked = check_images(scan(tmp_path / "set.npz"), workers=0)
+    checked = inspect_folder(scan(tmp_path / "set.npz"), workers=0)
 
     digests = {hashlib.sha256(as_bmp(image[..., None])).hexdigest() for image in images}
     assert {file.sha256 for file in checked.good} == digests

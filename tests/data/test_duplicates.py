@@ -8,11 +8,11 @@ from PIL import Image, ImageFilter, ImageOps
 
 from tests.support.pictures import encoded, read, scene
 from vitft.data.duplicates import copies_among, group_names, joined, near_pairs
-from vitft.data.fingerprint import SKETCH_BYTES, faults_of, is_blank, sketch_of
+from vitft.data.fingerprint import FINGERPRINT_BYTES, faults_of, fingerprint_of, is_blank
 
 
 def sketches(*images: Image.Image) -> np.ndarray:
-    return np.stack([sketch_of(image) for image in images])
+    return np.stack([fingerprint_of(image) for image in images])
 
 
 def trimmed(image: Image.Image) -> Image.Image:
@@ -70,13 +70,13 @@ def test_blank_pictures_are_not_copies_of_each_other() -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_few_pictures_have_no_pairs(count: int) -> None:
-    assert near_pairs(np.zeros((count, SKETCH_BYTES), np.uint8)) == []
-    assert copies_among(np.zeros((count, SKETCH_BYTES), np.uint8), []) == []
+    assert near_pairs(np.zeros((count, FINGERPRINT_BYTES), np.uint8)) == []
+    assert copies_among(np.zeros((count, FINGERPRINT_BYTES), np.uint8), []) == []
 
 
 def test_pairs_are_found_wherever_they_lie_in_the_table() -> None:
     some = [scene(seed, (64, 48)) for seed in range(60)]
-    filler = np.random.default_rng(0).integers(0, 256, (2100, SKETCH_BYTES), dtype=np.uint8)
+    filler = np.random.default_rng(0).integers(0, 256, (2100, FINGERPRINT_BYTES), dtype=np.uint8)
     filler[:, -4:] = 0
     copies = sketches(*(read(encoded(image)) for image in some))
 
@@ -86,7 +86,7 @@ def test_pairs_are_found_wherever_they_lie_in_the_table() -> None:
 
 
 def test_a_film_of_one_scene_is_one_group() -> None:
-    still = sketch_of(scene(1))
+    still = fingerprint_of(scene(1))
     film = np.stack([still] * 200)
 
     groups = joined(200, near_pairs(film))
@@ -105,7 +105,7 @@ def test_what_a_picture_shows_is_judged() -> None:
     soft = sharp.resize((512, 384)).filter(ImageFilter.GaussianBlur(12))
 
     found = [
-        faults_of(sketch_of(image), *image.size)
+        faults_of(fingerprint_of(image), *image.size)
         for image in (sharp, soft, Image.new("RGB", (99, 99), "teal"), tall)
     ]
 
@@ -113,5 +113,5 @@ def test_what_a_picture_shows_is_judged() -> None:
 
 
 def test_the_smallest_picture_has_a_sketch() -> None:
-    assert sketch_of(Image.new("RGB", (1, 1))).shape == (SKETCH_BYTES,)
-    assert sketch_of(scene(1).resize((3000, 2))).shape == (SKETCH_BYTES,)
+    assert fingerprint_of(Image.new("RGB", (1, 1))).shape == (FINGERPRINT_BYTES,)
+    assert fingerprint_of(scene(1).resize((3000, 2))).shape == (FINGERPRINT_BYTES,)

@@ -12,7 +12,7 @@ import torch
 from tests.conftest import draw_folder
 from tests.training.test_distributed import home, launch  # noqa: F401 - a fixture
 from tests.training.test_stages import outcome, resumed, start, stop_after
-from vitft.config.run import from_table
+from vitft.config.run import config_from_table
 from vitft.data.sampling import images_per_epoch, order_of, say_epoch, turns
 from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import UsageError
@@ -140,7 +140,7 @@ def test_a_head_in_front_of_balanced_steps_is_solved_with_equal_classes(
         "train": {"freeze": "head,none", "sampling": "balanced"},
         "optim": {"epochs": 1},
     }
-    config = from_table(table)
+    config = config_from_table(table)
 
     assert config.solves("head")
     assert config.balances
@@ -163,7 +163,7 @@ def test_a_head_in_front_of_balanced_steps_is_solved_with_equal_classes(
 )
 def test_what_does_not_go_together_is_refused(table: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        from_table(table)
+        config_from_table(table)
 
 
 def test_two_processes_draw_what_one_draws(home: Path) -> None:  # noqa: F811 - the fixture

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from vitft.config.run import DataSpec
-from vitft.data.folder import Checked, CheckedFile, File, Folder, Part
+from vitft.config.data import DataSpec
+from vitft.data.folder import File, Folder, Part
+from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.split import Manifest, Row, draw, leaks, split, write_class_indices
 from vitft.system.errors import DataError
 
@@ -27,7 +28,7 @@ HOSTILE = [
 
 def checked(
     counts: dict[str, int], *, reference: bool = False, bad: frozenset[str] = frozenset()
-) -> Checked:
+) -> InspectedFolder:
     """A checked folder with `counts` files per class, named 000.jpg and so on."""
     files = [
         File(f"{name}/{i:03}.jpg", label)
@@ -41,7 +42,7 @@ def checked(
         layout="classes",
         reference=reference,
     )
-    return Checked(
+    return InspectedFolder(
         folder=folder,
         good=tuple(good(file) for file in files if file.path not in bad),
         bad=tuple((path, "empty file") for path in sorted(bad)),
@@ -49,9 +50,9 @@ def checked(
     )
 
 
-def good(file: File) -> CheckedFile:
+def good(file: File) -> InspectedFile:
     digest = hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).hexdigest()
-    return CheckedFile(file.path, file.label, file.part, digest, 4, 4)
+    return InspectedFile(file.path, file.label, file.part, digest, 4, 4)
 
 
 def held_back(manifest: Manifest) -> list[int]:
@@ -183,8 +184,8 @@ def test_a_folder_with_its_own_split_keeps_it() -> None:
         for i in range(2)
     )
     folder = Folder(root=Path("d"), classes=("cat", "dog"), files=files, layout="split")
-    everything = Checked(folder=folder, good=tuple(map(good, files)), bad=(), odd={})
-    without_a_val_dog = Checked(folder=folder, good=everything.good[:6], bad=(), odd={})
+    everything = InspectedFolder(folder=folder, good=tuple(map(good, files)), bad=(), odd={})
+    without_a_val_dog = InspectedFolder(folder=folder, good=everything.good[:6], bad=(), odd={})
 
     manifest = split(everything, DataSpec())
 
@@ -277,7 +278,7 @@ def test_a_byte_order_mark_and_crlf_are_no_obstacle(tmp_path: Path) -> None:
 # ---- copies stay together
 
 
-def with_copies(counts: dict[str, int], *groups: tuple[str, ...]) -> Checked:
+def with_copies(counts: dict[str, int], *groups: tuple[str, ...]) -> InspectedFolder:
     """A checked folder in which the named files have the same bytes."""
     plain = checked(counts)
     same = {path: group[0] for group in groups for path in group}

@@ -7,16 +7,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from tests.support.pictures import scenes_folder
+from vitft.data import inspection
 from vitft.data.folder import File, scan
+from vitft.data.inspection import OpenedImage
 from vitft.data.transforms import CropTransform, EvalTransform
 from vitft.features.cut import cut_model, run_prefix
-from vitft.features.extract import Extractor, crops, plain
+from vitft.features.extract import Extractor
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.features.views import crop_views, eval_view
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import ImageError
 
@@ -33,8 +39,8 @@ def extractor_of(
 
 
 def digests(extractor: Extractor, folder: Path) -> list[str]:
-    checked = extractor.examine(
-        scan(folder), plain(TRANSFORM), allow_bad=True, progress=lambda _: None
+    checked = extractor.inspect(
+        scan(folder), eval_view(TRANSFORM), allow_bad=True, progress=lambda _: None
     )
     return [file.sha256 for file in checked.good]
 
@@ -45,7 +51,7 @@ def test_rows_are_what_the_prefix_makes_of_the_documented_view(
     tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path, freeze: str, precision: str
 ) -> None:
     extractor = extractor_of(tiny_vit, tmp_path / "cache", precision, freeze)
-    found = extractor.rows(digests(extractor, image_folder), plain(TRANSFORM))
+    found = extractor.rows(digests(extractor, image_folder), eval_view(TRANSFORM))
 
     files = scan(image_folder).files
     views = [TRANSFORM.pixels(Image.open(image_folder / f.path)) for f in files]
@@ -94,7 +100,7 @@ def test_views_are_fixed_by_seed_view_and_image(
     sha = digests(extractor, image_folder)
     rows = []
     for one, seed in ((extractor, 0), (again, 0), (again, 1)):
-        views = crops(TRANSFORM, CROP, 2, seed)
+        views = crop_views(TRANSFORM, CROP, 2, seed)
         for view in views:
             one.compute(str(image_folder), files, view, progress=lambda _: None)
             rows.append(one.rows(sha, view))
@@ -110,14 +116,14 @@ def test_a_damaged_cache_is_noticed_and_recomputed(
 ) -> None:
     first = extractor_of(tiny_vit, tmp_path / "cache")
     sha = digests(first, image_folder)
-    whole = first.rows(sha, plain(TRANSFORM))
-    shard = next(first.store(plain(TRANSFORM)).folder.glob("*.rows"))
+    whole = first.rows(sha, eval_view(TRANSFORM))
+    shard = next(first.store(eval_view(TRANSFORM)).folder.glob("*.rows"))
     content = bytearray(shard.read_bytes())
     content[-3] ^= 64
     shard.write_bytes(content)
 
     second = extractor_of(tiny_vit, tmp_path / "cache")
-    again = second.rows(digests(second, image_folder), plain(TRANSFORM))
+    again = second.rows(digests(second, image_folder), eval_view(TRANSFORM))
 
     assert second.computed == 1
     torch.testing.assert_close(again, whole, atol=1e-6, rtol=0)
@@ -126,17 +132,17 @@ def test_a_damaged_cache_is_noticed_and_recomputed(
 def test_bad_files_are_reported_like_a_check_without_features(
     tiny_vit: VisionTransformer, image_folder: Path
 ) -> None:
-    from vitft.data.folder import check_images
+    from vitft.data.inspection import inspect_folder
 
     (image_folder / "red" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     Image.new("CMYK", (20, 20)).save(image_folder / "red" / "ink.jpg")
     extractor = extractor_of(tiny_vit, None)
 
     for _ in range(2):  # the second time from what the first one kept
-        found = extractor.examine(
-            scan(image_folder), plain(TRANSFORM), allow_bad=False, progress=lambda _: None
+        found = extractor.inspect(
+            scan(image_folder), eval_view(TRANSFORM), allow_bad=False, progress=lambda _: None
         )
-        assert found == check_images(scan(image_folder))
+        assert found == inspect_folder(scan(image_folder))
 
 
 def test_a_file_that_vanished_is_an_error_of_its_own(
@@ -146,7 +152,10 @@ def test_a_file_that_vanished_is_an_error_of_its_own(
 
     with pytest.raises(ImageError, match="not found"):
         extractor.compute(
-            str(image_folder), [File("red/none.png", 0)], plain(TRANSFORM), progress=lambda _: None
+            str(image_folder),
+            [File("red/none.png", 0)],
+            eval_view(TRANSFORM),
+            progress=lambda _: None,
         )
 
 
@@ -168,7 +177,7 @@ import torch
 from tests.features.test_extract import digests, extractor_of, TRANSFORM
 from vitft.features import cache
 from vitft.models.checkpoint import build_model, load_checkpoint
-from vitft.features.extract import plain
+from vitft.features.views import eval_view
 cache.time.monotonic = iter(range(0, 10**9, 11)).__next__  # flush after every row
 state, card = load_checkpoint(Path(sys.argv[1]))
 torch.set_num_threads(1)
@@ -214,7 +223,7 @@ def test_a_pass_killed_anywhere_goes_on_with_identical_rows(
     assert digests(resumed, image_folder) == sha
 
     assert resumed.computed <= 30
-    ours, theirs = (e.rows(sha, plain(TRANSFORM)) for e in (resumed, undisturbed))
+    ours, theirs = (e.rows(sha, eval_view(TRANSFORM)) for e in (resumed, undisturbed))
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
@@ -223,19 +232,57 @@ def test_exact_pixels_are_those_of_the_documented_view_in_bf16_too(
 ) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (40, 50, 3)).astype(np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.jpg", quality=95)
-    prefix, view = cut_model(tiny_vit, "head").prefix, plain(TRANSFORM)
+    prefix, view = cut_model(tiny_vit, "head").prefix, eval_view(TRANSFORM)
     assert prefix is not None
     fast, exact = (
         Extractor(prefix, folder=tmp_path / "c", precision="bf16", max_pixels=10**6, exact=exact)
         for exact in (False, True)
     )
 
-    looked = exact.look(str(tmp_path), File("noise.jpg", 0), view, exact.store(view))
-
     data = (tmp_path / "noise.jpg").read_bytes()
-    assert fast.quick_view(data, view) is not None
-    assert exact.quick_view(data, view) is None
-    assert looked.pixels is not None
+
+    opened = OpenedImage(File("noise.jpg", 0), data, max_pixels=10**6, fast=not exact.is_exact)
+    loaded = exact.load(opened, view, exact.store(view), None)
+
+    assert not fast.is_exact
+    assert opened.jpeg is None
+    assert loaded.pixels is not None
     with Image.open(tmp_path / "noise.jpg") as image:
-        assert np.array_equal(looked.pixels, TRANSFORM.pixels(image.convert("RGB")))
+        assert np.array_equal(loaded.pixels, TRANSFORM.pixels(image.convert("RGB")))
     assert fast.store(view).folder != exact.store(view).folder  # not mistaken for one another
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_features_facts_and_fingerprint_come_from_one_decoding(
+    tiny_vit: VisionTransformer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+) -> None:
+    root = scenes_folder(tmp_path / "data")  # two classes of five JPEGs
+    files = scan(root).files
+    expected = Fingerprints("none")
+    fingerprint_folder(scan(root), expected, max_pixels=10**8)
+    decoded = []
+    for name in ("decode", "decode_upright"):
+        real = getattr(inspection, name)
+
+        def counting(data: bytes, *args: Any, real: Any = real, **options: Any) -> Any:
+            decoded.append(data)
+            return real(data, *args, **options)
+
+        monkeypatch.setattr(inspection, name, counting)
+    fingerprints = Fingerprints(str(tmp_path / "cache"))
+    extractor = extractor_of(tiny_vit, tmp_path / "cache", precision)
+
+    for decodings in (len(files), 0):  # the second pass finds everything in the cache
+        decoded.clear()
+        found = extractor.inspect(
+            scan(root), eval_view(TRANSFORM), allow_bad=False, fingerprints=fingerprints
+        )
+        assert len(decoded) == decodings
+
+    assert len(found.good) == len(files)
+    assert fingerprints.by_digest.keys() == expected.by_digest.keys()
+    for digest, row in expected.by_digest.items():
+        assert np.array_equal(fingerprints.by_digest[digest], row)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from vitft.features.label_errors import out_of_fold, posteriors, suspects_in, votes_of_others
+from vitft.features.label_errors import find_label_errors, label_probabilities, out_of_fold_logits
+from vitft.features.neighbours import votes_outside_group
 
 
 def clouds(per_class: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,8 +21,8 @@ def test_swapped_labels_are_found_and_right_ones_left_alone() -> None:
     y[swapped] = (y[swapped] + 1) % 3
     alone = torch.arange(len(y))
 
-    logits = out_of_fold(x, y, alone, classes=3, seed=0)
-    found = suspects_in(posteriors(logits, x, y, alone), y)
+    logits = out_of_fold_logits(x, y, alone, classes=3, seed=0)
+    found = find_label_errors(label_probabilities(logits, x, y, alone), y)
 
     assert sorted(suspect.row for suspect in found) == swapped
     assert all(suspect.suggested == truth[suspect.row] for suspect in found)
@@ -34,8 +35,8 @@ def test_a_label_is_judged_without_the_picture_and_its_copies() -> None:
     noise, y = torch.randn(90, 40, generator=generator), torch.arange(3).repeat(30)
     x, y, copies = noise.repeat(2, 1), y.repeat(2), torch.arange(90).repeat(2)
 
-    apart = out_of_fold(x, y, copies, classes=3, seed=0, l2=1e-3)
-    leaking = out_of_fold(x, y, torch.arange(180), classes=3, seed=0, l2=1e-3)
+    apart = out_of_fold_logits(x, y, copies, classes=3, seed=0, l2=1e-3)
+    leaking = out_of_fold_logits(x, y, torch.arange(180), classes=3, seed=0, l2=1e-3)
 
     assert (apart.argmax(dim=-1) == y).float().mean() < 0.5  # a third is chance
     assert (leaking.argmax(dim=-1) == y).float().mean() > 0.8
@@ -45,7 +46,7 @@ def test_copies_do_not_vote_for_each_other() -> None:
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.9, 0.1]])
     y, copies = torch.tensor([0, 0, 1]), torch.tensor([7, 7, 8])
 
-    votes = votes_of_others(x, y, copies, classes=2)
+    votes = votes_outside_group(x, y, copies, classes=2)
 
     assert votes.tolist() == [[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]
 
@@ -56,7 +57,9 @@ def test_a_picture_that_does_not_count_teaches_nothing_and_is_judged() -> None:
     counted = torch.ones(len(y))
     counted[0] = 0
 
-    logits = out_of_fold(x, y, torch.arange(len(y)), classes=3, seed=0, counted=counted, l2=0.1)
+    logits = out_of_fold_logits(
+        x, y, torch.arange(len(y)), classes=3, seed=0, sample_weight=counted, l2=0.1
+    )
 
     assert logits.shape == (60, 3)
     assert logits[0].argmax() == 0
@@ -65,6 +68,6 @@ def test_a_picture_that_does_not_count_teaches_nothing_and_is_judged() -> None:
 def test_posteriors_are_shares() -> None:
     x, y = clouds(10)
 
-    shares = posteriors(torch.randn(30, 3), x, y, range(30))
+    shares = label_probabilities(torch.randn(30, 3), x, y, range(30))
 
     assert shares.sum(dim=-1).tolist() == pytest.approx([1.0] * 30)

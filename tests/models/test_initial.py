@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
-from vitft.config.run import Config, from_table
-from vitft.data.folder import scan
+from vitft.config.run import Config, config_from_table
+from vitft.data.folder import Folder, scan
 from vitft.data.images import read_bytes
 from vitft.data.labelled import find_labelled
 from vitft.export.job import export_run
@@ -21,6 +21,8 @@ from vitft.export.plan import Order
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.initial import new_model
 from vitft.models.numpy_vit import softmax
+from vitft.models.pretrained import LoadReport
+from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.evaluate import evaluate
 from vitft.predict.numpy_engine import QuickEngine
@@ -42,7 +44,19 @@ def settings(data: Path, **tables: dict[str, Any]) -> Config:
         "optim": {"epochs": 2, "batch_size": 8, "lr": 3e-3} | tables.pop("optim", {}),
         "train": {"device": "cpu"} | tables.pop("train", {}),
     }
-    return from_table(table | tables)
+    return config_from_table(table | tables)
+
+
+def initial_for(config: Config, folder: Folder) -> tuple[VisionTransformer, LoadReport]:
+    """A new model with the settings of a run."""
+    return new_model(
+        config.weights,
+        config.model,
+        folder,
+        max_pixels=config.data.max_pixels,
+        drop_path=config.train.drop_path,
+        seed=config.train.seed,
+    )
 
 
 @pytest.fixture
@@ -78,12 +92,22 @@ def test_without_weights_everything_trains_and_no_weights_are_looked_for(colours
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        pytest.param({"train": {"freeze": "head"}}, "train.freeze is 'head'", id="frozen"),
-        pytest.param({"weights": {"name": "demo"}}, r"weights.name is 'demo'", id="with weights"),
-        pytest.param({"model": {"heads": 3}}, "model.heads is 3", id="heads that do not fit"),
-        pytest.param({"model": {"norm": "both"}}, "model.norm is 'both'", id="no such norm"),
-        pytest.param({"model": {"layers": 3}}, "model.layers is no setting", id="no such setting"),
-        pytest.param({"train": {"flip": 2}}, "train.flip is 2", id="no share"),
+        pytest.param(
+            {"train": {"freeze": "head"}}, "train.freeze=head would freeze random", id="frozen"
+        ),
+        pytest.param(
+            {"weights": {"name": "demo"}},
+            r"\[model\] has no effect on pretrained",
+            id="with weights",
+        ),
+        pytest.param(
+            {"model": {"heads": 3}}, "not a multiple of model.heads=3", id="heads that do not fit"
+        ),
+        pytest.param({"model": {"norm": "both"}}, "invalid model.norm=both", id="no such norm"),
+        pytest.param(
+            {"model": {"layers": 3}}, "unknown setting model.layers", id="no such setting"
+        ),
+        pytest.param({"train": {"flip": 2}}, "invalid train.flip=2.0", id="no share"),
     ],
 )
 def test_what_makes_no_sense_from_scratch_is_refused(
@@ -94,13 +118,13 @@ def test_what_makes_no_sense_from_scratch_is_refused(
 
 
 def test_shift_is_refused_where_a_part_is_frozen(colours: Path) -> None:
-    with pytest.raises(UsageError, match=r"train\.augment is 'shift'"):
-        from_table({"data": {"path": str(colours)}, "weights": {"name": "demo"},
+    with pytest.raises(UsageError, match=r"train\.augment=shift has no effect"):
+        config_from_table({"data": {"path": str(colours)}, "weights": {"name": "demo"},
                     "train": {"freeze": "blocks:1", "augment": "shift"}})  # fmt: skip
 
 
 def test_the_model_has_the_shape_of_the_settings_and_of_the_images(colours: Path) -> None:
-    model, report = new_model(
+    model, report = initial_for(
         settings(colours, model={"norm": "post", "pool": "mean", "registers": 2}), scan(colours)
     )
 
@@ -129,15 +153,15 @@ def test_grey_images_make_a_model_of_one_channel(digits: Path, tmp_path: Path) -
             Image.new("L", (8, 8), 40 * i).save(tmp_path / "greys" / label / f"{i}.png")
 
     for data in (digits, tmp_path / "greys"):
-        assert new_model(settings(data), scan(data))[0].config.in_channels == 1
-    of_three, _ = new_model(settings(digits, model={"channels": 3}), scan(digits))
+        assert initial_for(settings(data), scan(data))[0].config.in_channels == 1
+    of_three, _ = initial_for(settings(digits, model={"channels": 3}), scan(digits))
     assert of_three.config.in_channels == 3
 
 
 def test_the_same_seed_begins_with_the_same_weights(colours: Path) -> None:
     folder = scan(colours)
     first, again, other = (
-        new_model(settings(colours, train={"seed": seed}), folder)[0].pos_embed
+        initial_for(settings(colours, train={"seed": seed}), folder)[0].pos_embed
         for seed in (0, 0, 1)
     )
 
@@ -147,8 +171,8 @@ def test_the_same_seed_begins_with_the_same_weights(colours: Path) -> None:
 
 def test_positions_may_begin_as_waves_of_row_and_column(colours: Path) -> None:
     folder = scan(colours)
-    model, _ = new_model(settings(colours, model={"positions": "waves"}), folder)
-    noise, _ = new_model(settings(colours), folder)
+    model, _ = initial_for(settings(colours, model={"positions": "waves"}), folder)
+    noise, _ = initial_for(settings(colours), folder)
     rows, columns = model.config.grid
     table = model.pos_embed[0, 1:].reshape(rows, columns, -1)
     half = table.shape[-1] // 2  # first the column, then the row
@@ -165,22 +189,22 @@ def test_images_of_several_sizes_ask_for_one(colours: Path) -> None:
     Image.new("RGB", (9, 9)).save(colours / "red" / "000.png")
     config = settings(colours)
 
-    with pytest.raises(DataError, match=r"(?s)of several sizes.*--image-size 64"):
-        new_model(config, scan(colours))
+    with pytest.raises(DataError, match=r"(?s)differ in size.*--image-size 64"):
+        initial_for(config, scan(colours))
     named = replace(config, weights=replace(config.weights, image_size=(16, 16)))
-    assert new_model(named, scan(colours))[0].config.image_size == (16, 16)
+    assert initial_for(named, scan(colours))[0].config.image_size == (16, 16)
 
 
 def test_patches_that_do_not_tile_the_images_are_refused(colours: Path) -> None:
     with pytest.raises(UsageError, match="patches of 7 pixels"):
-        new_model(settings(colours, model={"patch_size": 7}), scan(colours))
+        initial_for(settings(colours, model={"patch_size": 7}), scan(colours))
 
 
 def test_statistics_for_other_channels_are_refused(digits: Path) -> None:
     config = settings(digits, weights={"name": "none", "mean": [0.5] * 3, "std": [0.5] * 3})
 
-    with pytest.raises(DataError, match="3 channel statistics are named, but the images have 1"):
-        new_model(config, scan(digits))
+    with pytest.raises(DataError, match="3 channel statistics are given, but the images have 1"):
+        initial_for(config, scan(digits))
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -241,7 +265,7 @@ def test_a_model_behind_convolutions_is_a_run_like_any_other(digits: Path, tmp_p
     export_run(str(tmp_path / "run"), Order(formats=("onnx",), out=tmp_path / "onnx"))
     # Its own weights begin another run, of images in colour and of another size.
     colours = draw_folder(tmp_path / "colours", per_class=4)
-    again = from_table({
+    again = config_from_table({
         "data": {"path": str(colours)},
         "weights": {"name": str(tmp_path / "run"), "image_size": [12, 12]},
         "train": {"device": "cpu"},

@@ -16,7 +16,7 @@ import pytest
 from tests.support.run_files import HOSTILE, make_run
 from vitft.cli.finetune import named_settings
 from vitft.cli.main import build_parser, main
-from vitft.config.run import from_table, merged, to_toml
+from vitft.config.run import config_from_table, merge_settings, to_toml
 from vitft.report import charts, palette, svg, write_report
 from vitft.report.advice import advise
 from vitft.report.html import source
@@ -462,7 +462,7 @@ def test_the_door_writes_where_it_is_told_and_overwrites_nothing(
     assert main(["report", "--run", str(run), "--out", str(page)]) == 0
     assert main(["report", "--run", str(run), "--out", str(page)]) == 5
 
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert not (run / "report.html").exists()
     assert main(["report", "--run", str(run), "--out", str(tmp_path / "no" / "page.html")]) == 5
     assert main(["report", "--run", str(tmp_path)]) == 5
@@ -584,14 +584,14 @@ def test_the_command_on_the_page_gives_the_same_settings(settings: dict[str, Any
     table = {
         name: sections.get(name, {}) | settings.get(name, {}) for name in {*sections, *settings}
     }
-    config = from_table(table)
+    config = config_from_table(table)
 
     command = command_of(tomllib.loads(to_toml(config)))
 
     program, *arguments = shlex.split(command)
     assert program == "vitft"
-    read_back = merged(*named_settings(build_parser().parse_args(arguments)))
-    assert from_table(read_back) == config
+    read_back = merge_settings(*named_settings(build_parser().parse_args(arguments)))
+    assert config_from_table(read_back) == config
 
 
 def test_settings_of_another_version_give_no_command() -> None:

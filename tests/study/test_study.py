@@ -14,9 +14,11 @@ import torch
 
 from tests.conftest import draw_folder
 from vitft.cli.main import build_parser
-from vitft.config.run import from_table
-from vitft.data.folder import Checked, CheckedFile, Folder
-from vitft.features.probe import scores, solve_head
+from vitft.config.run import config_from_table
+from vitft.data.folder import Folder
+from vitft.data.inspection import InspectedFile, InspectedFolder
+from vitft.features.head import solve_head
+from vitft.features.logistic import linear_logits
 from vitft.metrics.intervals import wilson
 from vitft.study.features import LEVELS, PIXELS, backbone, colours, small_picture
 from vitft.study.formats import cell, sentences
@@ -27,20 +29,20 @@ from vitft.study.splits import Draw, draw, pictures
 from vitft.system.errors import DataError, RunError, UsageError, VitftError, WeightsError
 
 
-def files(*counts: int, tests: int = 0) -> list[CheckedFile]:
+def files(*counts: int, tests: int = 0) -> list[InspectedFile]:
     """So many images of each class that may train, and so many of each that test."""
     parts: list[tuple[int, Any]] = []
     for label, count in enumerate(counts):
         parts += [(label, "train" if tests else "")] * count + [(label, "val")] * tests
     return [
-        CheckedFile(f"{i}.jpg", label, part, f"{i:064}", 8, 8)
+        InspectedFile(f"{i}.jpg", label, part, f"{i:064}", 8, 8)
         for i, (label, part) in enumerate(parts)
     ]
 
 
-def checked(good: Sequence[CheckedFile]) -> Checked:
+def checked(good: Sequence[InspectedFile]) -> InspectedFolder:
     folder = Folder(root=Path("x"), classes=("a", "b"), files=(), layout="classes")
-    return Checked(folder=folder, good=tuple(good), bad=(), odd={})
+    return InspectedFolder(folder=folder, good=tuple(good), bad=(), odd={})
 
 
 def point(*rows: Sequence[int]) -> Point:
@@ -109,7 +111,7 @@ def test_turned_rows_give_the_scores_of_the_rows_themselves() -> None:
     torch.testing.assert_close(asked @ known.T, plain[20:] @ plain[:20].T, rtol=1e-4, atol=1e-3)
     head = solve_head(x[:20], y, classes=2, l2=0, balanced=False, seed=0)
     whole = torch.cat([head.weight, head.bias[:, None]], dim=1)
-    expected = scores(x[20:], whole).argmax(dim=-1) == (torch.arange(20, 50) % 2)
+    expected = linear_logits(x[20:], whole).argmax(dim=-1) == (torch.arange(20, 50) % 2)
     drawn = Draw((np.arange(0, 20, 2), np.arange(1, 20, 2)), np.arange(20, 50))
     right = answered(x, torch.arange(50) % 2, drawn, 10, classes=2, seed=0)
     assert right.tolist() == expected.tolist()
@@ -161,7 +163,7 @@ def test_the_baselines_tell_brightness_and_colours() -> None:
 
 
 def test_an_untrained_model_of_timm_needs_no_file() -> None:
-    config = from_table({})
+    config = config_from_table({})
 
     model, transform = backbone("random:timm:resnet10t", 3, config)
     again, _ = backbone("random:timm:resnet10t", 3, config)
@@ -291,7 +293,7 @@ def test_copies_that_make_a_class_too_small_take_shots_with_them(image_folder: P
         str(image_folder), ["histogram"], [2, 8], seeds=1, out=str(image_folder.parent / "out")
     )
 
-    done = run_study(plan, from_table({}))
+    done = run_study(plan, config_from_table({}))
 
     assert plan.shots == (2, 8)
     assert done.plan.shots == (2,)
@@ -307,7 +309,7 @@ def test_a_lead_that_is_none_is_told_as_such(image_folder: Path) -> None:
         seeds=2,
         out=str(image_folder.parent / "out"),
     )
-    done = run_study(plan, from_table({}))
+    done = run_study(plan, config_from_table({}))
     curves = tuple(
         replace(curve, points=(point([0, 1] * 50, [0, 1] * 50),)) for curve in done.curves
     )

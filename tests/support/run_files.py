@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import save
 
-from vitft.config.run import from_table, to_toml
+from vitft.config.run import config_from_table, to_toml
 from vitft.data.split import Manifest, Row, write_class_indices
 from vitft.metrics.intervals import wilson
 from vitft.predict.validation import thumb_name
@@ -104,7 +104,7 @@ def make_run(
     path.mkdir(parents=True)
     run = RunDir(path)
     settings = {"data": {"path": "photos/flowers"}, "weights": {"name": "demo"}}
-    run.write_text("config.toml", to_toml(from_table(settings)))
+    run.write_text("config.toml", to_toml(config_from_table(settings)))
     Manifest(path, tuple(classes), tuple(rows)).write(run.split)
     write_class_indices(run.class_indices, tuple(classes))
     np.savez(path / "validation.npz", logits=logits)

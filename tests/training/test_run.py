@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import draw_folder
-from vitft.config.run import from_table, read_toml
+from vitft.config.run import config_from_table, read_toml
 from vitft.models.checkpoint import load_checkpoint
 from vitft.predict.torch_engine import Predictor
 from vitft.system import rundir
@@ -30,7 +30,7 @@ def run_it(data: Path, weights: Path, out: Path, /, **settings: dict[str, Any]) 
     }
     for section, values in settings.items():
         table.setdefault(section, {}).update(values)
-    return finetune(from_table(table), out=out)
+    return finetune(config_from_table(table), out=out)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_predict_answers_what_validation_counted(finished: Result, image_folder:
 
 
 def test_the_written_settings_repeat_the_run(finished: Result, tmp_path: Path) -> None:
-    config = from_table(read_toml(finished.run / "config.toml"))
+    config = config_from_table(read_toml(finished.run / "config.toml"))
 
     again = finetune(config, out=tmp_path / "again")
 

@@ -11,7 +11,7 @@ import torch
 
 from tests.conftest import draw_folder
 from vitft.cli.main import main
-from vitft.config.run import from_table, read_toml
+from vitft.config.run import config_from_table, read_toml
 from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import LockedError, ResourceError, RunError
 from vitft.system.rundir import RunDir, locked
@@ -52,11 +52,11 @@ def start(
     data: Path, weights: Path, out: Path, settings: dict[str, dict[str, Any]], **options: Any
 ) -> Result:
     table = {"data": {"path": str(data)}, "weights": {"name": str(weights)}, **settings}
-    return finetune(from_table(table), out=out, **options)
+    return finetune(config_from_table(table), out=out, **options)
 
 
 def resumed(out: Path) -> Result:
-    return finetune(from_table(read_toml(out / "config.toml")), out=out, resume=True)
+    return finetune(config_from_table(read_toml(out / "config.toml")), out=out, resume=True)
 
 
 def outcome(run: Path) -> dict[str, Any]:
@@ -324,9 +324,9 @@ def test_the_command_line_takes_up_a_run(
         (["--lr", "0.5"], 5, "optim.lr was 0.01, now 0.5"),
         (["--epochs", "9"], 5, "optim.epochs was 3, now 9"),
         (["--seed", "1", "--batch-size", "4"], 5, "optim.batch_size was 8, now 4, train.seed"),
-        (["--out", "x"], 2, "--resume goes on in the run's own folder"),
-        (["--max-time", "0"], 2, "--max-time '0' is no time"),
-        (["--max-time", "soon"], 2, "--max-time 'soon' is no time"),
+        (["--out", "x"], 2, "--resume continues a run in its directory"),
+        (["--max-time", "0"], 2, "invalid --max-time '0'"),
+        (["--max-time", "soon"], 2, "invalid --max-time 'soon'"),
     ],
 )
 def test_what_would_change_the_result_is_refused(
@@ -353,7 +353,7 @@ def test_a_finished_run_says_so(
     done = start(few, tiny_weights, tmp_path / "run", {})
 
     assert main(["finetune", "--resume", str(done.run)]) == 0
-    assert "finished already" in capsys.readouterr().err
+    assert "already finished" in capsys.readouterr().err
 
 
 def test_a_learning_rate_is_settled_and_written_down(

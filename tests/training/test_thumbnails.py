@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
-from vitft.config.run import DataSpec
-from vitft.data.folder import check_images, scan
+from vitft.config.data import DataSpec
+from vitft.data.folder import scan
+from vitft.data.inspection import inspect_folder
 from vitft.data.split import Manifest, split, write_class_indices
 from vitft.data.transforms import EvalTransform
 from vitft.models.vit import VisionTransformer
@@ -23,7 +24,7 @@ TRANSFORM = EvalTransform(image_size=(16, 16))
 
 def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, Manifest]:
     """A run on a folder of which the first `wrong` validation images were missed."""
-    manifest = split(check_images(scan(folder)), DataSpec(path=str(folder)))
+    manifest = split(inspect_folder(scan(folder)), DataSpec(path=str(folder)))
     run = RunDir(tmp_path / "run")
     run.path.mkdir(parents=True)
     manifest.write(run.split)
@@ -110,7 +111,7 @@ def test_a_full_or_forbidden_disk_costs_the_pictures_only(
     (run.path / ".thumbs").write_text("a file where the folder should be")
 
     assert keep(run, manifest, tiny_vit) == 0
-    assert "no pictures for the report" in capsys.readouterr().err
+    assert "no thumbnails for the report" in capsys.readouterr().err
 
 
 def test_thumbnails_hold_no_place_comment_or_profile_of_the_original(

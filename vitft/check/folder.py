@@ -4,22 +4,27 @@ Without weights no feature is computed and torch is never imported: files, copie
 balance need only the pictures. With weights every label is judged as well.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitft.check.audit import Item, Shares, audit_of, proposals
-from vitft.config.run import Config, from_table, read_toml
-from vitft.data.duplicates import group_names, near_pairs
+from vitft.config.run import Config, config_from_table, read_toml
 from vitft.data.fingerprint import faults_of
 from vitft.data.fixes import Fix
-from vitft.data.folder import CheckedFile, File, Folder, scan
+from vitft.data.folder import Folder, scan
+from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.split import Manifest
-from vitft.features.fingerprints import Sketched, cores, sketched, table_of
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system import console
 from vitft.system.errors import DataError, RunError
 from vitft.system.rundir import RunDir
+
+if TYPE_CHECKING:  # without weights torch is never imported
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +55,21 @@ def check_folder(root: Path, config: Config, *, split: Mapping[str, str] | None 
             f"no image of {root} is in the split of the run",
             fix="give the folder that the run was trained on",
         )
-    with console.Progress("checking images", len(folder.files)) as progress:
-        seen = sketched(
-            folder,
-            cache=config.train.cache,
-            max_pixels=config.data.max_pixels,
-            workers=cores(),
-            progress=progress.advance,
-        )
-    good = seen.checked.good
-    digests = list(dict.fromkeys(file.sha256 for file in good))
-    groups = group_names(digests, near_pairs(table_of(seen.sketches, digests)))
+    fingerprints = Fingerprints(config.train.cache)
+    if config.weights.name:
+        inspected, features = inspect_with_features(folder, config, fingerprints)
+    else:
+        with console.Progress("checking images", len(folder.files)) as progress:
+            inspected, features = (
+                fingerprint_folder(
+                    folder,
+                    fingerprints,
+                    max_pixels=config.data.max_pixels,
+                    progress=progress.advance,
+                ),
+                None,
+            )
+    good, groups = inspected.good, fingerprints.duplicate_groups()
     items = [
         Item(
             path=file.path,
@@ -72,29 +81,65 @@ def check_folder(root: Path, config: Config, *, split: Mapping[str, str] | None 
     ]
     shares: Mapping[str, Shares] = {}
     judged: list[Mislabel] = []
-    if config.weights.name and good:
-        shares, judged = judge(folder, good, groups, config)
+    if features is not None and good:
+        shares, judged = judge(folder, good, groups, features, seed=config.train.seed)
     audit = audit_of(
-        items, bad=seen.checked.bad, odd=oddities(seen), groups=groups, mislabels=judged
+        items,
+        bad=inspected.bad,
+        odd=oddities(inspected, fingerprints),
+        groups=groups,
+        mislabels=judged,
     )
     return Outcome(
         audit=audit, fixes=proposals(audit, shares), judged=bool(config.weights.name and good)
     )
 
 
-def oddities(seen: Sketched) -> list[tuple[str, str]]:
-    """Paths and remarks: how a file was read, and what it shows."""
+def inspect_with_features(
+    folder: Folder, config: Config, fingerprints: Fingerprints
+) -> tuple[InspectedFolder, Callable[[Sequence[str]], "Tensor"]]:
+    """Inspect every image in one pass that computes fingerprint and feature.
+
+    Returns:
+        The outcome, and a function from digests of readable images to their features (n, D).
+    """
+    from vitft.features.pipeline import inspect_images, load_pipeline
+    from vitft.features.views import eval_view
+
+    pipeline, _ = load_pipeline(config, folder, "head")
+    extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
+    assert extractor is not None
+    view = eval_view(pipeline.transform)
+    inspected = inspect_images(
+        folder,
+        max_pixels=config.data.max_pixels,
+        allow_bad=True,
+        extractor=extractor,
+        view=view,
+        fingerprints=fingerprints,
+    )
+    return inspected, functools.partial(extractor.rows, view=view)
+
+
+def oddities(inspected: InspectedFolder, fingerprints: Fingerprints) -> list[tuple[str, str]]:
+    """Return paths and remarks on how an image was decoded and on what it shows."""
     return [
         (file.path, remark)
-        for file in seen.checked.good
+        for file in inspected.good
         for remark in (
-            *file.odd, *faults_of(seen.sketches[file.sha256], file.width, file.height),
+            *file.odd,
+            *faults_of(fingerprints.by_digest[file.sha256], file.width, file.height),
         )
-    ]  # fmt: skip
+    ]
 
 
 def judge(
-    folder: Folder, good: Sequence[CheckedFile], groups: Mapping[str, str], config: Config
+    folder: Folder,
+    good: Sequence[InspectedFile],
+    groups: Mapping[str, str],
+    features: Callable[[Sequence[str]], "Tensor"],
+    *,
+    seed: int,
 ) -> tuple[dict[str, Shares], list[Mislabel]]:
     """How likely each class is for each path, and the labels that are probably wrong.
 
@@ -102,29 +147,15 @@ def judge(
     """
     import torch
 
-    from vitft.features.cut import cut_model
-    from vitft.features.extract import make_extractor, plain
-    from vitft.features.label_errors import out_of_fold, posteriors, suspects_in
-    from vitft.models.freeze import freeze_model
-    from vitft.models.initial import load_weights
-    from vitft.system.device import pick_device, pick_precision
+    from vitft.features.label_errors import (
+        find_label_errors,
+        label_probabilities,
+        out_of_fold_logits,
+    )
 
     pictures = {file.sha256: file for file in reversed(good)}  # each once: the first of its files
     once = [file for file in good if pictures[file.sha256] is file]
-    model, report = load_weights(config, folder)
-    freeze_model(model, "head")
-    device = pick_device(config.train.device)
-    cut = cut_model(model.to(device), "head")
-    precision = pick_precision(config.train.precision, device)
-    extractor = make_extractor(cut, config, report.transform, precision)
-    assert extractor is not None
-    view = plain(report.transform)
-    files = tuple(File(file.path, file.label) for file in once)
-    with console.Progress("images to features", len(files)) as progress:
-        extractor.examine(
-            replace(folder, files=files, bad=()), view, allow_bad=True, progress=progress.advance
-        )
-    x = extractor.rows([file.sha256 for file in once], view)
+    x = features([file.sha256 for file in once])
     y = torch.tensor([file.label for file in once])
     labels: dict[str, set[int]] = {}
     for file in good:
@@ -134,10 +165,10 @@ def judge(
     alike = torch.tensor(
         [numbers.setdefault(groups.get(f.sha256, f.sha256), len(numbers)) for f in once]
     )
-    logits = out_of_fold(
-        x, y, alike, classes=len(folder.classes), seed=config.train.seed, counted=counted
+    logits = out_of_fold_logits(
+        x, y, alike, classes=len(folder.classes), seed=seed, sample_weight=counted
     )
-    likely = posteriors(logits, x, y, alike)
+    likely = label_probabilities(logits, x, y, alike)
     rows = {file.sha256: row for row, file in enumerate(once)}
     table = likely.tolist()
     shares: dict[str, Shares] = {
@@ -154,7 +185,7 @@ def judge(
             "given_probability": suspect.given_probability,
             "suggested_probability": suspect.suggested_probability,
         }
-        for suspect in suspects_in(likely, y)
+        for suspect in find_label_errors(likely, y)
         if counted[suspect.row]
         for path in paths[once[suspect.row].sha256]
     ]
@@ -173,4 +204,6 @@ def config_of(run: str) -> tuple[Config, dict[str, str]]:
             fix="give the folder that `vitft finetune` wrote, e.g. --run runs/latest",
         )
     manifest = Manifest.read(RunDir(path).split, path)
-    return from_table(read_toml(path / "config.toml")), {r.path: r.split for r in manifest.rows}
+    return config_from_table(read_toml(path / "config.toml")), {
+        r.path: r.split for r in manifest.rows
+    }

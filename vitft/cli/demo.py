@@ -1,24 +1,23 @@
-"""`vitft demo`: print the results of two runs on drawn flowers."""
+"""`vitft demo`: fine-tune, predict, export and report on drawn flowers, offline."""
 
 import argparse
-from typing import TYPE_CHECKING
 
-from vitft.cli.parser import Parser, Verbs
-from vitft.system import console
+from vitft.cli import output
+from vitft.cli.parser import Commands
+from vitft.metrics.results import RunResults
 from vitft.system.imports import heavy_imports
 
-if TYPE_CHECKING:
-    from vitft.metrics.results import RunResults
 
-
-def add_demo(verbs: "Verbs[Parser]") -> None:
+def add_demo(commands: Commands) -> None:
     """Add `vitft demo`."""
-    parser = verbs.add_parser("demo", help="two small runs on drawn flowers, offline")
+    parser = commands.add_parser(
+        "demo", help="fine-tune, predict and export on drawn images, without a network"
+    )
     parser.set_defaults(command=demo_command)
 
 
 def demo_command(_: argparse.Namespace) -> int:
-    """Run the demo and print predictions, accuracies and where to continue."""
+    """Run the demo and print its results."""
     with heavy_imports():
         from vitft.data.demo import FLOWERS
         from vitft.predict.rows import Rows
@@ -29,25 +28,22 @@ def demo_command(_: argparse.Namespace) -> int:
     for prediction in done.predictions:
         rows.add(prediction.path, prediction.classes, prediction.probabilities, prediction.error)
     rows.close()
-    console.table(
+    output.table(
         ("backbone", "accuracy", "95 % interval"),
-        [
-            accuracy("pretrained on formula images", done.pretrained),
-            accuracy("random", done.random),
-        ],
-        title="\nsame images, same split, same budget:",
+        [row_of("pretrained on formula images", done.pretrained), row_of("random", done.random)],
+        title="\nsame images, split and budget:",
         numbers=2,
     )
-    console.result(
-        f"exported to {done.export}: largest logit difference {done.export_difference:.1e} on "
-        f"{done.export_images} images"
+    output.result(
+        f"export compared with the run on {done.export_images} images: largest logit difference "
+        f"{done.export_difference:.1e}"
     )
-    console.result(f"report: {done.report} (open it in a browser); images: {FLOWERS}")
-    console.result("next: vitft finetune --data DIR --weights vit_base_patch16_224_in21k")
+    output.result(f"images: {FLOWERS}/, report: {done.report}, export: {done.export}/")
+    output.result("next: vitft finetune --data FOLDER --weights vit_base_patch16_224_in21k")
     return 0
 
 
-def accuracy(name: str, results: "RunResults") -> tuple[str, str, str]:
-    """Return one row of the comparison."""
-    low, high = results["top1_interval"]
-    return name, f"{results['top1']:.1%}", f"{low:.1%} to {high:.1%}"
+def row_of(name: str, metrics: RunResults) -> tuple[str, str, str]:
+    """Return the row of a run in the table."""
+    low, high = metrics["top1_interval"]
+    return name, f"{metrics['top1']:.1%}", f"{low:.1%} to {high:.1%}"

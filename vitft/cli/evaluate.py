@@ -11,7 +11,7 @@ from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
+    from vitft.cli.parser import Commands
     from vitft.predict.evaluate import Answer
 
 STYLES = ("table", "json", "csv")
@@ -27,7 +27,7 @@ SHARES = (
 OF_CLASS = ("recall", "precision", "f1")
 
 
-def add_evaluate(verbs: "argparse._SubParsersAction[Parser]") -> None:
+def add_evaluate(verbs: "Commands") -> None:
     """`vitft evaluate`."""
     parser = verbs.add_parser(
         "evaluate",

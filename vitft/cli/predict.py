@@ -21,7 +21,7 @@ from vitft.system import console
 from vitft.system.errors import UsageError
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
+    from vitft.cli.parser import Commands
     from vitft.data.sources import Source
     from vitft.predict.engine import Engine, Judge, Prediction
     from vitft.predict.torch_engine import Predictor
@@ -51,7 +51,7 @@ large jobs:
 """
 
 
-def add_predict(verbs: "argparse._SubParsersAction[Parser]") -> None:
+def add_predict(verbs: "Commands") -> None:
     """`vitft predict`."""
     parser = verbs.add_parser(
         "predict",
@@ -344,7 +344,7 @@ def explained(
     from vitft.explain import overlay, relevance_map
     from vitft.explain.explainer import plain_name
     from vitft.explain.heatmaps import as_png
-    from vitft.models.timm_model import own as own_model
+    from vitft.models.timm_model import require_vit as own_model
     from vitft.system.files import write_atomically, writing
 
     model = own_model(predictor.model, "--explain")

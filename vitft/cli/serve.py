@@ -12,10 +12,10 @@ from vitft.system.imports import heavy_imports
 from vitft.system.signals import Stopper
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
+    from vitft.cli.parser import Commands
 
 
-def add_serve(verbs: "argparse._SubParsersAction[Parser]") -> None:
+def add_serve(verbs: "Commands") -> None:
     """`vitft serve`."""
     parser = verbs.add_parser(
         "serve",

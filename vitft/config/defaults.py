@@ -1,8 +1,8 @@
-"""What is set unless the user says otherwise, by what trains.
+"""Default settings by what trains.
 
-Sources: AdamW with layer-wise decay and smoothed labels as in published fine-tuning of ViTs
+Sources: AdamW with layer-wise decay and label smoothing as in published fine-tuning of ViTs
 (Touvron et al. 2021, 2012.12877; Bao et al. 2022, 2106.08254; Steiner et al. 2021, 2106.10270),
-with figures measured here (docs/experiments.md).
+with values measured here (docs/experiments.md).
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,8 +35,8 @@ FROM_SCRATCH: Mapping[str, Mapping[str, Any]] = {
     },
     "train": {"freeze": "none", "augment": "shift"},
 }
-"""For `--weights none`: every layer alike, and many epochs (Touvron et al. 2021, 2012.12877)."""
-STEPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+"""For `--weights none`: no layer decay, and many epochs (Touvron et al. 2021, 2012.12877)."""
+STAGE_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "head": {"optim": {"solver": "adamw"}},
     "pre_logits": {"optim": {"solver": "adamw"}},
     "blocks": {"optim": {"solver": "adamw", "weight_decay": 0.05, "epochs": 10}},
@@ -46,69 +46,80 @@ STEPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "optim": {**FINE_TUNING["optim"], "layer_decay": 1.0, "weight_decay": 0.0},
     },
 }
-"""By the last of the things that train; a head alone is solved, not stepped, unless asked."""
+"""By the kind of the last stage; a head alone is fitted by L-BFGS unless a solver is given."""
 
 LEARNING_RATES = {"head": 1e-2, "pre_logits": 1e-3, "blocks": 1e-4, "lora": 1e-3, "none": 5e-4}
-"""Peaks for a model 192 wide."""
+"""Peak learning rates for a model of width 192, by the kind of the last stage."""
 
-STEP_KEYS = frozenset(
+STEP_SETTINGS = frozenset(
     {
         *("lr", "schedule", "final_lr", "warmup", "layer_decay", "momentum", "weight_decay"),
         *("epochs", "batch_size", "micro_batch", "clip", "label_smoothing", "ema", "patience"),
     }
 )
-"""Settings that only mean something to a solver that takes steps: naming one asks for steps."""
-SOLVE_KEYS = frozenset({"l2"})
-"""Settings that only mean something to `lbfgs`."""
+"""Settings of `[optim]` that only apply to SGD and AdamW; naming one selects AdamW."""
+LBFGS_SETTINGS = frozenset({"l2"})
+"""Settings of `[optim]` that only apply to L-BFGS."""
 
 
-def usual_lr(freeze: str, width: int) -> float:
-    """The peak learning rate where the user names none.
+def default_lr(freeze: str, width: int) -> float:
+    """Return the peak learning rate for what trains and the width of the model.
 
-    Hidden layers of wider models take proportionally smaller steps (Yang et al. 2022, 2203.03466,
-    table 3); a head on frozen features does not depend on it.
+    Hidden layers of wider models need proportionally smaller rates (Yang et al. 2022, 2203.03466,
+    table 3); a head on frozen features does not.
     """
-    kind = freeze.rpartition(",")[2].strip().partition(":")[0]
+    kind = last_stage_kind(freeze)
     lr = LEARNING_RATES[kind]
     return lr * 192 / max(192, width) if kind in ("blocks", "lora", "none") else lr
 
 
+def last_stage_kind(freeze: str) -> str:
+    """Return `blocks` for `head,blocks:2`."""
+    return freeze.rpartition(",")[2].strip().partition(":")[0]
+
+
 def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
-    """Refuse a setting that the user named and that the chosen solver would not look at.
+    """Refuse settings that have no effect on the solver.
+
+    Args:
+        solver: As in optim.solver.
+        stages: Number of stages of the run.
+        named: Dotted names of the settings that the user gave.
 
     Raises:
-        UsageError: With the setting and the solver that it needs.
+        UsageError: One of them has no effect.
     """
-    unseen = STEP_KEYS if solver == "lbfgs" else SOLVE_KEYS if stages == 1 else frozenset()
+    unused = STEP_SETTINGS if solver == "lbfgs" else LBFGS_SETTINGS if stages == 1 else frozenset()
     for key in named:
         section, _, name = key.partition(".")
-        if section == "optim" and name in unseen:
+        if section == "optim" and name in unused:
             other = "adamw" if solver == "lbfgs" else "lbfgs"
             raise UsageError(
-                f"{key} has no effect on the solver {solver}",
-                fix=f"leave it out, or choose --set optim.solver={other}",
+                f"{key} has no effect with solver {solver}",
+                fix=f"leave it out, or add --solver {other}",
             )
 
 
-def with_mode_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings that suit what trains, below those that are named."""
+def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return nested settings with the defaults of what trains where they set nothing."""
     train, optim = table.get("train", {}), table.get("optim", {})
     if not isinstance(train, Mapping) or not isinstance(optim, Mapping):
-        return table  # `build` says what is wrong with it
+        return table  # refused by `build_settings`
     weights = table.get("weights", {})
     if isinstance(weights, Mapping) and weights.get("name") == "none":
-        return below(table, FROM_SCRATCH)
+        return with_defaults(table, FROM_SCRATCH)
     freeze = str(train.get("freeze", "head"))
     plain_head = (
-        freeze == "head" and train.get("augment", "none") == "none" and not STEP_KEYS & {*optim}
+        freeze == "head" and train.get("augment", "none") == "none" and not STEP_SETTINGS & {*optim}
     )
     if optim.get("solver", "lbfgs" if plain_head else "") == "lbfgs":
         return table
-    usual = STEPS.get(freeze.rpartition(",")[2].strip().partition(":")[0], {})
-    return below(table, usual)
+    return with_defaults(table, STAGE_DEFAULTS.get(last_stage_kind(freeze), {}))
 
 
-def below(table: Mapping[str, Any], usual: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Settings with the usual ones where they name none."""
-    parts = {key: {**usual.get(key, {}), **table.get(key, {})} for key in ("optim", "train")}
+def with_defaults(
+    table: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Return `table` with `defaults` filled in."""
+    parts = {key: {**defaults.get(key, {}), **table.get(key, {})} for key in ("optim", "train")}
     return {**table, **parts}

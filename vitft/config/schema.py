@@ -1,85 +1,173 @@
-"""Frozen dataclasses from nested tables: kinds checked, keys by the dotted names users type."""
+"""Types and allowed values of settings, read from the annotations of their dataclasses.
+
+An annotation such as `Annotated[float, Range(gt=0)]` is the only statement of what a setting
+accepts: values are checked against it, and errors and docs/settings.md describe it.
+"""
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
 from vitft.system.errors import UsageError
 
 T = TypeVar("T")
 
 
-def check(ok: bool, key: str, value: object, allowed: str) -> None:
-    """Refuse an impossible value by the dotted name that the user typed."""
-    if not ok:
-        raise UsageError(f"{key} is {value!r}, which is impossible", fix=f"{key} is {allowed}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Bounds of a number, or of each number in a list; infinity and NaN are always refused."""
+
+    ge: float = -math.inf
+    gt: float = -math.inf
+    le: float = math.inf
+    lt: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        return self.ge <= value <= self.le and self.gt < value < self.lt
+
+    def __str__(self) -> str:
+        """Return the bounds as they follow `a number`: `from 0 to 1`, `of at least 1`."""
+        if math.isfinite(self.ge) and math.isfinite(self.le):
+            return f"from {self.ge:.9g} to {self.le:.9g}"
+        bounds = {"of at least": self.ge, "above": self.gt, "at most": self.le, "below": self.lt}
+        return " and ".join(f"{word} {n:.9g}" for word, n in bounds.items() if math.isfinite(n))
 
 
-def build(
-    kind: type[T], table: Mapping[str, Any], *, nearest: Callable[[str], str], prefix: str = ""
-) -> T:
-    """Fill one dataclass from one table; its fields' own checks run afterwards.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Type and allowed values of one setting."""
 
-    Args:
-        kind: A dataclass whose fields are plain values or dataclasses of such.
-        table: What is named; the rest keeps its default.
-        nearest: What to suggest for an unknown dotted key.
-        prefix: Of the dotted keys, with its dot.
+    type: type
+    """bool, int, float or str; of each item of a list."""
+    choices: tuple[str | int, ...] = ()
+    length: int | None = None
+    """Number of items of a list, 0 for any; None for a single value."""
+    is_optional: bool = False
+    limits: Range = Range()
+
+    def converted(self, value: Any) -> Any:  # noqa: ANN401
+        """Return a value read from TOML, JSON or Python as the setting's own type.
+
+        Raises:
+            ValueError: It cannot be converted without loss.
+        """
+        accepted = (int, float) if self.type is float else (self.type,)
+        if value is None and self.is_optional:
+            return None
+        if self.length is not None:
+            items = [*value] if isinstance(value, (list, tuple)) else [value] * (self.length or 1)
+            fits = len(items) == self.length or not self.length
+            if fits and all(type(item) in accepted for item in items):
+                return tuple(items)
+        elif type(value) in accepted:
+            return float(value) if self.type is float else value
+        raise ValueError(value)
+
+    def allows(self, value: Any) -> bool:  # noqa: ANN401
+        """Return whether a value of the right type is within the limits."""
+        if value is None:
+            return self.is_optional
+        if self.choices:
+            return value in self.choices
+        items = value if self.length is not None else (value,)
+        return self.type not in (int, float) or all(item in self.limits for item in items)
+
+    def __str__(self) -> str:
+        """Return what a user may write: `a number above 0`, `cosine or constant`."""
+        if self.choices:
+            *others, last = map(str, self.choices)
+            return f"{', '.join(others)} or {last}"
+        name = {bool: "true or false", int: "whole number", float: "number", str: "text"}[self.type]
+        if self.length == 0:
+            return f"a list of {name}s" + f", each {self.limits}" * bool(str(self.limits))
+        text = name if self.type is bool else f"a {name} {self.limits}".rstrip()
+        return f"{text}, or a list of {self.length}" if self.length else text
+
+
+def kinds_of(section: type[Any]) -> Mapping[str, Kind]:
+    """Return the kind of each setting of a section, by name."""
+    hints = typing.get_type_hints(section, include_extras=True)
+    return {name: kind_of(hint) for name, hint in hints.items()}
+
+
+def kind_of(hint: Any) -> Kind:  # noqa: ANN401
+    """Return the kind that an annotation describes."""
+    limits = Range()
+    if typing.get_origin(hint) is Annotated:
+        hint, limits = typing.get_args(hint)
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    main, is_optional = options[0], types.NoneType in options
+    arguments = typing.get_args(main)
+    if typing.get_origin(main) is Literal:
+        return Kind(type=type(arguments[0]), choices=arguments, is_optional=is_optional)
+    if typing.get_origin(main) is tuple:
+        length = 0 if Ellipsis in arguments else len(arguments)
+        return Kind(type=arguments[0], length=length, is_optional=is_optional, limits=limits)
+    return Kind(type=main, is_optional=is_optional, limits=limits)
+
+
+def check_values(settings: object, section: str) -> None:
+    """Check every value of a section against its annotation.
 
     Raises:
-        UsageError: Unknown key, or a value of the wrong kind.
+        UsageError: A value is not allowed; the message has the setting's dotted name.
     """
-    hints = typing.get_type_hints(kind)
+    for name, kind in kinds_of(type(settings)).items():
+        value = getattr(settings, name)
+        if not kind.allows(value):
+            raise invalid(f"{section}.{name}", value, kind)
+
+
+def invalid(key: str, value: object, allowed: object) -> UsageError:
+    """Return the error for a value that a setting does not accept."""
+    return UsageError(f"invalid {key}={shown_value(value)}", fix=f"use {allowed}")
+
+
+def require(ok: bool, problem: str, *, fix: str) -> None:
+    """Raise a UsageError unless `ok`."""
+    if not ok:
+        raise UsageError(problem, fix=fix)
+
+
+def shown_value(value: object) -> str:
+    """Return a value as `--set` takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str([*value] if isinstance(value, tuple) else value)
+
+
+def build_settings(
+    section: type[T], table: Mapping[str, Any], *, suggest: Callable[[str], str], prefix: str = ""
+) -> T:
+    """Construct a settings dataclass from a nested table; missing keys keep their defaults.
+
+    Args:
+        section: A dataclass whose fields are plain values or such dataclasses.
+        table: Values by name.
+        suggest: Returns the advice for an unknown dotted key.
+        prefix: Prepended to the keys in messages, with its dot.
+
+    Raises:
+        UsageError: A key is unknown, or a value has the wrong type or is not allowed.
+    """
+    hints = typing.get_type_hints(section, include_extras=True)
     values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in hints:
-            raise UsageError(f"{prefix}{key} is no setting", fix=nearest(f"{prefix}{key}"))
-        if dataclasses.is_dataclass(hints[key]):
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if name not in hints:
+            raise UsageError(f"unknown setting {key}", fix=suggest(key))
+        if dataclasses.is_dataclass(hints[name]):
             if not isinstance(value, Mapping):
-                raise UsageError(f"{prefix}{key} is a table", fix=f"write [{prefix}{key}]")
-            values[key] = build(hints[key], value, nearest=nearest, prefix=f"{key}.")
-        else:
-            values[key] = coerced(value, hints[key], f"{prefix}{key}")
-    return kind(**values)
-
-
-def coerced(value: Any, hint: Any, key: str) -> Any:  # noqa: ANN401
-    """`value` as the field's type, where that loses nothing."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for option in options:
-        origin = typing.get_origin(option)
-        if origin is Literal and isinstance(value, str):
-            return value  # the field's own check names the allowed words
-        if origin is tuple and isinstance(value, (int, float, list, tuple)):
-            kinds = numbers_of(option)
-            items = list(value) if isinstance(value, (list, tuple)) else [value] * len(kinds)
-            allowed = (int,) if kinds[0] is int else (int, float)
-            fits = len(items) == len(kinds) or Ellipsis in typing.get_args(option)
-            if fits and all(type(item) in allowed for item in items):
-                return tuple(items)
-        if option is float and type(value) in (int, float):
-            return float(value)
-        if option in (int, bool, str) and type(value) is option:
-            return value
-        if option is types.NoneType and value is None:
-            return None
-    raise UsageError(
-        f"{key} is {value!r}, of the wrong kind", fix=f"{key} is {in_words(options[0])}"
-    )
-
-
-def in_words(option: Any) -> str:  # noqa: ANN401
-    """What a field takes, for reading."""
-    if typing.get_origin(option) is not tuple:
-        words = {bool: "true or false", int: "a whole number", float: "a number"}
-        return words.get(option, "a text")
-    kinds = numbers_of(option)
-    numbers = f"a list of {'whole ' * (kinds[0] is int)}numbers"
-    return numbers + ", or one for both sides" * (len(kinds) == 2)
-
-
-def numbers_of(option: Any) -> list[type]:  # noqa: ANN401
-    """The kinds of a tuple's numbers; one for a tuple of any length."""
-    return [kind for kind in typing.get_args(option) if kind is not Ellipsis]
+                raise UsageError(f"{key} is a section, not a value", fix=f"write it as [{key}]")
+            values[name] = build_settings(hints[name], value, suggest=suggest, prefix=f"{name}.")
+            continue
+        kind = kind_of(hints[name])
+        try:
+            values[name] = kind.converted(value)
+        except ValueError as error:
+            raise invalid(key, value, kind) from error
+    return section(**values)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitft.config.run import TrainSpec
+from vitft.config.training import TrainSpec
 
 OPERATIONS, MAGNITUDE = 2, 9
 """Of RandAugment: how many per image, and how strong out of 30 (Cubuk et al. 2020, 1909.13719)."""

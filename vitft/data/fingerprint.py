@@ -28,13 +28,13 @@ BLURRY = 0.12
 apart from blank ones; blurred by a Gaussian of 4 of 256 pixels 99 % of them were."""
 
 BRIGHTNESS, COLOUR = SIDE * SIDE, 2 * COLOUR_SIDE * COLOUR_SIDE
-SKETCH_BYTES = BRIGHTNESS + COLOUR + 4
+FINGERPRINT_BYTES = BRIGHTNESS + COLOUR + 4
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def sketch_of(image: Image.Image) -> Bytes:
+def fingerprint_of(image: Image.Image) -> Bytes:
     """The sketch of an upright RGB picture: (SKETCH_BYTES,) brightness, Cb, Cr, sharpness."""
     scale = min(1.0, LOOKED_AT / max(image.size))
     size = tuple(max(1, round(side * scale)) for side in image.size)

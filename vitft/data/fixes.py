@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitft.config.run import DataSpec
-from vitft.data.folder import File, Folder, counted
+from vitft.config.data import DataSpec
+from vitft.data.folder import File, Folder
 from vitft.data.split import quoted
 from vitft.system.console import harmless
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
+from vitft.system.text import count
 
 COLUMNS = ("path", "action", "label", "new_label", "reason", "kind", "confidence")
 NEEDED = ("path", "action")
@@ -158,7 +159,7 @@ def fixed(folder: Folder, decided: Mapping[str, str | None]) -> Folder:
             files.append(File(file.path, index[label], file.part))
     files.sort(key=lambda file: (file.label, file.path))
     dropped = len(folder.files) - len(files)
-    note = f"fixes applied: {counted(dropped, 'image')} left out, {moved} under another label"
+    note = f"fixes applied: {count(dropped, 'image')} left out, {moved} under another label"
     return replace(
         folder,
         files=tuple(files),

@@ -5,23 +5,19 @@ Nothing is ever written into the folder, and no file takes the place of another.
 held back is decided in `split`.
 """
 
-import contextlib
 import difflib
-import hashlib
 import os
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from vitft.data.arrays import ArraySet, find_arrays
 from vitft.data.download.registry import KNOWN
-from vitft.data.images import MAX_PIXELS, decode, read_bytes
-from vitft.data.loading import in_order
 from vitft.data.walk import Walk
-from vitft.system.errors import DataError, ImageError
+from vitft.system.errors import DataError
+from vitft.system.text import count, listing
 
 Part = Literal["train", "val", ""]
 
@@ -86,11 +82,11 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
     classes, files, notes = scan_layout(walk, root, parts)
     loose = sum(count for _, count in walk.listings.values())
     if others := walk.ignored - loose:
-        notes.append(f"{counted(others, 'entry')} ignored: hidden or of other kinds")
+        notes.append(f"{count(others, 'entry', 'entries')} ignored: hidden or of other kinds")
     if loose:
-        notes.append(f"{counted(loose, 'image')} outside of the class folders ignored")
+        notes.append(f"{count(loose, 'image')} outside of the class folders ignored")
     if walk.loops:
-        notes.append(f"{counted(walk.loops, 'link')} back into a folder not followed")
+        notes.append(f"{count(walk.loops, 'link')} back into a folder not followed")
     if twins := twin_names(classes):
         notes.append(f"classes that differ only by case or accents: {twins}")
     return Folder(
@@ -184,7 +180,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
     walk.raise_if_refused()
     unlike = {train: sorted({*classes} - {*others}), val: sorted({*others} - {*classes})}
     if any(unlike.values()):
-        lists = "; ".join(f"only in {part}/: {listed(n)}" for part, n in unlike.items() if n)
+        lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in unlike.items() if n)
         raise DataError(
             f"{root}: the classes of {train}/ and {val}/ differ ({lists})",
             fix="give both folders the same class folders, with the same names",
@@ -195,7 +191,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
         notes.append(f"there is no val folder: {val}/ serves as validation")
     aside = [name for name in walk.folders_of("")[0] if name not in (train, val)]
     if aside:
-        notes.append(f"set aside, neither trained on nor validated with: {listed(aside)}")
+        notes.append(f"set aside, neither trained on nor validated with: {listing(aside)}")
     found = {f"{p}/{name}": walk.images_in(f"{p}/{name}") for name in classes for p in (train, val)}
     walk.raise_if_refused()
     check_not_empty(root, found)
@@ -216,7 +212,7 @@ def split_parts(walk: Walk, names: Iterable[str]) -> dict[str, str]:
         fitting = [n for n in names if n.lower() in usual and walk.folders_of(n)[0]]
         if len(fitting) > 1:
             raise DataError(
-                f"{walk.root} has several {part} folders: {listed(fitting)}",
+                f"{walk.root} has several {part} folders: {listing(fitting)}",
                 fix="keep one of them, or move the others elsewhere",
             )
         if fitting:
@@ -232,7 +228,7 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
         return
     where = root / folder
     if not names:
-        held = counted(loose, "image") if loose else "no images"
+        held = count(loose, "image") if loose else "no images"
         problem = f"no class folders in {where}: it holds {held}"
     else:
         problem = f"need at least 2 classes, found 1 ({names[0]}) in {where}"
@@ -248,7 +244,7 @@ def check_not_empty(root: Path, found: Mapping[str, Sized]) -> None:
     empty = [name for name, paths in found.items() if not paths]
     if empty:
         raise DataError(
-            f"{root}: 0 images in {len(empty)} of {len(found)} class folders: {listed(empty)}",
+            f"{root}: 0 images in {len(empty)} of {len(found)} class folders: {listing(empty)}",
             fix="add images (jpg, png, webp, bmp, gif, tif) or remove these folders",
         )
 
@@ -259,124 +255,3 @@ def twin_names(names: Iterable[str]) -> str:
     for name in names:
         alike.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
     return "; ".join(" and ".join(twins) for twins in alike.values() if len(twins) > 1)
-
-
-def listed(names: Iterable[str], most: int = 5) -> str:
-    """Some names, and how many more there are."""
-    names = list(names)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun."""
-    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
-    return f"{number:,} {noun if number == 1 else plural}"
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedFile:
-    """A file that is a whole image."""
-
-    path: str
-    label: int
-    part: Part
-    sha256: str
-    """Of the bytes of the file, hexadecimal."""
-    width: int
-    """In pixels, upright."""
-    height: int
-    odd: tuple[str, ...] = ()
-    """What was done to read it, e.g. `rotated by EXIF`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """Which files of a folder are images, in the order of the folder's files."""
-
-    folder: Folder
-    good: tuple[CheckedFile, ...]
-    bad: tuple[tuple[str, str], ...]
-    """Paths and reasons, sorted by path."""
-    odd: Mapping[str, int]
-    """Remarks and how many images they fit, the most frequent first."""
-
-
-def check_images(
-    folder: Folder,
-    *,
-    max_pixels: int = MAX_PIXELS,
-    workers: int = 2,
-    allow_bad: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> Checked:
-    """Read and fully decode every file once.
-
-    Args:
-        folder: What `scan` found.
-        max_pixels: Larger images are bad.
-        workers: Threads.
-        allow_bad: Go on however many files are bad.
-        progress: Called in the caller's thread with files done and files in all.
-
-    Raises:
-        DataError: More than ten files, and more than a tenth of all, are bad.
-    """
-    root, total = os.fspath(folder.root), len(folder.files)
-    good: list[CheckedFile] = []
-    bad: list[tuple[str, str]] = []
-    results = in_order(
-        lambda file: check_one(root, file, max_pixels=max_pixels), folder.files, workers=workers
-    )
-    with contextlib.closing(results):
-        for done, result in enumerate(results, start=1):
-            if isinstance(result, ImageError):
-                bad.append((result.path, result.reason))
-            else:
-                good.append(result)
-            if progress is not None:
-                progress(done, total)
-    return judged(folder, good, bad, allow_bad=allow_bad)
-
-
-def judged(
-    folder: Folder,
-    good: Sequence[CheckedFile],
-    bad: Sequence[tuple[str, str]],
-    *,
-    allow_bad: bool,
-) -> Checked:
-    """The outcome of a check, if it is one to go on with.
-
-    Args:
-        folder: What `scan` found; its own bad entries are added.
-        good: In the order of the folder's files.
-        bad: Paths and reasons, in any order.
-        allow_bad: Go on however many files are bad.
-
-    Raises:
-        DataError: More than ten files, and more than a tenth of all, are bad.
-    """
-    bad = sorted([*folder.bad, *bad])
-    if not allow_bad and len(bad) > max(10, (len(good) + len(bad)) / 10):
-        examples = "; ".join(f"{path}: {reason}" for path, reason in bad[:3])
-        raise DataError(
-            f"{len(bad):,} of {len(good) + len(bad):,} files in {folder.root} are unreadable "
-            f"({examples})",
-            fix="repair or remove them, or go on without them: --set data.allow_bad=true",
-        )
-    odd = Counter(remark for file in good for remark in file.odd)
-    return Checked(folder=folder, good=tuple(good), bad=tuple(bad), odd=dict(odd.most_common()))
-
-
-def check_one(root: str, file: File, *, max_pixels: int = MAX_PIXELS) -> CheckedFile | ImageError:
-    """Read one file once, hash its bytes and decode them; the error's path is the file's own."""
-    try:
-        data = read_bytes(f"{root}/{file.path}", max_pixels=max_pixels)
-        picture = decode(data, file.path, max_pixels=max_pixels)
-    except ImageError as error:
-        reason = error.reason
-    else:
-        digest = hashlib.sha256(data).hexdigest()
-        width, height = picture.image.size
-        return CheckedFile(file.path, file.label, file.part, digest, width, height, picture.odd)
-    return ImageError(file.path, reason)  # a fresh one: tracebacks keep the file's bytes alive

@@ -200,20 +200,10 @@ def decode_as(kind: str, data: bytes, name: str, max_pixels: int) -> Decoded:
     turned = image.tag_v2.get(ORIENTATION, 1) if isinstance(image, TIFF) else 1
     image.load()
 
-    odd = [f"converted from {image.mode}"] if image.mode != "RGB" else []
-    suffix = Path(name).suffix.lower()
-    if SUFFIXES.get(suffix, kind) != kind:
-        odd.append(f"content is {kind} but the name says {suffix[1:]}")
-    if has_more_frames(image):
-        odd.append(
-            "animated: first frame" if kind in ("GIF", "PNG", "WebP") else "first of several"
-        )
-
+    odd = oddities(kind, image, name)
     upright = to_rgb(image)
-    orientation = orientation_of(image)  # of a TIFF it is 1 by now: Pillow has turned it
-    if orientation is None:
-        odd.append("damaged EXIF ignored")
-    elif orientation in TURNS:
+    orientation = orientation_of(image) or 1  # of a TIFF it is 1 by now: Pillow has turned it
+    if orientation in TURNS:
         upright = upright.transpose(TURNS[orientation])
     if orientation in TURNS or turned in TURNS:
         odd.append("rotated by EXIF")
@@ -222,6 +212,21 @@ def decode_as(kind: str, data: bytes, name: str, max_pixels: int) -> Decoded:
 
 
 TIFF = TiffImagePlugin.TiffImageFile
+
+
+def oddities(kind: str, image: ImageFile.ImageFile, name: str) -> list[str]:
+    """Return remarks on an opened image other than its rotation."""
+    odd = [f"converted from {image.mode}"] if image.mode != "RGB" else []
+    suffix = Path(name).suffix.lower()
+    if SUFFIXES.get(suffix, kind) != kind:
+        odd.append(f"content is {kind} but the name says {suffix[1:]}")
+    if has_more_frames(image):
+        odd.append(
+            "animated: first frame" if kind in ("GIF", "PNG", "WebP") else "first of several"
+        )
+    if orientation_of(image) is None:
+        odd.append("damaged EXIF ignored")
+    return odd
 
 
 def check_size(size: tuple[int, int] | None, name: str, max_pixels: int) -> None:

@@ -1,9 +1,9 @@
-"""The plain view of a JPEG by the shortest way: for the pass that computes training features.
+"""Fast decoding of ordinary JPEGs, for feature passes in reduced precision.
 
-libjpeg-turbo decodes straight into an array and torch's antialiased uint8 kernel resizes it. The
-decoded pixels are Pillow's bit for bit; a resized one may differ from `EvalTransform.pixels` by two
-grey levels of 255, because the kernel rounds its filter weights. What this way does not take
-(other formats, turned or unusual JPEGs, damage) goes the documented way and gets its reason there.
+libjpeg-turbo decodes straight into an array, with the same pixels as Pillow, and torch's
+antialiased uint8 kernel resizes it. A resized value may differ from `EvalTransform.pixels` by two
+grey levels of 255, because the kernel rounds its filter weights. Other formats, rotated, unusual
+and damaged JPEGs are left to `data.images`, which gives the reason where one cannot be read.
 """
 
 import io
@@ -11,41 +11,58 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
-import torch
 from PIL import JpegImagePlugin
 
+from vitft.data.images import DAMAGE, ORIENTATION, oddities
 from vitft.data.transforms import EvalTransform
 
 KERNELS = {"bilinear", "bicubic"}
-ORIENTATION = 0x0112
 LONGEST = 20
-"""Sides in a ratio beyond this are left to the documented way, which cuts before it resizes."""
+"""Largest ratio of the sides; longer images are cropped before they are resized."""
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
+    """Decode an upright, undamaged YCbCr JPEG to RGB (H, W, 3); None for any other bytes."""
+    if not data.startswith(b"\xff\xd8\xff"):
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        usual = colours == "YCbCr" and max(height, width) <= LONGEST * min(height, width)
+        if not usual or height * width > max_pixels or is_rotated(data):
+            return None
+        return simplejpeg.decode_jpeg(data, strict=True)
+    except DAMAGE:
+        return None
+
+
+def header_oddities(data: bytes, name: str) -> tuple[str, ...]:
+    """Return the remarks that `images.decode` makes on a JPEG of `decode_upright`."""
+    try:
+        with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
+            return tuple(oddities("JPEG", image, name))
+    except DAMAGE:  # in metadata: the pixels have been decoded without an error
+        return ()
 
 
 def fast_view(
     data: bytes, transform: EvalTransform, *, max_pixels: int
 ) -> tuple[Pixels, tuple[int, int]] | None:
-    """The view (S, S, 3) and the size (width, height) of an upright RGB JPEG, or None."""
-    taken = transform.interpolation in KERNELS and transform.channels == 3
-    if not taken or not data.startswith(b"\xff\xd8\xff"):
-        return None
-    try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        usual = colours == "YCbCr" and max(height, width) <= LONGEST * min(height, width)
-        if not usual or height * width > max_pixels or is_turned(data):
-            return None
-        image = simplejpeg.decode_jpeg(data, strict=True)
-    except ValueError:
-        return None
-    return resized(image, transform), (width, height)
+    """Return the view (S, S, 3) and the size (width, height) of an upright JPEG, or None."""
+    image = decode_upright(data, max_pixels=max_pixels) if is_supported(transform) else None
+    return None if image is None else (resized(image, transform), (image.shape[1], image.shape[0]))
 
 
-def is_turned(data: bytes) -> bool:
-    """Whether the file asks to be shown in another orientation."""
+def is_supported(transform: EvalTransform) -> bool:
+    """Return whether `resized` can apply the transform."""
+    return transform.interpolation in KERNELS and transform.channels == 3
+
+
+def is_rotated(data: bytes) -> bool:
+    """Return whether the metadata asks for another orientation, or may do so."""
     place = data.find(b"Exif\0\0")
-    if place > 65536 or b"tiff:Orientation" in data:  # unusual: the documented way looks closer
+    if place > 65536 or b"tiff:Orientation" in data:  # unusual: left to Pillow
         return True
     if place < 0:
         return False
@@ -54,7 +71,9 @@ def is_turned(data: bytes) -> bool:
 
 
 def resized(image: Pixels, transform: EvalTransform) -> Pixels:
-    """Resize and cut as the transform says, in torch."""
+    """Resize and crop decoded pixels (H, W, 3) with torch's kernels."""
+    import torch  # decoding alone must not import it
+
     height, width = transform.image_size
     planes = torch.from_numpy(image).permute(2, 0, 1)[None]  # channels last in memory: fastest
     wide, tall = transform.resized(image.shape[1], image.shape[0])

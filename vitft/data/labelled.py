@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.data.arrays import ArraySet, find_arrays
-from vitft.data.folder import check_is_folder, counted, listed, split_parts
+from vitft.data.folder import check_is_folder, split_parts
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
+from vitft.system.text import count, listing
 
 SUBSETS = ("train", "val")
 
@@ -92,7 +93,7 @@ def from_folder(root: Path, subset: str) -> tuple[Labelled, bool]:
     where = root / part
     if not images and not walk.bad:
         held = f"{len(classes)} class folders without images" if classes else "no class folders"
-        loosely = f"; {counted(loose, 'image')} outside of them" if loose else ""
+        loosely = f"; {count(loose, 'image')} outside of them" if loose else ""
         raise DataError(
             f"no labelled images in {where}: it holds {held}{loosely}",
             fix=f"put each class in its own folder, e.g. {where}/cat/001.jpg, or give a CSV file "
@@ -100,7 +101,7 @@ def from_folder(root: Path, subset: str) -> tuple[Labelled, bool]:
         )
     notes = [f"the images of {part}/ are judged"] if part else []
     if loose:
-        notes.append(f"{counted(loose, 'image')} outside of the class folders ignored")
+        notes.append(f"{count(loose, 'image')} outside of the class folders ignored")
     return Labelled(
         source=root,
         root=os.fspath(root),
@@ -137,7 +138,7 @@ def rows_of(source: Path, text: str) -> Iterator[tuple[str, str]]:
     try:
         header = [cell.strip().lower() for cell in next(reader, [])]
         if header.count("path") != 1 or header.count("label") != 1:
-            start = listed((cell[:40] for cell in header), most=6) or "nothing"
+            start = listing((cell[:40] for cell in header), most=6) or "nothing"
             raise bad_row(source, 1, f"the header needs the columns path and label, found: {start}")
         path, label = header.index("path"), header.index("label")
         for cells in reader:

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from vitft.config.run import DataSpec
-from vitft.data.folder import Checked, CheckedFile, listed
+from vitft.config.data import DataSpec
+from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
+from vitft.system.text import listing
 
 COLUMNS = ("path", "label", "split", "sha256")
 
@@ -146,7 +147,9 @@ def bad_table(path: Path, line: int, problem: str) -> DataError:
     return DataError(f"{path}, line {line}: {problem}", fix="restore the file as vitft wrote it")
 
 
-def split(checked: Checked, spec: DataSpec, *, groups: Mapping[str, str] | None = None) -> Manifest:
+def split(
+    checked: InspectedFolder, spec: DataSpec, *, groups: Mapping[str, str] | None = None
+) -> Manifest:
     """Decide for every readable image whether it trains or validates.
 
     A folder with its own train and val parts keeps them. `random` draws from the readable images
@@ -206,7 +209,7 @@ def draw(
 
 
 def kept_together(
-    files: Sequence[CheckedFile], drawn: Set[str], groups: Mapping[str, str]
+    files: Sequence[InspectedFile], drawn: Set[str], groups: Mapping[str, str]
 ) -> set[str]:
     """The paths that validate when each group of copies goes where its first image was drawn.
 
@@ -214,7 +217,7 @@ def kept_together(
     nothing is a copy, nothing changes. A class whose images all went to one side gets the first of
     its groups that can be spared for the other, if there is one.
     """
-    members: dict[str, list[CheckedFile]] = {}
+    members: dict[str, list[InspectedFile]] = {}
     for file in files:
         members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
     side = {name: group[0].path in drawn for name, group in members.items()}  # True: validates
@@ -232,7 +235,7 @@ def kept_together(
     return {f.path for name, group in members.items() if side[name] for f in group}
 
 
-def check_parts(manifest: Manifest, checked: Checked) -> None:
+def check_parts(manifest: Manifest, checked: InspectedFolder) -> None:
     """Refuse a split in which a class cannot be learnt or judged."""
     have = Counter((row.label, row.split) for row in manifest.rows)
     drawn_here = checked.folder.layout == "classes"
@@ -245,7 +248,7 @@ def check_parts(manifest: Manifest, checked: Checked) -> None:
         unread = f"; {len(checked.bad)} files are unreadable" if checked.bad else ""
         raise DataError(
             f"{len(lacking)} of {len(manifest.classes)} classes have too few readable images to "
-            f"train and validate with: {listed(lacking)}{unread}",
+            f"train and validate with: {listing(lacking)}{unread}",
             fix="give each class at least 2 readable images, or remove its folder",
         )
     if not manifest.val:

@@ -1,16 +1,10 @@
-"""One pass over the images: read, hash, decode, view and run through the prefix, each file once.
+"""Feature extraction: run the frozen prefix once per image and view, and cache its output.
 
-Workers take whole batches, and what came out is kept on disk.
-
-A second pass over the same images reads their bytes to know that they are the same, and computes
-nothing. What the numbers are used for is told in `feed` and `probe`.
+Workers take whole batches: they read, hash and decode the files and, on a CPU, run the prefix.
+A second pass over the same images reads their bytes to recognise them and computes nothing.
 """
 
-import functools
-import hashlib
 import importlib.metadata
-import json
-import logging
 import os
 import shutil
 import tempfile
@@ -24,84 +18,56 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.config.run import Config
-from vitft.data.folder import Checked, CheckedFile, File, Folder, judged
-from vitft.data.images import decode, read_bytes
-from vitft.data.jpeg import fast_view
+from vitft.data.folder import File, Folder
+from vitft.data.inspection import (
+    InspectedFile,
+    InspectedFolder,
+    OpenedImage,
+    collect,
+    inspect_file,
+)
+from vitft.data.jpeg import Pixels, is_supported, resized
 from vitft.data.loading import in_order
-from vitft.data.transforms import CropTransform, EvalTransform
-from vitft.features.cache import Store, default_folder, key_of, open_store
-from vitft.features.cut import Cut, Prefix, run_prefix
-from vitft.system.errors import DataError, ImageError, ResourceError, RunError
+from vitft.features.cache import Store, key_of, open_store
+from vitft.features.cut import Prefix, run_prefix
+from vitft.features.facts import FACTS_BYTES, Row, decode_facts, encode_facts, facts_key
+from vitft.features.fingerprints import Fingerprints
+from vitft.features.views import View
+from vitft.system.errors import DataError, ImageError
 
-log = logging.getLogger(__name__)
-
-VERSION = "1"
-"""Part of every key: raised when the same settings begin to give other numbers."""
+FEATURES_VERSION = "1"
+"""Part of every key: raised when the same settings begin to give other values."""
 BATCH = {"cpu": 16, "cuda": 256, "mps": 32}
 """Images per forward pass; on a CPU one thread gains nothing from more (docs/experiments.md)."""
 WIDE, WIDE_BATCH = 768, 8
-"""From this width on half as many fill a CPU's caches."""
-FACTS_BYTES = 160
+"""From this width on, half as many images fill a CPU's caches."""
 IN_MEMORY_BYTES = 2**31
-
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-Size = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """How an image is seen: the plain view, or a random crop that its own bytes determine."""
-
-    name: str
-    transform: EvalTransform
-    crop: CropTransform | None = None
-
-    def pixels(self, image: Any, sha256: str) -> Pixels:  # noqa: ANN401 - a PIL image
-        """What the model is shown: uint8 (S, S, 3)."""
-        if self.crop is None:
-            return self.transform.pixels(image)
-        return self.crop.pixels(image, key=f"{self.name}/{sha256}")
-
-    @property
-    def settings(self) -> str:
-        """Everything that decides the pixels, as text."""
-        crop = None if self.crop is None else str(self.crop)
-        return json.dumps([self.transform.to_json(), crop])
-
-
-def plain(transform: EvalTransform) -> View:
-    """The view that validation and predict use."""
-    return View("plain", transform)
-
-
-def crops(transform: EvalTransform, crop: CropTransform, count: int, seed: int) -> list[View]:
-    """`count` augmented views: random resized crop and flip, fixed by seed, view and image."""
-    return [View(f"crop {seed} {k}", transform, crop) for k in range(count)]
 
 
 @dataclass(slots=True)
-class Looked:
-    """One file on its way through a worker."""
+class ExtractedImage:
+    """One file on its way through the extractor."""
 
-    file: File
-    found: CheckedFile | ImageError
+    found: InspectedFile | ImageError
+    facts: InspectedFile | None = None
+    """What the cache of facts does not have yet."""
+    fingerprint: Row | None = None
     pixels: Pixels | None = None
-    """Missing if the row was in the cache or the file is no image."""
+    """Input of the prefix; None if its output is cached or known."""
     row: Any = None
-    """What the prefix made of it, as stored."""
+    """Output of the prefix, as stored."""
 
 
 class Extractor:
-    """The frozen prefix at work, with its cache.
+    """A frozen prefix with the cache of its outputs.
 
     Args:
-        prefix: What is computed; a copy in `precision` is made of it.
-        folder: Of the cache; None keeps it in a temporary folder for this process.
-        precision: `fp32` also decodes and resizes exactly as documented; `bf16` takes `fastview`.
+        prefix: The frozen layers; a copy in `precision` is made of them.
+        folder: Of the cache; None caches in a temporary folder of this process.
+        precision: `fp32` decodes and resizes as documented; `bf16` uses `data.jpeg`.
         exact: Decode and resize as documented in every precision.
         max_pixels: Larger images are errors.
-        workers: Threads, each with one core; default: as many as torch would use.
+        workers: Threads of one core each; default: as many as torch would use.
     """
 
     def __init__(
@@ -121,7 +87,7 @@ class Extractor:
         self.precision = precision
         self.is_exact = exact or precision == "fp32"
         self.space = {
-            "vitft": VERSION,
+            "vitft": FEATURES_VERSION,
             "prefix": prefix.digest(),
             "cut": "pooled" if prefix.pooled else f"after block {prefix.stop}",
             "precision": precision,
@@ -133,61 +99,83 @@ class Extractor:
             folder = Path(tempfile.mkdtemp(prefix="vitft-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.folder = folder
-        facts = {"vitft": VERSION, "what": "facts of images"}
-        self.facts = open_store(folder, facts, (FACTS_BYTES,), "uint8")
+        space = {"vitft": FEATURES_VERSION, "what": "facts of images"}
+        self.facts = open_store(folder, space, (FACTS_BYTES,), "uint8")
         self.stores: dict[str, Store] = {}
         self.computed = 0
-        """Rows computed, not found, since the extractor was made."""
+        """Rows that were computed, not found in the cache."""
 
     def store(self, view: View) -> Store:
-        """The rows of one view's settings."""
+        """Return the cached rows of a view."""
         if view.settings not in self.stores:
             space = {**self.space, "view": view.settings}
             dtype = "uint16" if self.precision == "bf16" else "float32"
             self.stores[view.settings] = open_store(self.folder, space, self.prefix.shape, dtype)
         return self.stores[view.settings]
 
-    def examine(
-        self, folder: Folder, view: View, *, allow_bad: bool, progress: Callable[[int], None]
-    ) -> Checked:
-        """Check every file of a folder and compute its row on the way, decoding it once.
+    def inspect(
+        self,
+        folder: Folder,
+        view: View,
+        *,
+        allow_bad: bool,
+        fingerprints: Fingerprints | None = None,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> InspectedFolder:
+        """Inspect every file of a folder and compute its row in the same pass.
+
+        Args:
+            folder: As returned by `scan`.
+            view: Whose rows are computed.
+            allow_bad: Accept any number of unreadable files.
+            fingerprints: Also add the fingerprint of every image, from the same decoding.
+            progress: Called with the number of files done since the last call.
 
         Raises:
-            DataError: Too many files are unreadable, as `check_images` has it.
+            DataError: Too many files are unreadable, see `inspect_folder`.
         """
         root = os.fspath(folder.root)
-        good: list[CheckedFile] = []
-        bad: list[tuple[str, str]] = []
-        for looked in self.looked_at(root, folder.files, view, progress):
-            if isinstance(looked.found, ImageError):
-                bad.append((looked.found.path, looked.found.reason))
-            else:
-                good.append(looked.found)
-        return judged(folder, good, bad, allow_bad=allow_bad)
+        images = self.extract(root, folder.files, view, fingerprints)
+        return collect(
+            folder, (image.found for image in images), allow_bad=allow_bad, progress=progress
+        )
 
     def compute(
         self, root: str, files: Sequence[File], view: View, *, progress: Callable[[int], None]
     ) -> None:
-        """Make sure that the row of every file is there.
+        """Compute the rows of files that are not in the cache.
 
         Raises:
-            ImageError: A file is no image any more.
+            ImageError: A file is not an image any more.
         """
-        for looked in self.looked_at(root, files, view, progress):
-            if isinstance(looked.found, ImageError):
-                raise looked.found
+        for image in self.extract(root, files, view):
+            if isinstance(image.found, ImageError):
+                raise image.found
+            progress(1)
 
-    def looked_at(
-        self, root: str, files: Sequence[File], view: View, progress: Callable[[int], None]
-    ) -> Iterator[Looked]:
-        """Every file in order, its row kept; workers decode and, on a CPU, compute as well."""
+    def extract(
+        self,
+        root: str,
+        files: Sequence[File],
+        view: View,
+        fingerprints: Fingerprints | None = None,
+    ) -> Iterator[ExtractedImage]:
+        """Yield every file in order with its row cached."""
         store, on_cpu = self.store(view), self.device.type == "cpu"
+        fast = not self.is_exact and view.crop is None and is_supported(view.transform)
         size = batch_size(self.device.type, self.prefix.shape[-1])
         chunks = (files[i : i + size] for i in range(0, len(files), size))
 
-        def work(chunk: Sequence[File]) -> list[Looked]:
+        def load(opened: OpenedImage) -> ExtractedImage:
+            return self.load(opened, view, store, fingerprints)
+
+        def work(chunk: Sequence[File]) -> list[ExtractedImage]:
             torch.set_num_threads(1)  # of this thread: one core decodes and computes
-            batch = [self.look(root, file, view, store) for file in chunk]
+            loaded = (
+                inspect_file(root, file, load, max_pixels=self.max_pixels, fast=fast)
+                for file in chunk
+            )
+            batch = [ExtractedImage(i) if isinstance(i, ImageError) else i for i in loaded]
             if on_cpu:
                 self.forward(batch, view)
             return batch
@@ -197,84 +185,76 @@ class Extractor:
             for batch in in_order(work, chunks, workers=self.workers, ahead=2 * self.workers):
                 if not on_cpu:
                     self.forward(batch, view)
-                for looked in batch:
-                    self.keep(looked, view, store)
-                    yield looked
-                progress(len(batch))
+                for image in batch:
+                    self.save(image, view, store, fingerprints)
+                    yield image
         finally:
             torch.set_num_threads(before)
             store.flush()
             self.facts.flush()
+            if fingerprints is not None:
+                fingerprints.flush()
 
-    def look(self, root: str, file: File, view: View, store: Store) -> Looked:
-        """Read and hash one file, and decode it unless everything about it is known."""
-        try:
-            data = read_bytes(f"{root}/{file.path}", max_pixels=self.max_pixels)
-            sha256 = hashlib.sha256(data).hexdigest()
-            facts = self.known(file, sha256)
-            if facts is not None and store.get(key_of(sha256, view.name)) is not None:
-                return Looked(file, facts)
-            quick = self.quick_view(data, view)
-            if quick is not None and named_like_jpeg(file.path):
-                pixels, size = quick
-                return Looked(
-                    file, CheckedFile(file.path, file.label, file.part, sha256, *size), pixels
-                )
-            picture = decode(data, file.path, max_pixels=self.max_pixels)
-        except ImageError as error:
-            return Looked(file, ImageError(file.path, error.reason))
-        found = CheckedFile(
-            file.path, file.label, file.part, sha256, *picture.image.size, picture.odd
-        )
-        pixels = quick[0] if quick is not None else view.pixels(picture.image, sha256)
-        return Looked(file, found, pixels)
+    def load(
+        self, opened: OpenedImage, view: View, store: Store, fingerprints: Fingerprints | None
+    ) -> ExtractedImage:
+        """Look an image up in the caches and decode it only if something is missing.
 
-    def quick_view(self, data: bytes, view: View) -> tuple[Pixels, Size] | None:
-        """The plain view of a JPEG the fast way; None takes the documented one."""
-        if self.is_exact or view.crop is not None:
-            return None
-        return fast_view(data, view.transform, max_pixels=self.max_pixels)
+        Raises:
+            ImageError: The bytes are not a complete image of a supported format.
+        """
+        known = self.known_facts(opened)
+        facts = known or opened.facts()
+        result = ExtractedImage(facts, facts=None if known else facts)
+        if fingerprints is not None:
+            result.found, result.fingerprint = fingerprints.inspect(opened)
+        if store.get(key_of(opened.sha256, view.name)) is None:
+            result.pixels = (
+                view.pixels(opened.image, opened.sha256)
+                if opened.jpeg is None
+                else resized(opened.jpeg, view.transform)
+            )
+        return result
 
-    def forward(self, batch: Iterable[Looked], view: View) -> None:
+    def forward(self, batch: Iterable[ExtractedImage], view: View) -> None:
         """Run the prefix over those of a batch that have pixels."""
-        missing = [looked for looked in batch if looked.pixels is not None]
+        missing = [image for image in batch if image.pixels is not None]
         if not missing:
             return
         pixels = torch.from_numpy(np.stack([m.pixels for m in missing if m.pixels is not None]))
         outputs = run_prefix(self.prefix, view.transform.normalise(pixels.to(self.device))).cpu()
         bits = outputs.view(torch.uint16) if self.precision == "bf16" else outputs
-        for looked, row in zip(missing, bits.numpy(), strict=True):
-            looked.row, looked.pixels = row, None
+        for image, row in zip(missing, bits.numpy(), strict=True):
+            image.row, image.pixels = row, None
 
-    def keep(self, looked: Looked, view: View, store: Store) -> None:
-        """Put what was computed into the cache."""
-        if looked.row is None or isinstance(looked.found, ImageError):
+    def save(
+        self, image: ExtractedImage, view: View, store: Store, fingerprints: Fingerprints | None
+    ) -> None:
+        """Add what was computed to the caches."""
+        if isinstance(image.found, ImageError):
             return
-        self.computed += 1
-        found = looked.found
-        store.add(key_of(found.sha256, view.name), looked.row)
-        text = json.dumps([found.width, found.height, found.odd]).encode()
-        if len(text) <= FACTS_BYTES:
-            row = np.frombuffer(text.ljust(FACTS_BYTES), dtype=np.uint8)
-            self.facts.add(facts_key(found.path, found.sha256), row)
+        if image.row is not None:
+            self.computed += 1
+            store.add(key_of(image.found.sha256, view.name), image.row)
+        if image.facts is not None and (facts := encode_facts(image.facts)) is not None:
+            self.facts.add(facts_key(image.facts.path, image.facts.sha256), facts)
+        if fingerprints is not None and image.fingerprint is not None:
+            fingerprints.add(image.found, image.fingerprint)
 
-    def known(self, file: File, sha256: str) -> CheckedFile | None:
-        """What an earlier pass found out about an image with these bytes and this suffix."""
-        row = self.facts.get(facts_key(file.path, sha256))
+    def known_facts(self, opened: OpenedImage) -> InspectedFile | None:
+        """Return the cached facts of an image with these bytes and this suffix."""
+        row = self.facts.get(facts_key(opened.file.path, opened.sha256))
         if row is None:
             return None
-        width, height, odd = json.loads(row.tobytes())
-        if width * height > self.max_pixels:
-            return None
-        return CheckedFile(file.path, file.label, file.part, sha256, width, height, tuple(odd))
+        return decode_facts(row, opened.file, opened.sha256, max_pixels=self.max_pixels)
 
     def rows(self, digests: Sequence[str], view: View) -> Tensor:
-        """The stored rows of images, in float32 on the CPU: (n, D) or (n, N, D).
+        """Return the cached rows of images, in float32 on the CPU: (n, D) or (n, N, D).
 
-        Beyond 2 GB the result lies in a file that is mapped, not in memory.
+        Above 2 GB the result is a memory-mapped temporary file.
 
         Raises:
-            DataError: A row is not there: its image changed, or the cache was damaged, meanwhile.
+            DataError: A row is missing: its image changed, or the cache was damaged, meanwhile.
         """
         store, shape = self.store(view), (len(digests), *self.prefix.shape)
         if 4 * np.prod(shape, dtype=np.int64) <= IN_MEMORY_BYTES:
@@ -286,7 +266,8 @@ class Extractor:
             row = store.get(key_of(digest, view.name))
             if row is None:
                 raise DataError(
-                    f"the features of an image (sha256 {digest[:12]}...) are gone",
+                    f"the features of an image (sha256 {digest[:12]}...) are not in the cache any "
+                    "more",
                     fix="an image or the cache changed during the run: start it again",
                 )
             table[i] = as_float(row)
@@ -294,62 +275,25 @@ class Extractor:
 
 
 def batch_size(device: str, width: int) -> int:
-    """Images per forward pass of a model whose tokens have `width` numbers."""
+    """Return the number of images per forward pass of a model with tokens (..., width)."""
     return WIDE_BATCH if device == "cpu" and width >= WIDE else BATCH[device]
 
 
-def named_like_jpeg(path: str) -> bool:
-    """Whether the name promises what the bytes are; if not, a remark has to be made."""
-    return path.lower().endswith((".jpg", ".jpeg"))
-
-
 def versions(*names: str) -> str:
-    """Of the libraries that decide the pixels and the last bits."""
+    """Return the versions of the libraries that determine the pixels and the last bits."""
     return " ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 
 
 def as_float(row: Any) -> Any:  # noqa: ANN401 - numpy arrays of the stored type
-    """A stored row as float32; bf16 is the upper half of a float32's bits."""
+    """Return a stored row as float32; bf16 is the upper half of a float32's bits."""
     if row.dtype == np.uint16:
         return (row.astype(np.uint32) << 16).view(np.float32)
     return row
 
 
-def facts_key(path: str, sha256: str) -> bytes:
-    """Facts depend on the bytes and, for the remark on a wrong one, on the suffix."""
-    return key_of(sha256, Path(path).suffix.lower())
-
-
-def gone(error: ImageError) -> DataError:
-    """The error of a file that was an image when the run began."""
+def vanished_error(error: ImageError) -> DataError:
+    """Return the error for a file that was an image when the run began."""
     return DataError(
         f"{error.path} was deleted or replaced during the run ({error.reason})",
-        fix="put the file back, or start again without it",
+        fix="restore the file, or start again without it",
     )
-
-
-def make_extractor(
-    cut: Cut, config: Config, transform: EvalTransform, precision: str
-) -> Extractor | None:
-    """The frozen prefix at work with its cache; None if nothing is frozen."""
-    if cut.prefix is None:
-        return None
-    named = config.train.cache
-    make = functools.partial(
-        Extractor,
-        cut.prefix,
-        precision=precision,
-        max_pixels=config.data.max_pixels,
-        exact=config.train.exact_pixels,
-    )
-    if named == "none":
-        return make(folder=None)
-    try:
-        extractor = make(folder=Path(named).expanduser() if named else default_folder())
-        extractor.store(plain(transform))  # here and now, not after an hour
-        return extractor
-    except (RunError, ResourceError) as error:
-        if named:
-            raise
-        log.warning(f"features are not kept: {error.problem}")
-        return make(folder=None)

@@ -1,130 +1,155 @@
-"""The sketches of a folder's images: each file read and checked once, what was seen kept by digest.
+"""Perceptual fingerprints of a folder's images, cached by content digest.
 
-A second look at the same files reads their bytes and decodes nothing.
+A second pass over the same files reads their bytes and decodes nothing. Does not import torch.
 """
 
 import contextlib
-import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import simplejpeg
 
-from vitft.data.fingerprint import SKETCH_BYTES, sketch_of
-from vitft.data.folder import Checked, CheckedFile, File, Folder, judged
-from vitft.data.images import decode, read_bytes
-from vitft.data.loading import in_order
-from vitft.features.cache import Store, default_folder, key_of, open_store
+from vitft.data.duplicates import group_names, near_pairs
+from vitft.data.fingerprint import FINGERPRINT_BYTES, fingerprint_of
+from vitft.data.folder import Folder
+from vitft.data.inspection import (
+    InspectedFile,
+    InspectedFolder,
+    OpenedImage,
+    collect,
+    inspect_files,
+)
+from vitft.features.cache import Store, default_folder, open_store
+from vitft.features.facts import FACTS_BYTES, Row, decode_facts, encode_facts, facts_key
 from vitft.system.errors import ImageError, ResourceError, RunError
 
 log = logging.getLogger(__name__)
 
-VERSION = "1"
-"""Part of the key: raised when the same picture begins to give another sketch."""
-FACTS_BYTES = 160
-"""Beside each sketch lie width, height and remarks as JSON, filled up with blanks."""
-
+FINGERPRINT_VERSION = "1"
+"""Part of the key: raised when the same image begins to give another fingerprint."""
 CORRUPT, DAMAGED = "Corrupt JPEG data: ", "damaged inside: part of the picture may be wrong"
 
-Row = np.ndarray[Any, np.dtype[np.uint8]]
-Seen = tuple[CheckedFile, Row] | ImageError
 
+class Fingerprints:
+    """Fingerprints of the images that a pass over a folder inspects.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sketched:
-    """A checked folder and the sketch of each of its pictures."""
-
-    checked: Checked
-    sketches: dict[str, Row]
-    """By the sha256 of the file."""
-
-
-def sketched(
-    folder: Folder,
-    *,
-    cache: str,
-    max_pixels: int,
-    workers: int,
-    progress: Callable[[int], None] = lambda _: None,
-) -> Sketched:
-    """Read, hash and decode every file of a folder; however many are bad, the others are told.
+    `inspect` is called in the workers, `add` in order in the thread that consumes their results.
 
     Args:
-        folder: What `scan` found.
-        cache: Folder of kept rows; empty for the usual one, `none` to keep nothing.
-        max_pixels: Larger images are bad.
-        workers: Threads.
-        progress: Called with the number of files that were done since the last call.
+        cache: Folder of cached rows; empty for the default one, `none` to keep nothing.
     """
-    store = sketch_store(cache)
-    root = os.fspath(folder.root)
-    good: list[CheckedFile] = []
-    bad: list[tuple[str, str]] = []
-    sketches: dict[str, Row] = {}
-    results = in_order(
-        lambda file: look(root, file, store, max_pixels), folder.files, workers=workers
+
+    def __init__(self, cache: str) -> None:
+        self.store = fingerprint_store(cache)
+        self.by_digest: dict[str, Row] = {}
+        """Fingerprints (FINGERPRINT_BYTES,) by the digest of the file."""
+
+    def inspect(self, opened: OpenedImage) -> tuple[InspectedFile, Row]:
+        """Return facts and fingerprint of an image, decoding it only if they are not cached.
+
+        Raises:
+            ImageError: The bytes are not a complete image of a supported format.
+        """
+        if self.store is not None:
+            known = self.store.get(facts_key(opened.file.path, opened.sha256))
+            if known is not None:
+                facts = decode_facts(
+                    known, opened.file, opened.sha256, max_pixels=opened.max_pixels
+                )
+                if facts is not None:
+                    return facts, np.array(known[FACTS_BYTES:])
+        facts = opened.facts()
+        if opened.jpeg is None:  # else it has been decoded strictly already
+            facts = replace(facts, odd=(*facts.odd, *hidden_damage(opened.data)))
+        return facts, fingerprint_of(opened.image)
+
+    def add(self, file: InspectedFile, fingerprint: Row) -> None:
+        """Keep a fingerprint, also in the cache unless it is there."""
+        self.by_digest.setdefault(file.sha256, fingerprint)
+        key, facts = facts_key(file.path, file.sha256), encode_facts(file)
+        if self.store is not None and facts is not None and self.store.get(key) is None:
+            self.store.add(key, np.concatenate([facts, fingerprint]))
+
+    def flush(self) -> None:
+        """Write what is not in the cache yet."""
+        if self.store is not None:
+            self.store.flush()
+
+    def table(self, digests: Sequence[str]) -> Row:
+        """Return the fingerprints of some images, (n, FINGERPRINT_BYTES)."""
+        if not digests:
+            return np.empty((0, FINGERPRINT_BYTES), np.uint8)
+        return np.stack([self.by_digest[digest] for digest in digests])
+
+    def duplicate_groups(self) -> dict[str, str]:
+        """Return the group name of every digest whose image is a near-duplicate of another."""
+        digests = list(self.by_digest)
+        return group_names(digests, near_pairs(self.table(digests)))
+
+
+def fingerprint_folder(
+    folder: Folder,
+    fingerprints: Fingerprints,
+    *,
+    max_pixels: int,
+    allow_bad: bool = True,
+    progress: Callable[[int], None] = lambda _: None,
+) -> InspectedFolder:
+    """Inspect every file of a folder and add its fingerprint.
+
+    Args:
+        folder: As returned by `scan`.
+        fingerprints: Added to.
+        max_pixels: Larger images are unreadable.
+        allow_bad: Accept any number of unreadable files.
+        progress: Called with the number of files done since the last call.
+
+    Raises:
+        DataError: Too many files are unreadable, see `inspection.inspect_folder`.
+    """
+    results = inspect_files(
+        os.fspath(folder.root),
+        folder.files,
+        fingerprints.inspect,
+        max_pixels=max_pixels,
+        workers=usable_cores(),
     )
+
+    def added(result: tuple[InspectedFile, Row] | ImageError) -> InspectedFile | ImageError:
+        if isinstance(result, ImageError):
+            return result
+        fingerprints.add(*result)
+        return result[0]
+
     with contextlib.closing(results):
-        for seen in results:
-            if isinstance(seen, ImageError):
-                bad.append((seen.path, seen.reason))
-            else:
-                file, sketch = seen
-                good.append(file)
-                sketches.setdefault(file.sha256, sketch)
-                keep(store, file, sketch)
-            progress(1)
-    if store is not None:
-        store.flush()
-    return Sketched(checked=judged(folder, good, bad, allow_bad=True), sketches=sketches)
+        inspected = collect(folder, map(added, results), allow_bad=allow_bad, progress=progress)
+    fingerprints.flush()
+    return inspected
 
 
-def sketch_store(cache: str) -> Store | None:
-    """Where sketches are kept; None if nowhere, which is said if it was not asked for."""
+def fingerprint_store(cache: str) -> Store | None:
+    """Return the store of fingerprints; None, with a warning, if the default one is unusable."""
     if cache == "none":
         return None
-    space = {"vitft": VERSION, "what": "sketches of images"}
+    space = {"vitft": FINGERPRINT_VERSION, "what": "sketches of images"}
     try:
         folder = Path(cache).expanduser() if cache else default_folder()
-        return open_store(folder, space, (FACTS_BYTES + SKETCH_BYTES,), "uint8")
+        return open_store(folder, space, (FACTS_BYTES + FINGERPRINT_BYTES,), "uint8")
     except (RunError, ResourceError) as error:
         if cache:
             raise
-        log.warning(f"sketches are not kept: {error.problem}")
+        log.warning(f"fingerprints are not cached: {error.problem}")
         return None
 
 
-def look(root: str, file: File, store: Store | None, max_pixels: int) -> Seen:
-    """One file and its sketch, from the cache if its bytes were seen before."""
-    try:
-        data = read_bytes(f"{root}/{file.path}", max_pixels=max_pixels)
-        sha256 = hashlib.sha256(data).hexdigest()
-        known = None if store is None else store.get(row_key(file.path, sha256))
-        if known is not None:
-            width, height, odd = json.loads(known[:FACTS_BYTES].tobytes())
-            if width * height <= max_pixels:
-                seen = CheckedFile(
-                    file.path, file.label, file.part, sha256, width, height, tuple(odd)
-                )
-                return seen, np.array(known[FACTS_BYTES:])
-        picture = decode(data, file.path, max_pixels=max_pixels)
-    except ImageError as error:
-        return ImageError(file.path, error.reason)  # a fresh one: tracebacks keep the bytes alive
-    odd = (*picture.odd, *hidden_damage(data))
-    seen = CheckedFile(file.path, file.label, file.part, sha256, *picture.image.size, odd)
-    return seen, sketch_of(picture.image)
-
-
 def hidden_damage(data: bytes) -> tuple[str, ...]:
-    """What the decoder stumbled over in a JPEG that Pillow shows without a word.
+    """Return a remark on corrupt data inside a JPEG that Pillow decodes without an error.
 
-    Of 2,000 real photos none is concerned; of files with a stretch of zeros inside every one.
+    Of 2,000 real photos none is affected; of files with a stretch of zeros inside every one is.
     """
     if not data.startswith(b"\xff\xd8\xff"):
         return ()
@@ -136,27 +161,6 @@ def hidden_damage(data: bytes) -> tuple[str, ...]:
     return ()
 
 
-def keep(store: Store | None, file: CheckedFile, sketch: Row) -> None:
-    """Put a sketch into the cache unless it lies there."""
-    key = row_key(file.path, file.sha256)
-    text = json.dumps([file.width, file.height, file.odd]).encode()
-    if store is not None and len(text) <= FACTS_BYTES and store.get(key) is None:
-        facts = np.frombuffer(text.ljust(FACTS_BYTES), dtype=np.uint8)
-        store.add(key, np.concatenate([facts, sketch]))
-
-
-def row_key(path: str, sha256: str) -> bytes:
-    """Remarks depend on the bytes and, for one on a wrong name, on the suffix."""
-    return key_of(sha256, Path(path).suffix.lower())
-
-
-def table_of(sketches: dict[str, Row], digests: Sequence[str]) -> Row:
-    """The sketches of some pictures, (n, SKETCH_BYTES)."""
-    if not digests:
-        return np.empty((0, SKETCH_BYTES), np.uint8)
-    return np.stack([sketches[digest] for digest in digests])
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
+def usable_cores() -> int:
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -55,7 +55,7 @@ def temperature_for(logits: Floats, labels: Ints) -> Temperature:
     wrong = int((logits.argmax(axis=1) != labels).sum())
     ones = np.ones(images)
     if images < MIN_IMAGES or not MIN_WRONG <= wrong < images:
-        note = f"{images} validation images with {wrong} wrong answers are too few to fit a temperature"
+        note = f"{images} validation images with {wrong} errors are too few to fit a temperature"
         return Temperature(value=1.0, held_out=ones, note=note)
     fitted = fit(logits, labels)
     if fitted is None:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.data.folder import listed
 from vitft.data.images import read_bytes, read_image
 from vitft.data.labelled import Labelled
 from vitft.data.loading import in_order
@@ -33,6 +32,7 @@ from vitft.predict.validation import read_json
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
 from vitft.system.rundir import RunDir
+from vitft.system.text import listing
 
 TRAINED = "trained this model"
 
@@ -129,7 +129,8 @@ def check_classes(data: Labelled, known: Sequence[str]) -> None:
     near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.75)
     raise DataError(
         f"the classes of {data.source} are not the model's: unknown to the model: "
-        f"{listed(unknown, 10)}; of the model's, not in the data: {listed(missing, 10) or 'none'}",
+        f"{listing(unknown, 10)}; of the model's, not in the data: "
+        f"{listing(missing, 10) or 'none'}",
         fix=f"rename {unknown[0]} to {near[0]}, if that is meant"
         if near
         else "name the classes as the model does, and leave others out",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from vitft.data.transforms import EvalTransform
-from vitft.models.numpy_vit import Mapped, NumpyModel, map_file, normalise, open_model
+from vitft.models.numpy_vit import MappedFile, NumpyModel, map_file, normalise, open_model
 from vitft.predict.engine import Scores, Views, documented_view
 from vitft.system.errors import RunError
 
@@ -30,7 +30,7 @@ class QuickEngine:
         self,
         path: Path,
         model: NumpyModel,
-        mapped: Mapped,
+        mapped: MappedFile,
         transform: EvalTransform,
         classes: tuple[str, ...],
     ) -> None:

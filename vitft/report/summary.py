@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitft.config.run import Config, from_table, merged
+from vitft.config.run import Config, config_from_table, merge_settings
 from vitft.predict.validation import mistakes
 from vitft.report.advice import cross_validated_spots, held_back_spots
 from vitft.report.run_files import Run
@@ -203,7 +203,7 @@ def setting(run: Run, section: str, name: str) -> Any:  # noqa: ANN401 - whateve
 def command_of(config: Mapping[str, Any]) -> str:
     """The shortest command with the same settings; empty if they cannot be read any more."""
     try:
-        from_table(config)  # of this version, or there is no command for it
+        config_from_table(config)  # of this version, or there is no command for it
         whole = flat(config)
         named = {key: whole[key] for key in ("data.path", "weights.name") if whole.get(key)}
         parts = [f"--{key.partition('.')[0]} {shlex.quote(str(v))}" for key, v in named.items()]
@@ -231,7 +231,7 @@ def flat_defaults(named: Mapping[str, Any]) -> dict[str, Any]:
     """What every setting is if only these are named, as config.toml would state it."""
     import dataclasses
 
-    config: Config = from_table(merged({}, list(named.items())))
+    config: Config = config_from_table(merge_settings({}, list(named.items())))
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in flat(dataclasses.asdict(config)).items()

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from vitft.config.run import Config
-from vitft.data.folder import Checked, CheckedFile, File, Folder, check_images
+from vitft.data.folder import File, Folder
 from vitft.data.images import open_image
+from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.loading import in_order
 from vitft.data.transforms import EvalTransform
-from vitft.features.cut import cut_model
-from vitft.features.extract import Extractor, gone, make_extractor, plain
-from vitft.features.scan import look_at, say_oddities
-from vitft.models.freeze import freeze_model
+from vitft.features.extract import vanished_error
+from vitft.features.pipeline import build_pipeline, inspect_images
+from vitft.features.views import eval_view
 from vitft.models.pretrained import load_backbone
-from vitft.models.pretrained.catalog import Entry
+from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
-from vitft.models.pretrained.timm_weights import resolved, transform_of
+from vitft.models.pretrained.timm_weights import complete_entry, timm_transform
 from vitft.models.timm_model import Model, TimmConfig, untrained
 from vitft.study.plan import Contestant
 from vitft.system import console
@@ -43,45 +43,51 @@ LEVELS = 8
 """Of each colour channel in the histogram."""
 
 
-class Eyes:
-    """A backbone at work on a folder."""
+class BackboneFeatures:
+    """The features of a folder's images by the backbone of a contestant."""
 
     def __init__(self, contestant: Contestant, folder: Folder, config: Config) -> None:
         self.folder, self.config = folder, config
         model, transform = backbone(contestant.weights, len(folder.classes), config)
         device = pick_device(config.train.device)
-        freeze_model(model, "head")
-        cut = cut_model(model.to(device), "head")
         precision = pick_precision(config.train.precision, device)
-        extractor = make_extractor(cut, config, transform, precision)
+        pipeline = build_pipeline(
+            model, transform, "head", config.train, device=device, precision=precision
+        )
+        extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
         assert extractor is not None
-        self.extractor: Extractor = extractor
-        self.transform = transform
-        self.has_seen = False
-        """Whether every image has been looked at."""
+        self.extractor, self.view = extractor, eval_view(transform)
+        self.is_complete = False
+        """Whether the features of every image are cached."""
         log.info(
             f"{contestant.name}: {model.feature_size} numbers per "
             f"image, on {describe_device(device)} in {precision}"
         )
 
-    def examine(self) -> Checked:
-        """Look at every image of the folder, computing its row on the way."""
-        checked = look_at(self.folder, self.extractor, self.transform, self.config)
-        self.has_seen = True
-        return checked
+    def inspect(self) -> InspectedFolder:
+        """Inspect every image of the folder and compute its features in the same pass."""
+        inspected = inspect_images(
+            self.folder,
+            extractor=self.extractor,
+            view=self.view,
+            max_pixels=self.config.data.max_pixels,
+            allow_bad=self.config.data.allow_bad,
+        )
+        self.is_complete = True
+        return inspected
 
-    def rows(self, files: Sequence[CheckedFile]) -> Tensor:
+    def rows(self, files: Sequence[InspectedFile]) -> Tensor:
         """One row per image, (n, D), computed where it is not known."""
-        view, named = plain(self.transform), [File(file.path, file.label) for file in files]
-        if not self.has_seen:
+        listed = [File(file.path, file.label) for file in files]
+        if not self.is_complete:
             with console.Progress("images to features", len(files)) as progress:
                 try:
                     self.extractor.compute(
-                        str(self.folder.root), named, view, progress=progress.advance
+                        str(self.folder.root), listed, self.view, progress=progress.advance
                     )
                 except ImageError as error:
-                    raise gone(error) from error
-        return self.extractor.rows([file.sha256 for file in files], view)
+                    raise vanished_error(error) from error
+        return self.extractor.rows([file.sha256 for file in files], self.view)
 
 
 def backbone(weights: str, classes: int, config: Config) -> tuple[Model, EvalTransform]:
@@ -91,13 +97,13 @@ def backbone(weights: str, classes: int, config: Config) -> tuple[Model, EvalTra
     """
     name = weights.removeprefix("random:")
     is_random, found = name != weights, locate(name)
-    if is_random and isinstance(found, Entry) and found.is_of_timm:
-        entry = resolved(found)
+    if is_random and isinstance(found, CatalogEntry) and found.is_timm:
+        entry = complete_entry(found)
         wanted = TimmConfig(
             timm=entry.architecture, image_size=entry.image_size, num_classes=classes
         )
         torch.manual_seed(config.train.seed)
-        return untrained(wanted).eval(), transform_of(entry, entry.image_size, None, None)
+        return untrained(wanted).eval(), timm_transform(entry, entry.image_size, None, None)
     model, report = load_backbone(
         name, num_classes=classes, allow_pickle=config.weights.allow_pickle
     )
@@ -110,23 +116,10 @@ def backbone(weights: str, classes: int, config: Config) -> tuple[Model, EvalTra
     return model, report.transform
 
 
-def checked_only(folder: Folder, config: Config) -> Checked:
-    """Every image looked at, where no backbone looks."""
-    with console.Progress("checking images", len(folder.files)) as progress:
-        checked = check_images(
-            folder,
-            max_pixels=config.data.max_pixels,
-            workers=torch.get_num_threads(),
-            progress=lambda done, _: progress.advance(done - progress.done),
-        )
-    say_oddities(checked)
-    return checked
-
-
-def baselines(folder: Folder, files: Sequence[CheckedFile], config: Config) -> dict[str, Tensor]:
+def baselines(folder: Folder, files: Sequence[InspectedFile], config: Config) -> dict[str, Tensor]:
     """Small pictures and colours of the images, from one pass over them: name to (n, D)."""
 
-    def one(file: CheckedFile) -> tuple[Floats, Floats] | ImageError:
+    def one(file: InspectedFile) -> tuple[Floats, Floats] | ImageError:
         try:
             image = open_image(f"{folder.root}/{file.path}", max_pixels=config.data.max_pixels)
         except ImageError as error:
@@ -138,7 +131,7 @@ def baselines(folder: Folder, files: Sequence[CheckedFile], config: Config) -> d
     with console.Progress("pixels and colours", len(files)) as progress:
         for found in in_order(one, files, workers=torch.get_num_threads()):
             if isinstance(found, ImageError):
-                raise gone(found)
+                raise vanished_error(found)
             pixels.append(found[0])
             histograms.append(found[1])
             progress.advance()

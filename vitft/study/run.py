@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from vitft.config.run import Config
-from vitft.data.folder import CheckedFile
+from vitft.data.inspection import InspectedFile
+from vitft.data.summary import log_inspection
 from vitft.features.cache import default_folder, prune
-from vitft.features.probe import FOLDS, SMALL, Scaling, choose_penalty, scores, solve
+from vitft.features.cross_validation import FOLDS, choose_penalty
+from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
+from vitft.features.pipeline import inspect_images
 from vitft.metrics.intervals import Z, student, wilson
 from vitft.metrics.results import Interval
-from vitft.study.features import Eyes, baselines, checked_only
+from vitft.study.features import BackboneFeatures, baselines
 from vitft.study.plan import Plan, fitting_shots, too_few
 from vitft.study.splits import Draw, draw, pictures
 from vitft.system import console
@@ -98,10 +101,17 @@ def run_study(plan: Plan, config: Config) -> Study:
         WeightsError: Weights that cannot be fetched or read.
     """
     first = next((one for one in plan.contestants if not one.is_baseline), None)
-    eyes = Eyes(first, plan.folder, config) if first else None
-    checked = eyes.examine() if eyes else checked_only(plan.folder, config)
-    files = pictures(checked)
-    if left := len(checked.good) - len(files):
+    backbone = BackboneFeatures(first, plan.folder, config) if first else None
+    inspected = (
+        backbone.inspect()
+        if backbone
+        else inspect_images(
+            plan.folder, max_pixels=config.data.max_pixels, allow_bad=config.data.allow_bad
+        )
+    )
+    log_inspection(inspected)
+    files = pictures(inspected)
+    if left := len(inspected.good) - len(files):
         log.info(f"{left:,} files are copies of others, or under two labels: left out")
     plan = with_what_is_left(plan, files)
     draws = [
@@ -117,7 +127,9 @@ def run_study(plan: Plan, config: Config) -> Study:
         if one.is_baseline:
             x = plain[one.name]
         else:
-            x = (eyes if one is first and eyes else Eyes(one, plan.folder, config)).rows(files)
+            if backbone is None or one is not first:
+                backbone = BackboneFeatures(one, plan.folder, config)
+            x = backbone.rows(files)
         points = judged(x, y, draws, plan, label=one.name)
         curves.append(Curve(name=one.name, weights=one.weights, features=x.shape[1], points=points))
     if first and not config.train.cache:
@@ -131,7 +143,7 @@ def run_study(plan: Plan, config: Config) -> Study:
     )
 
 
-def with_what_is_left(plan: Plan, files: Sequence[CheckedFile]) -> Plan:
+def with_what_is_left(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     """The plan with the shots that the usable pictures allow."""
     own = plan.folder.layout == "split"
     counts = np.bincount(
@@ -163,12 +175,14 @@ def judged(
 def answered(x: Tensor, y: Tensor, drawn: Draw, shots: int, *, classes: int, seed: int) -> Bools:
     """Which test images a head that was solved on the drawn images answers rightly, (n,)."""
     train, test = torch.from_numpy(drawn.train(shots)), torch.from_numpy(drawn.test)
-    with one_thread(when=len(train) * min(len(train), x.shape[1]) * classes < SMALL / FOLDS):
+    with one_thread(
+        when=len(train) * min(len(train), x.shape[1]) * classes < SINGLE_THREAD_COST / FOLDS
+    ):
         known, asked = as_few_numbers(x[train], x[test])
         truth, counted = y[train], torch.ones(1, len(train))
         l2, _ = choose_penalty(known, truth, counted, classes=classes, seed=seed)
-        head = solve(known.double(), truth, counted, classes=classes, l2=l2)[0]
-        return (scores(asked, head).argmax(dim=-1) == y[test]).numpy()
+        head = solve_logistic(known.double(), truth, counted, classes=classes, l2=l2)[0]
+        return (linear_logits(asked, head).argmax(dim=-1) == y[test]).numpy()
 
 
 def as_few_numbers(known: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +194,7 @@ def as_few_numbers(known: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
 
     Source: Hastie & Tibshirani 2004, "Efficient quadratic regularization for expression arrays".
     """
-    scaling = Scaling.of(known)
+    scaling = Standardizer.fit(known)
     known, asked = scaling(known), scaling(asked)
     if known.shape[1] <= len(known):
         return known, asked

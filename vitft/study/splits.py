@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vitft.data.folder import Checked, CheckedFile
+from vitft.data.inspection import InspectedFile, InspectedFolder
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -30,7 +30,7 @@ class Draw:
         return np.concatenate([rows[:shots] for rows in self.order])
 
 
-def pictures(checked: Checked) -> list[CheckedFile]:
+def pictures(checked: InspectedFolder) -> list[InspectedFile]:
     """The files of a study: each picture once, none under two labels, none on both sides.
 
     A picture in the folder's own training and test part stays in the test part.
@@ -39,14 +39,14 @@ def pictures(checked: Checked) -> list[CheckedFile]:
     for file in checked.good:
         labels.setdefault(file.sha256, set()).add(file.label)
     tests = {file.sha256 for file in checked.good if file.part == "val"}
-    kept: dict[str, CheckedFile] = {}
+    kept: dict[str, InspectedFile] = {}
     for file in checked.good:
         if len(labels[file.sha256]) == 1 and (file.part == "val" or file.sha256 not in tests):
             kept.setdefault(file.sha256, file)
     return list(kept.values())
 
 
-def draw(files: Sequence[CheckedFile], classes: int, *, most: int, seed: int) -> Draw:
+def draw(files: Sequence[InspectedFile], classes: int, *, most: int, seed: int) -> Draw:
     """Shuffle each class, and set apart what tests.
 
     Args:

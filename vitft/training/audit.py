@@ -16,12 +16,18 @@ from torch.nn import functional as F
 from vitft.check.audit import Item, audit_of, lines_of
 from vitft.config.run import Config
 from vitft.data.duplicates import Pair, copies_among, group_names
-from vitft.data.folder import Checked, File, Folder
+from vitft.data.folder import File, Folder
+from vitft.data.inspection import InspectedFolder
 from vitft.data.split import Row
-from vitft.features.fingerprints import cores, sketched, table_of
-from vitft.features.label_errors import USUAL_L2, out_of_fold, posteriors, suspects_in
+from vitft.features.cross_validation import CV_IMAGES, HeldOutLogits, stratified_subset
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.features.label_errors import (
+    DEFAULT_L2,
+    find_label_errors,
+    label_probabilities,
+    out_of_fold_logits,
+)
 from vitft.features.ood import FILE, fit
-from vitft.features.probe import CV_IMAGES, HeldOut, evenly
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system.rundir import RunDir
 from vitft.training.dataset import Dataset, StageInputs
@@ -40,7 +46,7 @@ REFERENCE_IMAGES = 20_000
 
 
 def audit_run(
-    inputs: StageInputs, config: Config, checked: Checked, scored: ScoredImages | None
+    inputs: StageInputs, config: Config, checked: InspectedFolder, scored: ScoredImages | None
 ) -> AuditResults:
     """Return what audit.json holds.
 
@@ -101,16 +107,16 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
     data = inputs.data
     distinct = data.distinct
     x, y = inputs.features(distinct), data.labels(distinct).cpu()
-    rows = evenly(y, CV_IMAGES, seed)
-    logits = out_of_fold(
+    rows = stratified_subset(y, CV_IMAGES, seed)
+    logits = out_of_fold_logits(
         x[rows],
         y[rows],
         data.group_ids(distinct)[rows],
         classes=len(data.manifest.classes),
         seed=seed,
-        l2=USUAL_L2,
+        l2=DEFAULT_L2,
     )
-    return ScoredImages(features=x, held_out=HeldOut(rows, logits))
+    return ScoredImages(features=x, held_out=HeldOutLogits(rows, logits))
 
 
 def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Pair]:
@@ -126,16 +132,13 @@ def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Pai
     pairs = most_similar(features, most) if len(distinct) <= CV_IMAGES else []
     rows = sorted({row for pair in pairs for row in pair})
     digests = [distinct[row].sha256 for row in rows]
-    found = sketched(
-        folder_of(data, [distinct[row] for row in rows]),
-        cache=cache,
-        max_pixels=data.max_pixels,
-        workers=cores(),
-    )
-    if {*digests} != {*found.sketches}:
+    fingerprints = Fingerprints(cache)
+    folder = folder_of(data, [distinct[row] for row in rows])
+    fingerprint_folder(folder, fingerprints, max_pixels=data.max_pixels)
+    if {*digests} != {*fingerprints.by_digest}:
         return []  # a file has changed since the run began
     position = {row: i for i, row in enumerate(rows)}
-    table = table_of(found.sketches, digests)
+    table = fingerprints.table(digests)
     copies = copies_among(table, [(position[one], position[other]) for one, other in pairs])
     return [(rows[one], rows[other]) for one, other in copies]
 
@@ -176,7 +179,7 @@ def find_mislabels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
     distinct = data.distinct
     some = [distinct[row] for row in rows.tolist()]
     names, y = data.manifest.classes, torch.tensor([row.label for row in some])
-    probabilities = posteriors(
+    probabilities = label_probabilities(
         scored.held_out.logits, scored.features[rows], y, data.group_ids(some)
     )
     labels: dict[str, set[int]] = {}
@@ -190,6 +193,6 @@ def find_mislabels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
             "given_probability": suspect.given_probability,
             "suggested_probability": suspect.suggested_probability,
         }
-        for suspect in suspects_in(probabilities, y)
+        for suspect in find_label_errors(probabilities, y)
         if len(labels[some[suspect.row].sha256]) == 1
     ]

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from vitft.config.run import TrainSpec
+from vitft.config.training import TrainSpec
 from vitft.data.in_memory import Moves, drawn_moves, moved, padding_of
 from vitft.data.sampling import images_per_epoch, order_of, turns
 from vitft.data.split import Row
 from vitft.features.cut import run_prefix
-from vitft.features.extract import View
+from vitft.features.views import View
 from vitft.training.dataset import Dataset, StageInputs
 from vitft.training.distributed import ProcessGroup
 from vitft.training.gradients import Batch

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitft.config.run import Config, from_table, merged, read_toml
+from vitft.config.run import Config, config_from_table, merge_settings, read_toml
 from vitft.data.arrays import whereabouts
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import scan
@@ -79,7 +79,7 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
             fix="give the directory of a stopped run (it holds config.toml and split.csv)",
         )
     before = read_toml(settings)
-    after = merged(before, named)
+    after = merge_settings(before, named)
     changed = {
         f"{section}.{key}": (before.get(section, {}).get(key), value)
         for section, values in after.items()
@@ -101,7 +101,7 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
         status = json.loads((path / "environment.json").read_text()).get("status")
     except (OSError, ValueError, AttributeError):
         status = None
-    config = from_table(after)
+    config = config_from_table(after)
     check_trackers(config.train.trackers)
     data = whereabouts(config.data.path, config.data.root)
     scan(data, reference=config.data.split == "reference")

@@ -9,7 +9,8 @@ from torch import Tensor
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform
 from vitft.features.cut import Cut
-from vitft.features.extract import Extractor, View, plain
+from vitft.features.extract import Extractor
+from vitft.features.views import View, eval_view
 from vitft.training.distributed import ProcessGroup
 from vitft.training.pixels import ImageTable
 
@@ -61,7 +62,9 @@ class StageInputs:
 
         Args:
             rows: The images.
-            view: A training view; default: the plain view.
+            view: A training view; default: the evaluation view.
         """
         assert self.extractor is not None
-        return self.extractor.rows([row.sha256 for row in rows], view or plain(self.data.transform))
+        return self.extractor.rows(
+            [row.sha256 for row in rows], view or eval_view(self.data.transform)
+        )

@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitft.config.run import Config, from_table, read_recipe
+from vitft.config.run import Config, config_from_table, read_recipe
 from vitft.data.demo import demo_data
 from vitft.data.split import Manifest
 from vitft.export import export_safetensors
@@ -51,7 +51,7 @@ def run_demo() -> DemoResults:
     Raises:
         Stopped: A run was stopped by a signal.
     """
-    config = demo_data(from_table(read_recipe("demo")))
+    config = demo_data(config_from_table(read_recipe("demo")))
     baseline = replace(config, weights=replace(config.weights, name="random:demo"))
     # The pretrained run comes last, so that it is the latest.
     _, random = finetune_demo(baseline)

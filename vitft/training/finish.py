@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from vitft.config.run import TrainSpec
+from vitft.config.training import TrainSpec
 from vitft.data.split import Manifest
 from vitft.metrics.calibration import temperature_for
 from vitft.metrics.classification import evaluation, probabilities

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from vitft.config.run import OptimSpec
+from vitft.config.training import OptimSpec
 from vitft.models.timm_model import TimmModel
 
 

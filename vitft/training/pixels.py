@@ -15,7 +15,7 @@ from vitft.data.in_memory import fits
 from vitft.data.loading import decoded, stacked
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import CropTransform, EvalTransform
-from vitft.features.extract import gone
+from vitft.features.extract import vanished_error
 from vitft.system import console
 
 EVAL_BATCH = 32
@@ -69,7 +69,7 @@ class ImageFiles:
         with contextlib.closing(images):
             for stack in stacked(images, size):
                 if stack.failed:
-                    raise gone(stack.failed[0][1])
+                    raise vanished_error(stack.failed[0][1])
                 chunk = [rows[number] for number in stack.numbers]
                 yield chunk, torch.from_numpy(stack.pixels).to(self.device)
 

@@ -3,26 +3,27 @@
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from vitft.config.defaults import FINE_TUNING
-from vitft.config.run import Config, dotted, to_toml
-from vitft.data.folder import Checked, Folder
+from vitft.config.run import Config, flat_settings, to_toml
+from vitft.data.folder import Folder
+from vitft.data.inspection import InspectedFolder
 from vitft.data.sampling import say_epoch
 from vitft.data.split import split, write_class_indices
-from vitft.data.transforms import EvalTransform
+from vitft.data.summary import log_inspection, log_split
 from vitft.features.cache import default_folder, prune
-from vitft.features.cut import cut_model
-from vitft.features.extract import Extractor, make_extractor, plain
-from vitft.features.scan import check_room, find_copies, look_at, say_split
+from vitft.features.extract import Extractor
+from vitft.features.fingerprints import Fingerprints
+from vitft.features.pipeline import build_pipeline, check_disk_space, inspect_images
+from vitft.features.views import View, eval_view
 from vitft.metrics.results import RunResults
 from vitft.models.checkpoint import Card
-from vitft.models.freeze import freeze_model
-from vitft.models.lora import add_adapters, fold_adapters
+from vitft.models.lora import merge_adapters
 from vitft.models.pretrained import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system import console
@@ -38,6 +39,7 @@ from vitft.system.rundir import (
     point_latest,
 )
 from vitft.system.signals import Stopper
+from vitft.system.text import count
 from vitft.training.audit import audit_run, log_audit, write_reference
 from vitft.training.batches import image_files
 from vitft.training.best import BestWeights
@@ -71,7 +73,7 @@ from vitft.training.views import caches_views, compute_views, training_views
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Result:
     """Outcome of a run: directory, metrics and exit status."""
 
@@ -89,6 +91,10 @@ class Result:
         """Whether the run ended before its training did."""
         return self.status != "finished"
 
+    def __repr__(self) -> str:
+        top1 = self.figures.get("top1")
+        return f"Result(run='{self.run}', status={self.status!r}, top1={top1})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
@@ -98,7 +104,7 @@ class Start:
     """With all defaults resolved."""
     model: Model
     report: LoadReport
-    checked: Checked
+    inspected: InspectedFolder
     precision: str
     inputs: StageInputs
     """What the first stage reads."""
@@ -151,7 +157,7 @@ def finetune(
         stack.callback(trackers.finish, "failed", {})
         start = begin(config, group)
         run = stack.enter_context(open_run(out, start, resume=resume))
-        trackers.start(run, dotted(start.config), resume=resume)
+        trackers.start(run, flat_settings(start.config), resume=resume)
         context = RunContext(
             run=run,
             best=BestWeights(start.model),
@@ -186,38 +192,38 @@ def begin(config: Config, group: ProcessGroup) -> Start:
     """Do everything that comes before the run directory; only caches are written."""
     setup = prepare(config, group)
     extractor = first_extractor(setup)
-    share_extraction(setup.folder, extractor, setup.report.transform, group)
+    share_extraction(setup.folder, extractor, eval_view(setup.report.transform), group)
     started = time.monotonic()
-    checked = look_at(setup.folder, extractor, setup.report.transform, setup.config)
+    inspected, duplicates = inspect_data(setup, extractor)
     extraction_s = time.monotonic() - started
-    data = split_images(setup, checked, group)
-    inputs = StageInputs(data=data, cut=setup.cut, extractor=extractor)
+    data = split_images(setup, inspected, duplicates, group)
+    inputs = StageInputs(data=data, cut=setup.pipeline.cut, extractor=extractor)
     inputs = with_stage_data(inputs, setup.config, setup.config.train.stages[0])
     group.barrier()
     if not setup.config.train.cache and extractor is not None:
         prune(default_folder(), idle_s=3600)
     return Start(
         config=setup.config,
-        model=setup.model,
+        model=setup.pipeline.model,
         report=setup.report,
-        checked=checked,
-        precision=setup.precision,
+        inspected=inspected,
+        precision=setup.pipeline.precision,
         inputs=inputs,
         extraction_s=extraction_s,
     )
 
 
 def first_extractor(setup: Setup) -> Extractor | None:
-    """Return the extractor of the first stage, if the cache has room for its features."""
-    transform = setup.report.transform
-    extractor = make_extractor(setup.cut, setup.config, transform, setup.precision)
+    """Return the extractor of the first stage, if the cache has space for its features."""
+    config = setup.config
+    extractor = setup.pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
     if extractor is not None:
-        check_room(extractor, transform, len(setup.folder.files))
+        check_disk_space(extractor, eval_view(setup.report.transform), len(setup.folder.files))
     return extractor
 
 
 def share_extraction(
-    folder: Folder, extractor: Extractor | None, transform: EvalTransform, group: ProcessGroup
+    folder: Folder, extractor: Extractor | None, view: View, group: ProcessGroup
 ) -> None:
     """Let each process extract its shard of the features into the common cache.
 
@@ -226,25 +232,53 @@ def share_extraction(
     if group.size > 1 and extractor is not None:
         files = group.shard(folder.files)
         with console.Progress("images to features, one shard", len(files)) as progress:
-            shard = extractor.looked_at(str(folder.root), files, plain(transform), progress.advance)
-            for _ in shard:
-                pass  # unreadable files are reported when every process reads all of them
+            for _ in extractor.extract(str(folder.root), files, view):
+                progress.advance()  # unreadable files are reported by `inspect_data`
     group.barrier()
 
 
-def split_images(setup: Setup, checked: Checked, group: ProcessGroup) -> Dataset:
+def inspect_data(
+    setup: Setup, extractor: Extractor | None
+) -> tuple[InspectedFolder, dict[str, str]]:
+    """Read every image once, with its features where a part of the model is frozen.
+
+    Returns:
+        What was found, and names of groups of near copies by digest if the split keeps them
+        together.
+    """
+    data, cache = setup.config.data, setup.config.train.cache
+    fingerprints = Fingerprints(cache) if data.group_duplicates else None
+    inspected = inspect_images(
+        setup.folder,
+        max_pixels=data.max_pixels,
+        allow_bad=data.allow_bad,
+        extractor=extractor,
+        view=eval_view(setup.report.transform),
+        fingerprints=fingerprints,
+    )
+    log_inspection(inspected)
+    if fingerprints is None:
+        return inspected, {}
+    duplicates = fingerprints.duplicate_groups()
+    copies = count(len(duplicates), "image")
+    log.info(f"near-duplicates: {copies}, each group kept on one side of the split")
+    return inspected, duplicates
+
+
+def split_images(
+    setup: Setup, inspected: InspectedFolder, duplicates: Mapping[str, str], group: ProcessGroup
+) -> Dataset:
     """Split the readable images into training and validation, and log the result."""
     config = setup.config
-    duplicates = find_copies(checked, config)
-    manifest = split(checked, config.data, groups=duplicates)
-    say_split(manifest)
+    manifest = split(inspected, config.data, groups=duplicates)
+    log_split(manifest)
     if config.train.sampling == "balanced":
         log.info(say_epoch([row.label for row in manifest.train], manifest.classes))
     return Dataset(
         manifest=manifest,
         transform=setup.report.transform,
         max_pixels=config.data.max_pixels,
-        device=setup.device,
+        device=setup.pipeline.device,
         group=group,
         duplicates=duplicates,
     )
@@ -301,7 +335,7 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
         finally:  # however training ended, the best weights are saved before anything else
             with held():
                 best.restore()
-                adapter = fold_adapters(best.model) if best.epochs else {}
+                adapter = merge_adapters(best.model) if best.epochs else {}
                 results = write_best(run, best, card)
         final = final_logits(progress.inputs, best.model, context.precision)
         seconds = round(time.monotonic() - started, 1)
@@ -351,8 +385,7 @@ def load_newest(context: RunContext) -> State | None:
     state, weights = found
     facts = state.facts
     context.best.load(facts["best"], weights, str(facts.get("best_file", "")))
-    epochs = "1 epoch" if facts["epochs"] == 1 else f"{facts['epochs']} epochs"
-    log.info(f"resuming after step {facts['step']}, {epochs} done")
+    log.info(f"resuming after step {facts['step']}, {count(facts['epochs'], 'epoch')} done")
     return state
 
 
@@ -381,18 +414,21 @@ def next_inputs(
     context: RunContext, config: Config, inputs: StageInputs, stage: str
 ) -> StageInputs:
     """Unfreeze what the next stage trains, and prepare what it reads."""
-    model, data = context.best.model, inputs.data
-    if stage == "lora":
-        add_adapters(model, config.train)
-    freeze_model(model, stage)
-    cut = cut_model(model, stage)
-    extractor = make_extractor(cut, config, data.transform, context.precision)
-    inputs = replace(inputs, cut=cut, extractor=extractor)
+    data = inputs.data
+    pipeline = build_pipeline(
+        context.best.model,
+        data.transform,
+        stage,
+        config.train,
+        device=data.device,
+        precision=context.precision,
+    )
+    extractor = pipeline.open_extractor(config.train, max_pixels=data.max_pixels)
+    inputs = replace(inputs, cut=pipeline.cut, extractor=extractor)
     if extractor is not None:
-        manifest = data.manifest
-        check_room(extractor, data.transform, len(manifest.rows))
-        views = [plain(data.transform)]
-        compute_views(extractor, manifest, manifest.rows, views, "images to features")
+        rows, view = data.manifest.rows, eval_view(data.transform)
+        check_disk_space(extractor, view, len(rows))
+        compute_views(extractor, data.manifest, rows, [view], "images to features")
     inputs = with_stage_data(inputs, config, stage)
     log.info(f"training {stage}, starting from the weights of the stage before")
     return inputs
@@ -410,7 +446,7 @@ def write_data_reports(context: RunContext, start: Start, scored: ScoredImages |
     """Write audit.json and the reference of the training features."""
     data = start.inputs.data
     if context.best.epochs and data.group.is_main:
-        audit = audit_run(start.inputs, start.config, start.checked, scored)
+        audit = audit_run(start.inputs, start.config, start.inspected, scored)
         context.run.write_json("audit.json", audit)
         log_audit(audit, data, context.run)
         write_reference(start.inputs, context.run)

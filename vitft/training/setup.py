@@ -10,22 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from vitft.config.defaults import usual_lr
-from vitft.config.run import Config, DataSpec, to_toml
+from vitft.config.data import DataSpec
+from vitft.config.defaults import default_lr
+from vitft.config.run import Config, to_toml
 from vitft.data.arrays import whereabouts
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Folder, scan
 from vitft.data.sampling import images_per_epoch, say_epoch
 from vitft.data.split import draw
-from vitft.features.cut import Cut, cut_model
+from vitft.features.pipeline import FrozenPipeline, load_pipeline
 from vitft.models.freeze import freeze_model
-from vitft.models.initial import load_weights
 from vitft.models.lora import add_adapters
 from vitft.models.pretrained import LoadReport
 from vitft.models.timm_model import Model
-from vitft.system.device import describe_device, pick_device, pick_precision
+from vitft.system.device import describe_device
+from vitft.system.text import count
 from vitft.training.distributed import ProcessGroup
 from vitft.training.fsdp import check_sharding
 
@@ -39,11 +38,9 @@ class Setup:
     config: Config
     """With all defaults resolved."""
     folder: Folder
-    model: Model
+    pipeline: FrozenPipeline
+    """The model, cut for the first stage."""
     report: LoadReport
-    cut: Cut
-    device: torch.device
-    precision: str
 
 
 def prepare(config: Config, group: ProcessGroup) -> Setup:
@@ -51,39 +48,28 @@ def prepare(config: Config, group: ProcessGroup) -> Setup:
     data = whereabouts(config.data.path, config.data.root).resolve()
     config = replace(config, data=replace(config.data, path=str(data)))
     folder = scan(data, reference=config.data.split == "reference")
-    device = pick_device(config.train.device, number=group.local_rank)
-    precision = pick_precision(config.train.precision, device)
     folder, data_spec = apply_fixes(folder, config.data)
     config = replace(config, data=data_spec)
-    model, report = load_weights(config, folder)
+    pipeline, report = load_pipeline(
+        config, folder, config.train.stages[0], local_rank=group.local_rank
+    )
+    model, precision = pipeline.model, pipeline.precision
     config = with_default_lr(config, model)
-    stage = config.train.stages[0]
-    if stage == "lora":
-        add_adapters(model, config.train)
-    trained = freeze_model(model, stage)
     if config.train.shard:
         check_sharding(model, group, precision=precision, compiled=config.train.compile)
-    cut = cut_model(model.to(device), stage)
+    trained, total = count_parameters(model, pipeline.trained), count_parameters(model)
     log.info(
-        f"training {config.train.freeze}: {count_parameters(model, trained):,} of "
-        f"{count_parameters(model):,} parameters, on {describe_device(device)} in {precision}"
+        f"training {config.train.freeze}: {trained:,} of {total:,} parameters, "
+        f"on {describe_device(pipeline.device)} in {precision}"
     )
-    return Setup(
-        config=config,
-        folder=folder,
-        model=model,
-        report=report,
-        cut=cut,
-        device=device,
-        precision=precision,
-    )
+    return Setup(config=config, folder=folder, pipeline=pipeline, report=report)
 
 
 def with_default_lr(config: Config, model: Model) -> Config:
     """Fill in the learning rate that suits what trains, unless one is given or none is needed."""
     if config.optim.lr is not None or config.optim.solver == "lbfgs":
         return config
-    lr = usual_lr(config.train.freeze, model.feature_size)
+    lr = default_lr(config.train.freeze, model.feature_size)
     return replace(config, optim=replace(config.optim, lr=lr))
 
 
@@ -107,7 +93,7 @@ def dry_run(config: Config, out: Path, *, data: str) -> str:
         UsageError: As the run would.
     """
     setup = prepare(config, ProcessGroup())
-    config, folder, model = setup.config, setup.folder, setup.model
+    config, folder, model = setup.config, setup.folder, setup.pipeline.model
     labels = expected_training_labels(folder, config.data)
     held_back = len(folder.files) - len(labels)
     log.info(
@@ -119,8 +105,8 @@ def dry_run(config: Config, out: Path, *, data: str) -> str:
     for stage in config.train.stages:
         if stage == "lora":
             add_adapters(model, config.train)
-        count = count_parameters(model, freeze_model(model, stage))
-        log.info(f"{stage}: {count:,} parameters train, {describe_solver(config, stage, labels)}")
+        trained = count_parameters(model, freeze_model(model, stage))
+        log.info(f"{stage}: {trained:,} parameters train, {describe_solver(config, stage, labels)}")
     log.info(f"the run would be written to {out}; nothing was trained")
     return to_toml(replace(config, data=replace(config.data, path=data)))
 
@@ -130,12 +116,11 @@ def describe_solver(config: Config, stage: str, labels: Sequence[int]) -> str:
     if config.solves(stage):
         return "solved by lbfgs without a training loop"
     spec = config.optim
-    count = images_per_epoch(labels, balanced=config.train.sampling == "balanced")
-    steps = math.ceil(count / spec.batch_size)
-    epochs = "1 epoch" if spec.epochs == 1 else f"{spec.epochs} epochs"
+    images = images_per_epoch(labels, balanced=config.train.sampling == "balanced")
+    steps = math.ceil(images / spec.batch_size)
     return (
-        f"{spec.solver} with learning rate {spec.lr:.3g}: {epochs} of "
-        f"{steps:,} {'step' if steps == 1 else 'steps'} of {spec.batch_size} images"
+        f"{spec.solver} with learning rate {spec.lr:.3g}: {count(spec.epochs, 'epoch')} of "
+        f"{count(steps, 'step')} of {count(spec.batch_size, 'image')}"
     )
 
 

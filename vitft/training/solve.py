@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.features.extract import View
-from vitft.features.probe import HeldOut, Solved, answers, nearest_neighbours, solve_head
+from vitft.features.cross_validation import HeldOutLogits, cross_validate
+from vitft.features.head import SolvedHead, solve_head
+from vitft.features.neighbours import nearest_neighbours
+from vitft.features.views import View
 from vitft.metrics.results import SolvedHeadResults
 from vitft.models.timm_model import Model
 from vitft.training.dataset import Dataset, StageInputs
@@ -31,7 +33,7 @@ class ScoredImages:
     """Features of the distinct images, and their logits by heads that were not fitted to them."""
 
     features: Tensor
-    held_out: HeldOut
+    held_out: HeldOutLogits
 
 
 def read_head_features(model: Model, inputs: StageInputs, views: Sequence[View]) -> HeadFeatures:
@@ -51,7 +53,7 @@ def read_head_features(model: Model, inputs: StageInputs, views: Sequence[View])
 
 def fit_head(
     model: Model, features: HeadFeatures, data: Dataset, *, l2: float, balanced: bool, seed: int
-) -> tuple[Solved, float]:
+) -> tuple[SolvedHead, float]:
     """Put the optimal linear head into the model.
 
     Returns:
@@ -98,7 +100,7 @@ def score_features(
         classes=len(classes),
     )
     truth = data.labels(data.manifest.val).cpu()
-    cross_validation, held_out = answers(
+    cross_validation, held_out = cross_validate(
         features.distinct,
         data.labels(distinct).cpu(),
         classes,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitft.config.run import Config
 from vitft.data.augment import batch_augmentation
-from vitft.features.extract import plain
+from vitft.features.views import eval_view
 from vitft.metrics.classification import evaluation
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console
@@ -59,7 +59,7 @@ def solve_head_stage(context: RunContext, config: Config, inputs: StageInputs) -
     views = (
         training_views(data.transform, config.train, config.optim)
         if config.solvable
-        else [plain(data.transform)]
+        else [eval_view(data.transform)]
     )
     features = read_head_features(best.model, inputs, views)
     solved, first_loss = fit_head(

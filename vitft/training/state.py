@@ -22,7 +22,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from vitft.data.split import Manifest
-from vitft.models.checkpoint import digest_of
+from vitft.models.checkpoint import state_digest
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, writing
 from vitft.system.rundir import RunDir
@@ -111,7 +111,7 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
 
 def state_metadata(facts: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the complete metadata of a file, so that any changed byte of it is noticed."""
-    return {"format": "pt", "facts": facts, "sha256": digest_of(facts, tensors)}
+    return {"format": "pt", "facts": facts, "sha256": state_digest(facts, tensors)}
 
 
 def read_state(path: Path) -> State | None:

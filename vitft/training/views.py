@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from vitft.config.run import OptimSpec, TrainSpec
+from vitft.config.training import OptimSpec, TrainSpec
 from vitft.data.folder import File
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import CropTransform, EvalTransform
 from vitft.features.cut import Cut
-from vitft.features.extract import Extractor, View, crops, gone, plain
+from vitft.features.extract import Extractor, vanished_error
+from vitft.features.views import View, crop_views, eval_view
 from vitft.system import console
 from vitft.system.errors import ImageError
 
@@ -38,8 +39,8 @@ def training_views(transform: EvalTransform, train: TrainSpec, optim: OptimSpec)
     """
     crop = training_crop(transform, train)
     if train.augment != "none":
-        return crops(transform, crop, optim.epochs, train.seed)
-    return [plain(transform), *crops(transform, crop, train.views, train.seed)]
+        return crop_views(transform, crop, optim.epochs, train.seed)
+    return [eval_view(transform), *crop_views(transform, crop, train.views, train.seed)]
 
 
 def compute_views(
@@ -63,4 +64,4 @@ def compute_views(
             try:
                 extractor.compute(str(manifest.root), files, view, progress=progress.advance)
             except ImageError as error:
-                raise gone(error) from error
+                raise vanished_error(error) from error

@@ -16,7 +16,7 @@ from tests.support.hub_server import HubServer, Repo
 RUN = """
 import json, sys
 import torch
-from vitft.config.run import from_table
+from vitft.config.run import config_from_table
 from vitft.predict.torch_engine import Predictor
 from vitft.training.run import finetune
 
@@ -29,7 +29,7 @@ for name, size in (("resnet18", 64), ("vit_small_patch14_dinov2", 28)):
         "weights": {"name": f"timm:{name}", "image_size": [size, size]},
     }
     from pathlib import Path
-    figures = finetune(from_table(table), out=Path(out)).figures
+    figures = finetune(config_from_table(table), out=Path(out)).figures
     predictor = Predictor.from_run(out)
     answers[name] = {
         "figures": figures,

@@ -8,12 +8,13 @@ import pytest
 
 from vitft.data.transforms import EvalTransform
 from vitft.features.cut import cut_model
-from vitft.features.extract import Extractor, plain
-from vitft.features.scan import check_room
+from vitft.features.extract import Extractor
+from vitft.features.pipeline import check_disk_space
+from vitft.features.views import eval_view
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import ResourceError
 
-TRANSFORM = EvalTransform(image_size=(16, 16))
+VIEW = eval_view(EvalTransform(image_size=(16, 16)))
 
 
 class Disk(NamedTuple):
@@ -36,10 +37,10 @@ def test_the_size_of_the_tokens_is_said_before_they_are_made(
     extractor = extractor_of(tiny_vit, tmp_path, "blocks:1")
     tokens, width = extractor.prefix.shape
 
-    check_room(extractor, TRANSFORM, images=1000)
+    check_disk_space(extractor, VIEW, images=1000)
 
     said = " ".join(capsys.readouterr().err.split())
-    assert f"1,000 images x {tokens} tokens x {width} numbers x 2 bytes = " in said
+    assert f"1,000 images x {tokens} tokens x {width} values x 2 bytes = " in said
 
 
 def test_tokens_that_do_not_fit_on_the_disk_are_refused_before_the_first_is_made(
@@ -51,23 +52,23 @@ def test_tokens_that_do_not_fit_on_the_disk_are_refused_before_the_first_is_made
     free = [room]
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(10 * room, 0, free[0]))
 
-    check_room(extractor, TRANSFORM, images=1000)  # it just fits
+    check_disk_space(extractor, VIEW, images=1000)  # it just fits
     free[0] = room - 1
     with pytest.raises(ResourceError, match=r"(?s)1,000 images .* free.*fix: .*--cache DIR"):
-        check_room(extractor, TRANSFORM, images=1000)
+        check_disk_space(extractor, VIEW, images=1000)
 
 
 def test_tokens_that_are_there_already_need_no_room(
     tiny_vit: VisionTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extractor = extractor_of(tiny_vit, tmp_path, "blocks:1")
-    store = extractor.store(plain(TRANSFORM))
+    store = extractor.store(VIEW)
     store.places.update({bytes([i]): (0, i) for i in range(3)})
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(1, 1, 0))
 
-    check_room(extractor, TRANSFORM, images=3)
+    check_disk_space(extractor, VIEW, images=3)
     with pytest.raises(ResourceError):
-        check_room(extractor, TRANSFORM, images=4)
+        check_disk_space(extractor, VIEW, images=4)
 
 
 def test_one_feature_per_image_is_not_worth_a_word(
@@ -78,6 +79,6 @@ def test_one_feature_per_image_is_not_worth_a_word(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(1, 1, 0))
 
-    check_room(extractor_of(tiny_vit, tmp_path, "head"), TRANSFORM, images=1000)
+    check_disk_space(extractor_of(tiny_vit, tmp_path, "head"), VIEW, images=1000)
 
     assert capsys.readouterr().err == ""

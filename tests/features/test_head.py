@@ -5,18 +5,17 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from vitft.features import probe
-from vitft.features.probe import (
+from vitft.features import logistic, neighbours
+from vitft.features.cross_validation import (
     PENALTIES,
-    Scaling,
-    answers,
-    evenly,
-    folds,
+    cross_validate,
     gain_from_twice,
-    nearest_neighbours,
-    solve,
-    solve_head,
+    stratified_folds,
+    stratified_subset,
 )
+from vitft.features.head import solve_head
+from vitft.features.logistic import Standardizer, solve_logistic
+from vitft.features.neighbours import nearest_neighbours
 
 
 def blobs(per_class: int = 60, classes: int = 3, width: int = 8) -> tuple[torch.Tensor, ...]:
@@ -31,9 +30,9 @@ def blobs(per_class: int = 60, classes: int = 3, width: int = 8) -> tuple[torch.
 @pytest.mark.parametrize("l2", [1e-3, 1e-1])
 def test_the_solution_is_scikit_learns(l2: float) -> None:
     x, y = blobs()
-    scaled = Scaling.of(x)(x).double()
+    scaled = Standardizer.fit(x)(x).double()
 
-    head = solve(scaled, y, torch.ones(1, len(y)), classes=3, l2=l2, tolerance=1e-8)[0]
+    head = solve_logistic(scaled, y, torch.ones(1, len(y)), classes=3, l2=l2, tolerance=1e-8)[0]
 
     # Their C multiplies the sum of losses, our l2 the penalty beside the mean: C = 1 / (n l2).
     theirs = LogisticRegression(C=1 / (len(y) * l2), tol=1e-10, max_iter=10_000)
@@ -44,12 +43,15 @@ def test_the_solution_is_scikit_learns(l2: float) -> None:
 
 def test_problems_solved_side_by_side_are_the_problems_solved_alone() -> None:
     x, y = blobs()
-    x = Scaling.of(x)(x).double()
+    x = Standardizer.fit(x)(x).double()
     counted = (torch.rand(4, len(y), generator=torch.Generator().manual_seed(1)) > 0.3).float()
 
-    together = solve(x, y, counted, classes=3, l2=0.01, tolerance=1e-7, steps=500)
+    together = solve_logistic(x, y, counted, classes=3, l2=0.01, tolerance=1e-7, steps=500)
     alone = torch.cat(
-        [solve(x, y, c[None], classes=3, l2=0.01, tolerance=1e-7, steps=500) for c in counted]
+        [
+            solve_logistic(x, y, c[None], classes=3, l2=0.01, tolerance=1e-7, steps=500)
+            for c in counted
+        ]
     )
 
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=0)
@@ -58,8 +60,8 @@ def test_problems_solved_side_by_side_are_the_problems_solved_alone() -> None:
 def test_the_head_on_raw_features_scores_like_the_head_on_scaled_ones() -> None:
     x, y = blobs()
     solved = solve_head(x, y, classes=3, l2=0.01, balanced=False, seed=0)
-    scaled = Scaling.of(x)(x)
-    head = solve(scaled.double(), y, torch.ones(1, len(y)), classes=3, l2=0.01)[0]
+    scaled = Standardizer.fit(x)(x)
+    head = solve_logistic(scaled.double(), y, torch.ones(1, len(y)), classes=3, l2=0.01)[0]
 
     raw = x @ solved.weight.T + solved.bias
 
@@ -127,7 +129,7 @@ def test_views_of_an_image_are_held_out_together() -> None:
 def test_folds_spread_every_class_evenly() -> None:
     y = torch.tensor([0] * 23 + [1] * 7 + [2] * 4)
 
-    held = folds(y, 5, seed=0)
+    held = stratified_folds(y, 5, seed=0)
 
     for label in range(3):
         counts = torch.bincount(held[y == label], minlength=5)
@@ -138,7 +140,7 @@ def test_folds_spread_every_class_evenly() -> None:
 def test_a_subset_keeps_the_shares_of_the_classes() -> None:
     y = torch.tensor([0] * 800 + [1] * 200)
 
-    rows = evenly(y, 100, seed=0)
+    rows = stratified_subset(y, 100, seed=0)
 
     assert torch.bincount(y[rows]).tolist() == [80, 20]
 
@@ -171,7 +173,7 @@ def test_every_image_is_judged_by_a_head_that_did_not_see_it() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(120, 60, generator=generator), torch.arange(3).repeat(40)
 
-    told, held_out = answers(x, y, ["a", "b", "c"], l2=1e-4, balanced=False, seed=0)
+    told, held_out = cross_validate(x, y, ["a", "b", "c"], l2=1e-4, balanced=False, seed=0)
 
     assert told["images"] == 120
     assert told["top1"] < 0.5  # noise: a third by chance, all of it if judged on what was seen
@@ -187,7 +189,7 @@ def test_copies_of_a_picture_are_held_out_together() -> None:
     noisy = torch.randn(len(y), 30, generator=torch.Generator().manual_seed(3))
     twice, pictures = torch.arange(len(y)).repeat(2), torch.cat([noisy, noisy])
 
-    held = folds(y.repeat(2), 5, seed=0, groups=twice)
+    held = stratified_folds(y.repeat(2), 5, seed=0, groups=twice)
     solved = solve_head(
         pictures, y.repeat(2), classes=3, l2=0, balanced=False, seed=0, groups=twice
     )
@@ -203,8 +205,10 @@ def test_features_too_many_to_copy_get_the_same_head(
     x, y = blobs()
     usual = solve_head(x, y, classes=3, l2=0.03, balanced=balanced, seed=0)
 
-    monkeypatch.setattr(probe, "MANY", x.numel() - 1)
-    monkeypatch.setattr(probe, "CHUNK", 50)  # so that there are several parts, the last one smaller
+    monkeypatch.setattr(logistic, "LARGE_VALUES", x.numel() - 1)
+    monkeypatch.setattr(
+        logistic, "CHUNK_ROWS", 50
+    )  # so that there are several parts, the last one smaller
     before = x.clone()
     streamed = solve_head(x, y, classes=3, l2=0.03, balanced=balanced, seed=0)
 
@@ -219,7 +223,7 @@ def test_neighbours_are_the_same_however_many_are_compared_at_a_time(
     x, y = blobs()
     at_once = nearest_neighbours(x, y, x[:31] + 0.1, classes=3)
 
-    monkeypatch.setattr(probe, "ALIKE_NUMBERS", 2 * len(x))
+    monkeypatch.setattr(neighbours, "SIMILARITY_VALUES", 2 * len(x))
 
     one_by_one = nearest_neighbours(x, y, x[:31] + 0.1, classes=3)
     torch.testing.assert_close(one_by_one, at_once, atol=1e-4, rtol=1e-4)

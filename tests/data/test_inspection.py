@@ -1,0 +1,118 @@
+"""Every file of a folder is read, hashed and decoded once; unreadable ones are reported."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.test_folder import draw
+from vitft.config.data import DataSpec
+from vitft.data.folder import scan
+from vitft.data.inspection import OpenedImage, inspect_file, inspect_folder
+from vitft.data.split import split
+from vitft.system.errors import DataError, ImageError
+
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared" / "data"
+
+
+def test_every_image_is_decoded_hashed_and_measured_once(tmp_path: Path) -> None:
+    draw(tmp_path, "a/1.png", "b/1.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (6, 4)).save(tmp_path / "a" / "turned.jpg", exif=exif)
+    Image.new("L", (3, 3)).save(tmp_path / "b" / "grey.jpg", "PNG")
+    (tmp_path / "b" / "half.png").write_bytes((tmp_path / "b" / "1.png").read_bytes()[:-30])
+    done: list[int] = []
+
+    checked = inspect_folder(scan(tmp_path), progress=done.append)
+
+    assert [(f.path, f.width, f.height) for f in checked.good] == [
+        ("a/1.png", 6, 4), ("a/turned.jpg", 4, 6), ("b/1.png", 6, 4), ("b/grey.jpg", 3, 3)
+    ]  # fmt: skip
+    assert [path for path, _ in checked.bad] == ["b/half.png"]
+    assert checked.odd == {
+        "rotated by EXIF": 1,
+        "converted from L": 1,
+        "content is PNG but the name says jpg": 1,
+    }
+    assert done == [1] * 5
+    assert len({f.sha256 for f in checked.good}) == 4
+
+
+def test_the_result_does_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
+    folder = scan(noisy(tmp_path, bad=range(0, 60, 9)))
+
+    assert inspect_folder(folder, workers=0) == inspect_folder(folder, workers=5)
+
+
+def noisy(root: Path, *, bad: Iterable[int], total: int = 60) -> Path:
+    """Two classes of images, some of them empty files."""
+    stream, spoiled = np.random.default_rng(0), set(bad)
+    for i in range(total):
+        path = root / "ab"[i % 2] / f"{i:03}.png"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        image = Image.fromarray(stream.integers(0, 256, (8, 8, 3)).astype(np.uint8))
+        image.save(path)
+        if i in spoiled:
+            path.write_bytes(b"")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("bad", "total", "stops"),
+    [
+        pytest.param(10, 20, False, id="half of few"),
+        pytest.param(11, 120, False, id="less than a tenth"),
+        pytest.param(11, 100, True, id="over ten and over a tenth"),
+    ],
+)
+def test_many_unreadable_files_stop_the_run(
+    bad: int, total: int, stops: bool, tmp_path: Path
+) -> None:
+    folder = scan(noisy(tmp_path, bad=range(bad), total=total))
+
+    if stops:
+        with pytest.raises(DataError, match=r"11 of 100 files .* \(a/000.png: empty file"):
+            inspect_folder(folder)
+    assert len(inspect_folder(folder, allow_bad=True).bad) == bad
+
+
+def test_bad_entries_of_the_scan_stay_bad(tmp_path: Path) -> None:
+    draw(tmp_path, "a/1.png", "b/1.png")
+    (tmp_path / "a" / "0.jpg").symlink_to("nowhere")
+
+    assert inspect_folder(scan(tmp_path)).bad == (("a/0.jpg", "dangling link"),)
+
+
+def test_a_file_that_vanished_since_the_scan_is_bad(tmp_path: Path) -> None:
+    folder = scan(draw(tmp_path, "a/1.png", "b/1.png"))
+    (tmp_path / "a" / "1.png").unlink()
+
+    result = inspect_file(str(tmp_path), folder.files[0], OpenedImage.facts)
+
+    assert isinstance(result, ImageError)
+    assert (result.path, result.reason) == ("a/1.png", "not found")
+
+
+def test_nothing_is_written_into_the_data_folder(tmp_path: Path) -> None:
+    root = noisy(tmp_path, bad=[0])
+    before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in root.rglob("*.png")}
+
+    inspect_folder(scan(root))
+
+    assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in root.rglob("*")
+            if p.is_file()} == before  # fmt: skip
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no shared/ beside the checkout")
+def test_real_photos_are_found_split_and_read() -> None:
+    flowers = inspect_folder(scan(SHARED / "flower_photos"))
+    clothing = split(inspect_folder(scan(SHARED / "clothing_small")), DataSpec())
+
+    assert (len(flowers.good), flowers.bad) == (1200, ())
+    assert (len(clothing.train), len(clothing.val)) == (300, 100)
+    assert len(clothing.classes) == 10

@@ -1,0 +1,88 @@
+"""Names of all settings, and suggestions for names that do not exist."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from vitft.config.data import DataSpec
+from vitft.config.model import ModelSpec
+from vitft.config.schema import kinds_of
+from vitft.config.training import OptimSpec, TrainSpec
+from vitft.config.weights import WeightsSpec
+
+SECTIONS: Mapping[str, type] = {
+    "data": DataSpec,
+    "weights": WeightsSpec,
+    "model": ModelSpec,
+    "optim": OptimSpec,
+    "train": TrainSpec,
+}
+SETTINGS = tuple(f"{name}.{key}" for name, section in SECTIONS.items() for key in kinds_of(section))
+"""Dotted names of all settings."""
+
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "data.path": ("dataset", "data_dir", "data_path", "image_folder", "train_dir"),
+    "data.val_rate": ("val_split", "validation_split", "val_size", "val_ratio", "test_size"),
+    "train.seed": ("random_state", "random_seed", "manual_seed"),
+    "weights.name": ("model_name", "pretrained", "checkpoint", "backbone", "arch"),
+    "weights.image_size": ("img_size", "input_size", "resolution"),
+    "model.width": ("embed_dim", "hidden_size", "hidden_dim", "dim"),
+    "model.depth": ("num_layers", "num_hidden_layers", "layers", "num_blocks"),
+    "model.heads": ("num_heads", "num_attention_heads"),
+    "model.registers": ("reg_tokens", "num_register_tokens"),
+    "model.layer_scale": ("init_values", "layerscale_value"),
+    "optim.solver": ("optimizer", "optimiser", "opt"),
+    "optim.lr": ("learning_rate", "lrate", "base_lr", "blr", "eta"),
+    "optim.schedule": ("scheduler", "lr_scheduler", "lr_scheduler_type", "sched"),
+    "optim.final_lr": ("min_lr", "eta_min"),
+    "optim.warmup": ("warmup_ratio", "warmup_steps", "warmup_epochs"),
+    "optim.layer_decay": ("layerwise_lr_decay", "llrd"),
+    "optim.weight_decay": ("wd", "decay"),
+    "optim.l2": ("c", "alpha", "penalty", "reg", "regularization"),
+    "optim.epochs": ("num_epochs", "max_epochs", "num_train_epochs", "n_epochs"),
+    "optim.batch_size": ("bs", "batch", "per_device_train_batch_size"),
+    "optim.micro_batch": ("gradient_accumulation_steps", "grad_accum_steps", "accum_iter"),
+    "optim.clip": ("grad_clip", "clip_grad", "max_grad_norm", "gradient_clip_val"),
+    "optim.label_smoothing": ("smoothing", "label_smoothing_factor"),
+    "optim.ema": ("model_ema", "model_ema_decay", "ema_decay"),
+    "optim.patience": ("early_stopping", "early_stopping_patience"),
+    "optim.class_weights": ("class_weight", "balanced"),
+    "train.augment": ("augmentation", "transforms", "auto_augment", "aa"),
+    "train.erasing": ("random_erasing", "reprob"),
+    "train.drop_path": ("dropout", "drop_rate", "drop_path_rate", "stochastic_depth"),
+    "train.sampling": ("sampler", "weighted_sampler"),
+    "train.device": ("gpu", "gpus", "cuda", "accelerator"),
+    "train.precision": ("amp", "mixed_precision", "dtype", "fp16", "bf16"),
+    "train.compile": ("torch_compile", "torchcompile"),
+    "train.lora_rank": ("r", "rank"),
+    "train.lora_targets": ("target_modules",),
+    "train.checkpointing": ("gradient_checkpointing", "grad_checkpointing"),
+    "train.shard": ("fsdp",),
+    "train.tracker": ("logger", "loggers", "report_to", "log_with"),
+}
+"""What other tools call a setting."""
+
+
+def find_setting(name: str) -> str | None:
+    """Return the setting that an unknown name most likely means, if any.
+
+    The last part of the name counts first: `train.lr` is `optim.lr`, not `train.flip`.
+    """
+    section, _, last = name.lower().replace("-", "_").rpartition(".")
+    known: dict[str, list[str]] = {}
+    for setting in SETTINGS:
+        known.setdefault(setting.partition(".")[2], []).append(setting)
+    for setting, aliases in ALIASES.items():
+        for alias in aliases:
+            known.setdefault(alias, []).append(setting)
+    near = [last] if last in known else get_close_matches(last, known, n=1)
+    candidates = known[near[0]] if near else []
+    return min(candidates, key=lambda name: not name.startswith(f"{section}."), default=None)
+
+
+def suggest_setting(key: str) -> str:
+    """Return the advice for an unknown dotted key."""
+    if (found := find_setting(key)) is not None:
+        return f"did you mean {found}?"
+    section = key.partition(".")[0]
+    names = [name for name in SETTINGS if name.startswith(f"{section}.")]
+    return f"use one of {', '.join(names)}" if names else f"the sections are {', '.join(SECTIONS)}"

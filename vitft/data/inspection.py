@@ -1,0 +1,216 @@
+"""Inspection of image files: bytes, digest, pixels and facts, each file read and decoded once.
+
+Every pass over a data folder goes through `inspect_files`; what it computes from an image besides
+the facts (features, a fingerprint) is the caller's function. Does not import torch.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from PIL import Image
+
+from vitft.data.folder import File, Folder, Part
+from vitft.data.images import MAX_PIXELS, Decoded, decode, read_bytes
+from vitft.data.jpeg import Pixels, decode_upright, header_oddities
+from vitft.data.loading import in_order
+from vitft.system.errors import DataError, ImageError
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedFile:
+    """Facts of a file that was decoded completely."""
+
+    path: str
+    label: int
+    part: Part
+    sha256: str
+    """Hexadecimal digest of the file's bytes."""
+    width: int
+    """In pixels, upright."""
+    height: int
+    odd: tuple[str, ...] = ()
+    """Remarks on how it was decoded, e.g. `rotated by EXIF`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedFolder:
+    """The readable and the unreadable files of a folder."""
+
+    folder: Folder
+    good: tuple[InspectedFile, ...]
+    """In the order of the folder's files."""
+    bad: tuple[tuple[str, str], ...]
+    """Paths and reasons, sorted by path."""
+    odd: Mapping[str, int]
+    """Number of images per remark, the most frequent first."""
+
+
+class OpenedImage:
+    """The bytes of an image file, decoded at most once and only when needed.
+
+    Args:
+        file: The file as listed.
+        data: Its bytes.
+        max_pixels: Larger images are errors.
+        fast: Decode ordinary upright JPEGs with simplejpeg: the same pixels in less time.
+    """
+
+    def __init__(self, file: File, data: bytes, *, max_pixels: int, fast: bool) -> None:
+        self.file, self.data = file, data
+        self.max_pixels, self.fast = max_pixels, fast
+        self.sha256 = hashlib.sha256(data).hexdigest()
+
+    @functools.cached_property
+    def jpeg(self) -> Pixels | None:
+        """The pixels (H, W, 3) of an undamaged, upright JPEG, or None if `image` has to be used."""
+        return decode_upright(self.data, max_pixels=self.max_pixels) if self.fast else None
+
+    @functools.cached_property
+    def decoded(self) -> Decoded:
+        """The image as decoded by Pillow.
+
+        Raises:
+            ImageError: The bytes are not a complete image of a supported format.
+        """
+        return decode(self.data, self.file.path, max_pixels=self.max_pixels)
+
+    @property
+    def image(self) -> Image.Image:
+        """The upright RGB image."""
+        return self.decoded.image if self.jpeg is None else Image.fromarray(self.jpeg)
+
+    def facts(self) -> InspectedFile:
+        """Return the digest, the size and the remarks.
+
+        Raises:
+            ImageError: The bytes are not a complete image of a supported format.
+        """
+        if self.jpeg is None:
+            (width, height), odd = self.decoded.image.size, self.decoded.odd
+        else:
+            height, width = self.jpeg.shape[:2]
+            odd = header_oddities(self.data, self.file.path)
+        file = self.file
+        return InspectedFile(file.path, file.label, file.part, self.sha256, width, height, odd)
+
+
+def inspect_file(
+    root: str,
+    file: File,
+    function: Callable[[OpenedImage], R],
+    *,
+    max_pixels: int = MAX_PIXELS,
+    fast: bool = False,
+) -> R | ImageError:
+    """Read one file and return what `function` makes of it, or the error of an unreadable file.
+
+    The error's path is relative to `root`, like the file's own.
+    """
+    try:
+        data = read_bytes(f"{root}/{file.path}", max_pixels=max_pixels)
+        return function(OpenedImage(file, data, max_pixels=max_pixels, fast=fast))
+    except ImageError as error:
+        reason = error.reason
+    return ImageError(file.path, reason)  # a new one: a traceback would keep the bytes alive
+
+
+def inspect_files(
+    root: str,
+    files: Iterable[File],
+    function: Callable[[OpenedImage], R],
+    *,
+    max_pixels: int = MAX_PIXELS,
+    workers: int,
+) -> Generator[R | ImageError, None, None]:
+    """Apply `inspect_file` to many files in threads; results come in the order of the files."""
+    return in_order(
+        lambda file: inspect_file(root, file, function, max_pixels=max_pixels),
+        files,
+        workers=workers,
+    )
+
+
+def inspect_folder(
+    folder: Folder,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    workers: int = 2,
+    allow_bad: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
+) -> InspectedFolder:
+    """Read and fully decode every file of a folder once.
+
+    Args:
+        folder: As returned by `scan`.
+        max_pixels: Larger images are unreadable.
+        workers: Threads.
+        allow_bad: Accept any number of unreadable files.
+        progress: Called in the caller's thread with the number of files done since the last call.
+
+    Raises:
+        DataError: More than ten files, and more than a tenth of all, are unreadable.
+    """
+    results = inspect_files(
+        os.fspath(folder.root),
+        folder.files,
+        OpenedImage.facts,
+        max_pixels=max_pixels,
+        workers=workers,
+    )
+    with contextlib.closing(results):
+        return collect(folder, results, allow_bad=allow_bad, progress=progress)
+
+
+def collect(
+    folder: Folder,
+    results: Iterable[InspectedFile | ImageError],
+    *,
+    allow_bad: bool,
+    progress: Callable[[int], None] = lambda _: None,
+) -> InspectedFolder:
+    """Consume the results of a pass over a folder's files.
+
+    Args:
+        folder: As returned by `scan`; its own unreadable entries are added.
+        results: One per file, in the order of the folder's files.
+        allow_bad: Accept any number of unreadable files.
+        progress: Called with 1 after each file.
+
+    Raises:
+        DataError: More than ten files, and more than a tenth of all, are unreadable.
+    """
+    good: list[InspectedFile] = []
+    bad: list[tuple[str, str]] = []
+    for result in results:
+        if isinstance(result, ImageError):
+            bad.append((result.path, result.reason))
+        else:
+            good.append(result)
+        progress(1)
+    bad = sorted([*folder.bad, *bad])
+    check_bad_count(folder, bad, len(good), allow_bad=allow_bad)
+    odd = Counter(remark for file in good for remark in file.odd)
+    return InspectedFolder(
+        folder=folder, good=tuple(good), bad=tuple(bad), odd=dict(odd.most_common())
+    )
+
+
+def check_bad_count(
+    folder: Folder, bad: Sequence[tuple[str, str]], good: int, *, allow_bad: bool
+) -> None:
+    """Raise if too many files are unreadable."""
+    if not allow_bad and len(bad) > max(10, (good + len(bad)) / 10):
+        examples = "; ".join(f"{path}: {reason}" for path, reason in bad[:3])
+        raise DataError(
+            f"{len(bad):,} of {good + len(bad):,} files in {folder.root} are unreadable "
+            f"({examples})",
+            fix="repair or remove them, or ignore them with --set data.allow_bad=true",
+        )

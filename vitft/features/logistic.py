@@ -1,0 +1,162 @@
+"""Multinomial logistic regression on fixed features, solved to the optimum by L-BFGS.
+
+Many problems that differ only in their sample weights (folds, subsets of the data) are solved side
+by side, so that the features are read once for all of them.
+
+Letters: n images, D dimensions of a feature, C classes, K problems; `x` is (n, D), `y` is (n,).
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from vitft.features.lbfgs import minimise
+from vitft.system.device import one_thread
+
+LARGE_VALUES = 10**8
+"""Values in a feature matrix above which no copy of it is made."""
+CHUNK_ROWS = 16_384
+SINGLE_THREAD_COST = 10**8
+"""Multiplications of one step below which one thread is faster than two."""
+
+
+def is_large(x: Tensor) -> bool:
+    """Return whether a feature matrix should be read in chunks instead of copied."""
+    return x.numel() > LARGE_VALUES
+
+
+@dataclass(frozen=True, slots=True)
+class Standardizer:
+    """Features to zero mean and unit variance, and a head back to raw features."""
+
+    mean: Tensor
+    std: Tensor
+
+    @classmethod
+    def fit(cls, x: Tensor) -> Self:
+        """Fit to training features (n, D). Constant dimensions are left unscaled.
+
+        The moments of a large matrix are summed in float64, chunk by chunk.
+        """
+        if not is_large(x):
+            std, mean = torch.std_mean(x, dim=0, correction=0)
+        else:
+            total = x.new_zeros(x.shape[1], dtype=torch.float64)
+            squares = torch.zeros_like(total)
+            for part in x.split(CHUNK_ROWS):
+                total += part.double().sum(dim=0)
+            for part in x.split(CHUNK_ROWS):
+                squares += (part.double() - total / len(x)).square().sum(dim=0)
+            std, mean = (squares / len(x)).sqrt().to(x), (total / len(x)).to(x)
+        return cls(mean, torch.where(std > 1e-6 * (1 + mean.abs()), std, torch.ones_like(std)))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.sub(self.mean).div_(self.std)
+
+    def unscale_head(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of the linear layer that gives the same logits on raw features."""
+        raw = weight / self.std
+        return raw, bias - raw @ self.mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossEntropyObjective:
+    """Weighted mean cross-entropy + l2/2 |W|^2 of K linear heads, with its gradient."""
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor
+    """Weight of each row in each problem (K, n); rows sum to 1."""
+    classes: int
+    l2: float
+    standardizer: Standardizer | None
+    """Applied to each chunk of `x` as it is read."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the heads: (K, C, D + 1), the biases in the last column."""
+        return len(self.weights), self.classes, self.x.shape[1] + 1
+
+    def __call__(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values (K,) and gradients (K, C * (D + 1)), float64, on the CPU."""
+        problems, width = self.shape[0], self.x.shape[1]
+        head = flat.view(self.shape).to(self.x)
+        weight, bias = head[..., :-1], head[..., -1]  # (K, C, D), (K, C)
+        matrix = weight.reshape(problems * self.classes, width)
+        slope = torch.zeros_like(matrix)
+        slope_bias = torch.zeros_like(bias)
+        loss = torch.zeros(problems, dtype=torch.float64)
+        for begin in range(0, len(self.x), CHUNK_ROWS):
+            part = slice(begin, begin + CHUNK_ROWS)
+            x = self.x[part] if self.standardizer is None else self.standardizer(self.x[part])
+            # Images last: few classes at a time would leave the processor's lanes empty.
+            logits = (matrix @ x.T).unflatten(0, (problems, self.classes))  # (K, C, n)
+            log_probabilities = logits.add_(bias[..., None]).log_softmax(dim=1)
+            target = self.y[None, None, part].expand(problems, 1, -1)
+            picked = log_probabilities.gather(1, target)[:, 0]  # (K, n)
+            loss -= (picked * self.weights[:, part]).sum(dim=1).double().cpu()
+            error = log_probabilities.exp_()
+            error.scatter_add_(1, target, error.new_full((1,), -1.0).expand(target.shape))
+            error *= self.weights[:, None, part]
+            slope += error.flatten(0, 1) @ x
+            slope_bias += error.sum(dim=2)
+        loss += 0.5 * self.l2 * weight.square().sum(dim=(1, 2)).double().cpu()
+        gradient = torch.cat(
+            [slope.view_as(weight) + self.l2 * weight, slope_bias[..., None]], dim=-1
+        )
+        return loss, gradient.double().cpu().flatten(1)
+
+
+def solve_logistic(
+    x: Tensor,
+    y: Tensor,
+    sample_weight: Tensor,
+    *,
+    classes: int,
+    l2: float,
+    standardizer: Standardizer | None = None,
+    start: Tensor | None = None,
+    steps: int = 200,
+    tolerance: float = 1e-6,
+) -> Tensor:
+    """Minimise the regularised cross-entropy for K sets of sample weights at once.
+
+    Args:
+        x: Standardised features (n, D), float32 or float64; computed in their dtype.
+        y: Class indices (n,).
+        sample_weight: Weight of each row in each problem, (K, n), not negative.
+        classes: C.
+        l2: Penalty on the weights; the biases are not penalised.
+        standardizer: Standardises raw features chunk by chunk, without a copy of them.
+        start: Initial heads (K, C, D + 1); default: zero.
+        steps: Largest number of L-BFGS iterations.
+        tolerance: Largest entry of the gradient at which to stop.
+
+    Returns:
+        Weights and, in the last column, biases: (K, C, D + 1), float64.
+    """
+    objective = CrossEntropyObjective(
+        x=x,
+        y=y,
+        weights=(sample_weight / sample_weight.sum(dim=1, keepdim=True)).to(x.dtype),
+        classes=classes,
+        l2=l2,
+        standardizer=standardizer,
+    )
+    shape = objective.shape
+    first = torch.zeros(shape, dtype=torch.float64) if start is None else start.double()
+    with one_thread(when=x.numel() * shape[0] * classes < SINGLE_THREAD_COST):
+        found = minimise(objective, first.flatten(1), steps=steps, tolerance=tolerance)
+    return found.view(shape)
+
+
+def linear_logits(x: Tensor, head: Tensor) -> Tensor:
+    """Return the logits (n, C) of one solved head (C, D + 1)."""
+    return x @ head[:, :-1].T.to(x) + head[:, -1].to(x)
+
+
+def class_balanced_weights(y: Tensor, classes: int) -> Tensor:
+    """Return sample weights (n,) that give every class the same total weight."""
+    return (1 / torch.bincount(y, minlength=classes).clamp(min=1).float())[y]

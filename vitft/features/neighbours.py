@@ -1,0 +1,47 @@
+"""Nearest-neighbour classification of features by cosine similarity.
+
+Letters: n images, m queries, D dimensions of a feature, C classes; `x` is (n, D), `y` is (n,).
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+NEIGHBOURS, KNN_TEMPERATURE = 20, 0.07
+"""As in Caron et al. 2021 (DINO), https://arxiv.org/abs/2104.14294."""
+SIMILARITY_VALUES = 2**27
+"""Similarities in memory at a time: 512 MiB."""
+
+
+def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -> Tensor:
+    """Return the votes (m, C) of the nearest training images, weighted by similarity."""
+    lengths, found = torch.linalg.vector_norm(x, dim=-1).clamp(min=1e-12), []
+    at_once = max(1, min(1024, SIMILARITY_VALUES // max(1, len(x))))
+    for part in F.normalize(queries, dim=-1).split(at_once):
+        similarity = (part @ x.T).div_(lengths)  # (m, n)
+        found.append(votes(similarity, y, classes))
+    return torch.cat(found)
+
+
+def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -> Tensor:
+    """Return the votes (n, C) of each image's nearest neighbours in other groups; rows sum to 1."""
+    known, found = F.normalize(x, dim=-1), []
+    for part, own in zip(known.split(1024), groups.split(1024), strict=True):
+        similarity = part @ known.T  # (m, n)
+        similarity[own[:, None] == groups[None]] = -torch.inf
+        found.append(votes(similarity, y, classes))
+    total = torch.cat(found)
+    return total / total.sum(dim=-1, keepdim=True).clamp(min=1e-30)
+
+
+def votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Return the summed weights (m, C) of the most similar images by class.
+
+    Args:
+        similarity: Cosines (m, n) of queries and images.
+        y: Class indices (n,) of the images.
+        classes: C.
+    """
+    nearest = similarity.topk(min(NEIGHBOURS, similarity.shape[1]), dim=-1)  # (m, k)
+    weight = (nearest.values / KNN_TEMPERATURE).exp()
+    return torch.zeros(len(similarity), classes).scatter_add_(1, y[nearest.indices], weight)

@@ -1,0 +1,213 @@
+"""The frozen pipeline: weights, model, freeze boundary, cut, and one cached pass over the images.
+
+`finetune`, its dry run, `check` and `study` all build their model and their features here.
+"""
+
+import functools
+import logging
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vitft.config.run import Config
+from vitft.config.training import TrainSpec
+from vitft.data.folder import Folder
+from vitft.data.inspection import InspectedFolder, inspect_folder
+from vitft.data.transforms import EvalTransform
+from vitft.features.cache import default_folder
+from vitft.features.cut import Cut, cut_model
+from vitft.features.extract import Extractor
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder, usable_cores
+from vitft.features.views import View, eval_view
+from vitft.models.freeze import freeze_model
+from vitft.models.initial import load_initial_model
+from vitft.models.lora import add_adapters
+from vitft.models.pretrained import LoadReport
+from vitft.models.timm_model import Model
+from vitft.system import console
+from vitft.system.device import pick_device, pick_precision
+from vitft.system.errors import ResourceError, RunError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenPipeline:
+    """A model on its device, frozen and cut at the freeze boundary of a stage."""
+
+    model: Model
+    transform: EvalTransform
+    trained: tuple[str, ...]
+    """Names of the parameters that train."""
+    cut: Cut
+    device: torch.device
+    precision: str
+
+    def open_extractor(self, spec: TrainSpec, *, max_pixels: int) -> Extractor | None:
+        """Return the extractor of the frozen part with its cache; None if nothing is frozen.
+
+        Raises:
+            RunError: The cache folder named in `spec` cannot be written.
+        """
+        if self.cut.prefix is None:
+            return None
+        make = functools.partial(
+            Extractor,
+            self.cut.prefix,
+            precision=self.precision,
+            max_pixels=max_pixels,
+            exact=spec.exact_pixels,
+        )
+        if spec.cache == "none":
+            return make(folder=None)
+        try:
+            extractor = make(
+                folder=Path(spec.cache).expanduser() if spec.cache else default_folder()
+            )
+            extractor.store(eval_view(self.transform))  # fail now, not after an hour
+            return extractor
+        except (RunError, ResourceError) as error:
+            if spec.cache:
+                raise
+            log.warning(f"features are not cached: {error.problem}")
+            return make(folder=None)
+
+
+def load_pipeline(
+    config: Config, folder: Folder, stage: str, *, local_rank: int = 0
+) -> tuple[FrozenPipeline, LoadReport]:
+    """Load the weights of a run and cut the model at the freeze boundary of a stage.
+
+    Args:
+        config: The sections `weights`, `model`, `data` and `train` are used.
+        folder: Its classes determine the head.
+        stage: What trains, as in `train.freeze`.
+        local_rank: Number of the GPU that `train.device=auto` selects.
+
+    Raises:
+        WeightsError: The weights cannot be found or read, or do not fit the request.
+        UsageError: The device or the stage is not available.
+    """
+    device = pick_device(config.train.device, number=local_rank)
+    precision = pick_precision(config.train.precision, device)
+    model, report = load_initial_model(
+        config.weights,
+        config.model,
+        folder,
+        max_pixels=config.data.max_pixels,
+        drop_path=config.train.drop_path,
+        seed=config.train.seed,
+    )
+    pipeline = build_pipeline(
+        model, report.transform, stage, config.train, device=device, precision=precision
+    )
+    return pipeline, report
+
+
+def build_pipeline(
+    model: Model,
+    transform: EvalTransform,
+    stage: str,
+    spec: TrainSpec,
+    *,
+    device: torch.device,
+    precision: str,
+) -> FrozenPipeline:
+    """Freeze a loaded model for a stage, move it to its device and cut it.
+
+    Raises:
+        UsageError: The model has no such layers.
+    """
+    if stage == "lora":
+        add_adapters(model, spec)
+    trained = freeze_model(model, stage)
+    return FrozenPipeline(
+        model=model,
+        transform=transform,
+        trained=tuple(trained),
+        cut=cut_model(model.to(device), stage),
+        device=device,
+        precision=precision,
+    )
+
+
+def inspect_images(
+    folder: Folder,
+    *,
+    max_pixels: int,
+    allow_bad: bool,
+    extractor: Extractor | None = None,
+    view: View | None = None,
+    fingerprints: Fingerprints | None = None,
+) -> InspectedFolder:
+    """Inspect every image of a folder in one pass, with its features and fingerprint if wanted.
+
+    Args:
+        folder: As returned by `scan`.
+        max_pixels: Larger images are unreadable.
+        allow_bad: Accept any number of unreadable files.
+        extractor: Computes the features of `view`; None for none.
+        view: Needed with an extractor.
+        fingerprints: Receives the fingerprint of every image.
+
+    Raises:
+        DataError: Too many files are unreadable, see `inspection.inspect_folder`.
+    """
+    label = "checking images" if extractor is None else "images to features"
+    with console.Progress(label, len(folder.files)) as progress:
+        if extractor is not None and view is not None:
+            inspected = extractor.inspect(
+                folder,
+                view,
+                allow_bad=allow_bad,
+                fingerprints=fingerprints,
+                progress=progress.advance,
+            )
+        else:
+            inspect = (
+                functools.partial(inspect_folder, folder, workers=usable_cores())
+                if fingerprints is None
+                else functools.partial(fingerprint_folder, folder, fingerprints)
+            )
+            inspected = inspect(
+                max_pixels=max_pixels, allow_bad=allow_bad, progress=progress.advance
+            )
+    if extractor is not None and (cached := len(inspected.good) - extractor.computed):
+        log.info(f"{cached} of {len(inspected.good)} images were in the cache")
+    return inspected
+
+
+def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
+    """Log how much disk space the tokens of the images take, and refuse what does not fit.
+
+    One feature per image is small; the tokens in front of a block take as much as a photo each.
+    What is in the cache already is not counted again.
+
+    Raises:
+        ResourceError: The disk has less space.
+    """
+    shape = extractor.prefix.shape
+    if len(shape) == 1:
+        return
+    store = extractor.store(view)
+    each, here = math.prod(shape) * store.dtype.itemsize, min(images, len(store.places))
+    sizes = " x ".join([f"{images:,} images", f"{shape[0]:,} tokens", f"{shape[1]:,} values"])
+    words = f"{sizes} x {store.dtype.itemsize} bytes = {format_bytes(images * each)}"
+    found = f", {here:,} of them cached already" if here else ""
+    log.info(f"tokens of the frozen blocks are cached: {words}, in {extractor.folder}{found}")
+    free = shutil.disk_usage(extractor.folder).free
+    if (images - here) * each > free:
+        raise ResourceError(
+            f"the tokens of the frozen blocks take {words}, but {extractor.folder} has only "
+            f"{format_bytes(free)} free",
+            fix="name a folder with more space with --cache DIR, or cache less: --freeze head "
+            "caches one feature per image, --freeze none nothing",
+        )
+
+
+def format_bytes(size: int) -> str:
+    """Return a number of bytes in a decimal unit, such as `1.5 GB`."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
