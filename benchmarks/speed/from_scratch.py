@@ -30,8 +30,8 @@ from vitft.data.split import Manifest
 from vitft.system.malloc import freed_memory_kept
 from vitft.training.distributed import ProcessGroup
 from vitft.training.loop import Trainer
-from vitft.training.run import begin
 from vitft.training.stages import training_batches
+from vitft.training.start import begin
 
 BATCH, WIDTH, HEADS, DEPTH, PATCH = 256, 48, 4, 4, 4
 

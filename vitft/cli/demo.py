@@ -20,13 +20,13 @@ def demo_command(_: argparse.Namespace) -> int:
     """Run the demo and print its results."""
     with heavy_imports():
         from vitft.data.demo import FLOWERS
-        from vitft.predict.rows import Rows
+        from vitft.predict.rows import RowWriter
         from vitft.training.demo import run_demo
 
     done = run_demo()
-    rows = Rows("table", 2)
+    rows = RowWriter("table", 2, output.exact)
     for prediction in done.predictions:
-        rows.add(prediction.path, prediction.classes, prediction.probabilities, prediction.error)
+        rows.add(prediction)
     rows.close()
     output.table(
         ("backbone", "accuracy", "95 % interval"),

@@ -57,7 +57,7 @@ def explain_command(args: argparse.Namespace) -> int:
         find_model(args.run)
     with heavy_imports():
         from vitft.explain.model import subject_of_run, subject_of_weights
-    from vitft.predict.torch_engine import expand
+    from vitft.data.sources import expand
 
     images = list(expand(args.images))
     subject = (

@@ -46,7 +46,7 @@ def split_order(order: Tensor, size: int) -> tuple[Tensor, ...]:
     return order.split(size) if len(order) else ()
 
 
-def image_files(data: Dataset) -> ImageFiles:
+def image_reader(data: Dataset) -> ImageFiles:
     """Return the reader of the image files of a dataset."""
     return ImageFiles(
         manifest=data.manifest,
@@ -66,7 +66,7 @@ def validation_batches(inputs: StageInputs) -> Iterator[Batch]:
         size = EVAL_BATCH * 8
         views = inputs.images.batches(rows, [size] * -(-len(rows) // size))
     else:
-        views = image_files(data).batches(rows, EVAL_BATCH)
+        views = image_reader(data).batches(rows, EVAL_BATCH)
     return (Batch(data.transform.normalise(pixels), data.labels(chunk)) for chunk, pixels in views)
 
 
@@ -131,7 +131,7 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, batch_size: in
         else:
             keys = [view_key(f"{train.seed}/{epoch}", *each) for each in chosen] if crop else []
             size = max(map(len, own), default=1)
-            views = image_files(data).batches(shuffled, size, crop=crop, keys=keys)
+            views = image_reader(data).batches(shuffled, size, crop=crop, keys=keys)
         shift = shift_augmentation(data, train, epoch, order, repeats)
         with contextlib.closing(views):
             for part, mine in zip(whole, own, strict=True):

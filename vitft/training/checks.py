@@ -30,7 +30,7 @@ def check_request(config: Config, out: str | None) -> Path:
     Raises:
         UsageError: Data or weights are missing, or the run directory lies inside the data.
         DataError: The folder holds no classes of images.
-        WeightsError: There are no such weights.
+        WeightsError: The weights are not known.
         RunError: The run directory is not empty or not writable.
     """
     if not config.data.path:
@@ -69,7 +69,7 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
         named: Settings given now, by dotted keys.
 
     Raises:
-        RunError: There is no such run, or a setting would change its result.
+        RunError: The run does not exist, or a setting would change its result.
     """
     run = RunDir(path)
     settings = path / "config.toml"

@@ -20,7 +20,7 @@ from vitft.models.pretrained import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir
-from vitft.training.batches import image_files
+from vitft.training.batches import image_reader
 from vitft.training.dataset import StageInputs
 from vitft.training.stages import validation_logits
 
@@ -70,7 +70,7 @@ def final_logits(inputs: StageInputs, model: Model, precision: str) -> FinalLogi
     while done < len(rows) and (done == 0 or margins[done] < 4 * change):
         chosen = order[done : done + CONFIRM_BATCH]
         done += len(chosen)
-        files = image_files(data).batches([rows[i] for i in chosen.tolist()], CONFIRM_BATCH)
+        files = image_reader(data).batches([rows[i] for i in chosen.tolist()], CONFIRM_BATCH)
         for chunk, pixels in files:
             with torch.inference_mode():
                 exact = model.eval()(data.transform.normalise(pixels)).float().cpu()

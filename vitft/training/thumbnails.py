@@ -25,7 +25,14 @@ from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform
 from vitft.metrics.results import AuditResults
 from vitft.models.vit import VisionTransformer
-from vitft.predict.validation import THUMBS, mistakes, read_json, read_verdicts, thumb_name, unsure
+from vitft.predict.validation import (
+    THUMBS,
+    least_confident,
+    mistakes,
+    read_json,
+    read_validation_predictions,
+    thumb_name,
+)
 from vitft.system import console
 from vitft.system.errors import ImageError, VitftError
 from vitft.system.files import writing
@@ -182,15 +189,16 @@ def select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[R
         Predicted class indices of the images whose attention is drawn, by digest; and all images,
         each distinct one once.
     """
-    verdicts = read_verdicts(run)
-    wrong = mistakes(verdicts)[:MISTAKES]
+    predictions = read_validation_predictions(run)
+    wrong = mistakes(predictions)[:MISTAKES]
     named = audited_paths(read_json(run / "audit.json"))[:AUDITED]
-    sure = unsure(verdicts, per_class=UNSURE_PER_CLASS, most=UNSURE)
+    unsure = least_confident(predictions, per_class=UNSURE_PER_CLASS, most=UNSURE)
     by_path = {row.path: row for row in manifest.rows}
-    paths = [v.path for v in wrong] + named + [v.path for v in sure]
+    paths = [p.path for p in wrong] + named + [p.path for p in unsure]
     rows = {by_path[path].sha256: by_path[path] for path in paths if path in by_path}
     place = {name: number for number, name in enumerate(manifest.classes)}
-    return {v.sha256: place[v.guess] for v in wrong[:ATTENTION_IMAGES]}, list(rows.values())
+    predicted = {p.sha256: place[p.predicted] for p in wrong[:ATTENTION_IMAGES]}
+    return predicted, list(rows.values())
 
 
 def audited_paths(audit: AuditResults | None) -> list[str]:

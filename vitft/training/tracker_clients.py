@@ -127,7 +127,7 @@ class MLflow:
         return Connection(id=self.id, location=location, last_moment=last_moment)
 
     def last_moment(self, key: str) -> int:
-        """Return the last moment for which the server has a value; negative if there is none."""
+        """Return the last moment for which the server has a value; negative without values."""
         points = self.client.get_metric_history(self.id, key)
         return 2 * max((point.step for point in points), default=-1)
 
