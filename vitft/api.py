@@ -113,7 +113,7 @@ def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> 
     """Load the model of a run folder, a checkpoint or `hf:owner/name`; by default the latest run.
 
     Raises:
-        RunError: There is no such model, or it is damaged.
+        RunError: The model does not exist or is damaged.
     """
     name = None if run is None else os.fspath(run)
     return Trained(Predictor.from_run(name, device=device), find_model(name).parent)
@@ -177,7 +177,7 @@ class Trained:
 
         Raises:
             ImageError: The image is unusable.
-            UsageError: There is no such class, or the model is one of timm's, whose attention is
+            UsageError: The class does not exist, or the model is one of timm's, whose attention is
                 not accessible.
         """
         model = require_vit(self.predictor.model, "explain")

@@ -11,7 +11,7 @@ from vitft.system.console import csv_line, json_line, visible
 from vitft.system.errors import UsageError
 from vitft.system.extras import require_extra
 
-FORMATS = ("table", "json", "jsonl", "csv", "parquet")
+ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
                     ".parquet": "parquet", ".pq": "parquet", ".txt": "table"}  # fmt: skip
 ALIGNED_ROWS = 100

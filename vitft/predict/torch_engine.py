@@ -77,7 +77,7 @@ class Predictor:
         `digest` is passed to `load_checkpoint`.
 
         Raises:
-            RunError: There is no such model, or it is damaged.
+            RunError: The model does not exist or is damaged.
         """
         state, card = load_checkpoint(find_model(run), digest=digest)
         return cls(build_model(state, card.architecture), card, device=device, precision=precision)
