@@ -57,12 +57,12 @@ def serve_command(args: argparse.Namespace) -> int:
     with heavy_imports():
         from vitft.predict.torch_engine import Predictor
     from vitft.serve.server import listen, make_server
-    from vitft.system.malloc import settle
+    from vitft.system.malloc import freeze_garbage
 
     with listen(args.host, args.port) as bound, Stopper() as stopper:
         predictor = Predictor.from_run(args.run, device=args.device)
         server = make_server(predictor, limits, access)
-        settle()
+        freeze_garbage()
         if not is_loopback(args.host):
             console.warn(
                 f"every machine that reaches {console.visible(args.host)} can use this server; "

@@ -25,7 +25,7 @@ from vitft.predict.torch_engine import Predictor
 from vitft.serve.limits import MAX_BATCH, MAX_PIXELS, MAX_SCANS, TIDY_SECONDS, Limits
 from vitft.serve.workers import Crew
 from vitft.system.errors import ImageError, RunError
-from vitft.system.malloc import give_back
+from vitft.system.malloc import return_memory
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Shares = np.ndarray[Any, np.dtype[np.float32]]
@@ -140,7 +140,7 @@ class Engine:
             await asyncio.sleep(TIDY_SECONDS)
             if self.num_taken != seen:
                 seen = self.num_taken if self.admitted == 0 else -1  # or once more when all is done
-                await asyncio.to_thread(give_back)
+                await asyncio.to_thread(return_memory)
 
     def next_batch(self) -> list[Waiting]:
         """Take images from the front of the line, leaving out those nobody waits for."""
