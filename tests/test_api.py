@@ -122,7 +122,7 @@ def test_pictures_are_turned_as_their_exif_data_say(trained: Trained, tmp_path: 
     ],
 )
 def test_an_array_that_could_mean_anything_is_refused(trained: Trained, array: Any) -> None:
-    with pytest.raises(UsageError, match="is no image"):
+    with pytest.raises(UsageError, match="cannot be used as an image"):
         trained.predict([array])
 
 

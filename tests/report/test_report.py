@@ -411,7 +411,7 @@ def test_scores_of_another_split_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     np.savez(run / "validation.npz", logits=np.zeros((5, 3), np.float32))
 
-    with pytest.raises(RunError, match=r"scores \(5, 3\) for 12 validation images of 3 classes"):
+    with pytest.raises(RunError, match=r"logits \(5, 3\) for 12 validation images of 3 classes"):
         write_report(run)
 
 

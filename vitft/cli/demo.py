@@ -73,15 +73,15 @@ def train_demo(config: Config) -> tuple[Path, RunResults]:
 def print_predictions(run: Path, data: Path) -> None:
     """Print the predictions for some validation images of different classes."""
     from vitft.data.split import Manifest
-    from vitft.predict.rows import Rows
+    from vitft.predict.rows import RowWriter
     from vitft.predict.torch_engine import Predictor
 
     manifest = Manifest.read(RunDir(run).split, data)
     images = [str(manifest.locate(row)) for row in manifest.val]
-    rows = Rows("table", 2)
+    rows = RowWriter("table", 2, output.exact)
     some = images[:: max(1, len(images) // 6)]
     for prediction in Predictor.from_run(str(run)).stream(some, top_k=2):
-        rows.add(prediction.path, prediction.classes, prediction.probabilities, prediction.error)
+        rows.add(prediction)
     rows.close()
 
 

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitft.cli import output
 from vitft.explain.method import FUSIONS, METHODS, Method
 from vitft.system import console
 from vitft.system.errors import UsageError
@@ -57,7 +58,7 @@ def explain_command(args: argparse.Namespace) -> int:
         find_model(args.run)
     with heavy_imports():
         from vitft.explain.model import subject_of_run, subject_of_weights
-    from vitft.predict.torch_engine import expand
+    from vitft.data.sources import expand
 
     images = list(expand(args.images))
     subject = (
@@ -143,13 +144,13 @@ def draw_images(
             answer = f"error: {done.error}" if done.error else share
             rows.append((done.path, answer, done.shown, done.file.name if done.file else ""))
     sheet = job.finish()
-    console.table(("image", "answer", "shown for", "picture"), rows)
+    output.table(("image", "answer", "shown for", "picture"), rows)
     if bad < len(images):
         also = f", all on {sheet.name}" if sheet else ""
         count = "1 image" if len(images) - bad == 1 else f"{len(images) - bad} images"
-        console.result(f"{method.name} of {count} in {shown(out)}/{also}")
+        output.result(f"{method.name} of {count} in {shown(out)}/{also}")
         if sheet and len(images) - bad > len(job.tiles):
-            console.note(f"{sheet.name} holds the first {len(job.tiles)}")
+            output.note(f"{sheet.name} holds the first {len(job.tiles)}")
     return 3 if bad else 0
 
 
@@ -171,12 +172,12 @@ def draw_model(subject: "Subject", images: list[str], out: Path) -> int:
     if distance:
         figures["distance.png"] = distance
     else:
-        console.note("no distance.png: attention needs images, so name some after explain --model")
+        output.note("no distance.png: attention needs images, so name some after explain --model")
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     for name, content in figures.items():
         write_atomically(out / name, content)
-    console.result(f"{', '.join(figures)} of {console.visible(subject.name)} in {shown(out)}/")
+    output.result(f"{', '.join(figures)} of {subject.name} in {shown(out)}/")
     return 3 if bad else 0
 
 
@@ -192,7 +193,7 @@ def distance_figure(subject: "Subject", images: list[str]) -> tuple[bytes, int]:
     stacks = list(stacked(decoded(some, lambda _, i: subject.transform.pixels(i)), 8))
     failed = [error for stack in stacks for _, error in stack.failed]
     for error in failed:
-        console.warn(console.visible(error.problem))
+        output.warn(error.problem)
     distance, count = attention_distance(
         subject.model, (subject.inputs(s.pixels) for s in stacks if len(s.pixels))
     )
@@ -204,4 +205,4 @@ def distance_figure(subject: "Subject", images: list[str]) -> tuple[bytes, int]:
 
 def shown(path: Path) -> str:
     """A path as it may be printed."""
-    return console.visible(str(path))
+    return str(path)

@@ -35,9 +35,7 @@ def temporary_beside(path: Path) -> Iterator[tuple[int, Path]]:
     try:
         yield descriptor, temporary
     finally:
-        with contextlib.suppress(
-            OSError
-        ):  # renamed by the caller, or an error after the one that counts
+        with contextlib.suppress(OSError):  # already renamed, or a second error
             temporary.unlink()
 
 
