@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from vitft.export.plan import COMPARED, FORMATS, Order, plan_export
+from vitft.export.plan import EXPORT_FORMATS, NUM_COMPARED, ExportPlan, plan_export
 from vitft.system import console
 from vitft.system.imports import heavy_imports
 
@@ -19,7 +19,7 @@ def add_export(verbs: "Verbs[Any]") -> None:
     formats = parser.add_argument_group(
         "formats", "one or several; of several, each gets a folder of its own in DIR"
     )
-    for name, text in FORMATS.items():
+    for name, text in EXPORT_FORMATS.items():
         formats.add_argument(
             f"--{name}", dest="formats", action="append_const", const=name, default=[], help=text
         )
@@ -34,9 +34,9 @@ def add_export(verbs: "Verbs[Any]") -> None:
     parser.add_argument(
         "--images",
         type=int,
-        default=COMPARED,
+        default=NUM_COMPARED,
         metavar="N",
-        help=f"validation images to compare on (default: {COMPARED})",
+        help=f"validation images to compare on (default: {NUM_COMPARED})",
     )
     hub = parser.add_argument_group("hub")
     hub.add_argument("--push-to-hub", metavar="OWNER/NAME", default="", help="push the folder")
@@ -49,7 +49,7 @@ def export_command(args: argparse.Namespace) -> int:
     """Write, compare, and only then say done."""
     from vitft.models.find import find_model
 
-    order = plan_export(
+    plan = plan_export(
         args.formats or (["timm"] if args.push_to_hub else []),
         args.out,
         with_preprocessing=args.with_preprocessing,
@@ -63,21 +63,21 @@ def export_command(args: argparse.Namespace) -> int:
     with heavy_imports():
         from vitft.export import export_run
 
-    done = export_run(args.run, order)
-    show(done, order)
-    if order.repo:
+    done = export_run(args.run, plan)
+    show(done, plan)
+    if plan.repo:
         from vitft.export.hub import push
 
-        console.note(f"pushing to {order.repo}")
-        console.result(f"pushed: {push(done, order)}")
+        console.note(f"pushing to {plan.repo}")
+        console.result(f"pushed: {push(done, plan)}")
     return 0
 
 
-def show(done: "Exported", order: Order) -> None:
+def show(done: "Exported", plan: ExportPlan) -> None:
     """One line per format, and what to know about it."""
     for text in done.notes:
         console.note(text)
-    on = f"{done.images} validation images" if done.images else "noise (the images are gone)"
+    on = f"{done.images} validation images" if done.images else "noise (the images no longer exist)"
     columns = ("format", "opened by", "logits differ by", "changed", "MB", "images/s", "original")
     rows = [
         (
@@ -96,6 +96,6 @@ def show(done: "Exported", order: Order) -> None:
         f"exported to {console.visible(str(done.folder))}: largest logit difference "
         f"{done.difference:.1e}, {done.changed} changed classes, on {on}"
     )
-    if order.formats == ("transformers",):
+    if plan.formats == ("transformers",):
         path = console.visible(str(done.folder))
         console.note(f'next: transformers.pipeline("image-classification", "{path}")')
