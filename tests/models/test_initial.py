@@ -18,14 +18,14 @@ from vitft.data.images import read_bytes
 from vitft.data.labelled import find_labelled
 from vitft.export.job import export_run
 from vitft.export.plan import ExportPlan
+from vitft.metrics.softmax import softmax
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.initial import new_model
-from vitft.models.numpy_vit import softmax
 from vitft.models.pretrained import LoadReport
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.evaluate import evaluate
-from vitft.predict.numpy_engine import QuickEngine
+from vitft.predict.numpy_engine import NumpyEngine
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import DataError, RunError, UsageError
 from vitft.training.distributed import Team
@@ -217,15 +217,15 @@ def test_a_model_of_greys_learns_from_arrays_and_every_reader_agrees(
     assert result.figures["top1"] > 0.6  # a third by chance
     paths = [f"{digits}/test/{i}/{i:05}.bmp" for i in range(3)]
     answers = [*Predictor.from_run(str(tmp_path / "run"), device="cpu").stream(paths)]
-    quick = QuickEngine.open(tmp_path / "run" / "model.safetensors")
-    assert quick is not None
-    views = np.stack([quick.view(read_bytes(path), path) for path in paths])
-    shares = softmax(quick.scores(views).logits)
+    engine = NumpyEngine.open(tmp_path / "run" / "model.safetensors")
+    assert engine is not None
+    views = np.stack([engine.view(read_bytes(path), path) for path in paths])
+    shares = softmax(engine.scores(views).logits)
     assert [max(row) for row in shares.tolist()] == pytest.approx(
         [answer.probabilities[0] for answer in answers], abs=1e-4
     )
     judged = evaluate(find_labelled(digits), str(tmp_path / "run"), device="cpu")
-    assert judged.figures["top1"] == pytest.approx(result.figures["top1"])
+    assert judged.results["top1"] == pytest.approx(result.figures["top1"])
 
 
 def test_a_run_of_arrays_keeps_their_split_in_its_table(digits: Path, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_model_behind_convolutions_is_a_run_like_any_other(digits: Path, tmp_p
 
     assert result.figures["top1"] > 0.6  # a third by chance
     judged = evaluate(find_labelled(digits), str(tmp_path / "run"), device="cpu")
-    assert judged.figures["top1"] == pytest.approx(result.figures["top1"])
+    assert judged.results["top1"] == pytest.approx(result.figures["top1"])
     export_run(str(tmp_path / "run"), ExportPlan(formats=("onnx",), out=tmp_path / "onnx"))
     # Its own weights begin another run, of images in colour and of another size.
     colours = draw_folder(tmp_path / "colours", per_class=4)

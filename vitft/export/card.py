@@ -167,11 +167,7 @@ def usage_section(card: Card, repo: str, form: str) -> list[str]:
 
 def results_section(results: RunResults | None, row: Comparison) -> list[str]:
     """Return the section on its accuracy, by class, and on how the file compares with the run."""
-    on = (
-        count(row.images, "validation image")
-        if row.images
-        else "noise (the images no longer exist)"
-    )
+    on = count(row.images, "validation image") if row.images else "noise (the images are missing)"
     same = (
         f"The file was opened by {row.by} and compared with the run on {on}: largest "
         f"difference of a logit {row.difference:.1e}, {row.changed} changed predictions."
@@ -194,8 +190,8 @@ def results_section(results: RunResults | None, row: Comparison) -> list[str]:
     return [
         "## Results",
         "",
-        f"Accuracy {percent(results['top1'])} (95 % interval {interval(results['top1_interval'])}) on "
-        f"{results['images']} held-out validation images; always predicting the largest class "
+        f"Accuracy {percent(results['top1'])} (95 % interval "
+        f"{interval(results['top1_interval'])}) on {results['images']} held-out validation images; always predicting the largest class "
         f"reaches {percent(results.get('majority', 0))}.{selected}",
         "",
         "| class | validation images | recall | precision |",

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from vitft.data.transforms import EvalTransform
+from vitft.metrics.softmax import softmax
 
 Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 Uint8Array = np.ndarray[Any, np.dtype[np.uint8]]
@@ -228,14 +229,6 @@ class NumpyModel:
         if self.settings["pre_logits"]:
             features = np.tanh(self.linear(features, "pre_logits.fc."))
         return self.linear(features, "head.")
-
-
-def softmax(scores: Float32Array) -> Float32Array:
-    """Shares along the last axis; overwrites `scores`."""
-    scores -= scores.max(axis=-1, keepdims=True)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    return scores
 
 
 def gelu(x: Float32Array) -> Float32Array:

@@ -167,3 +167,24 @@ def entries_by_name() -> Mapping[str, CatalogEntry]:
             assert name not in rows, f"catalog.toml gives {name} twice"
             rows[name] = entry
     return rows
+
+
+def select_entries(
+    *, size: str | None = None, licence: str | None = None, data: str | None = None
+) -> list[CatalogEntry]:
+    """Return the entries that match all filters.
+
+    Args:
+        size: tiny, small, base, large or huge.
+        licence: A licence such as apache-2.0, or `commercial` for all without a -nc clause.
+        data: Part of the name of the training data, such as 21k.
+    """
+    wanted = licence.lower() if licence else None
+    return [
+        entry
+        for entry in catalog_entries()
+        if (not size or entry.size == size)
+        and (wanted != "commercial" or "-nc" not in entry.licence)
+        and (wanted in (None, "commercial") or entry.licence == wanted)
+        and (not data or data.lower() in entry.data)
+    ]

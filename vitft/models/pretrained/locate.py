@@ -167,3 +167,17 @@ def bundled_file(entry: CatalogEntry) -> Path:
             fix="reinstall vitft, or choose other weights",
         )
     return path
+
+
+def locate_entry(name: str) -> CatalogEntry | Path:
+    """Return the entry or the file of a name as `locate`, with the metadata that timm has of it.
+
+    Raises:
+        WeightsError: The name is unknown, or the file is missing or of another kind.
+    """
+    found = locate(name)
+    if isinstance(found, CatalogEntry) and found.is_timm:
+        from vitft.models.pretrained.timm_weights import complete_entry
+
+        return complete_entry(found)
+    return found
