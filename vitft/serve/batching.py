@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitft.explain import overlay, relevance_map
+from vitft.explain.attribution import relevance_map
+from vitft.explain.heatmaps import overlay
 from vitft.models.vit import VisionTransformer
 from vitft.predict.engine import LoadedImage, Pipeline, Views, decode_view
 from vitft.predict.postprocess import FloatArray, Postprocess
