@@ -191,7 +191,8 @@ def results_section(results: RunResults | None, row: Comparison) -> list[str]:
         "## Results",
         "",
         f"Accuracy {percent(results['top1'])} (95 % interval "
-        f"{interval(results['top1_interval'])}) on {results['images']} held-out validation images; always predicting the largest class "
+        f"{interval(results['top1_interval'])}) on {results['images']} held-out validation images; "
+        "always predicting the largest class "
         f"reaches {percent(results.get('majority', 0))}.{selected}",
         "",
         "| class | validation images | recall | precision |",
