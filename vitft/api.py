@@ -18,7 +18,8 @@ from vitft.config.options import option_settings
 from vitft.config.run import config_from_table, merge_settings, read_recipe
 from vitft.data.demo import demo_data
 from vitft.data.images import DAMAGE, TURNS, orientation_of, read_bytes, to_rgb
-from vitft.explain import overlay, relevance_map
+from vitft.explain.attribution import relevance_map
+from vitft.explain.heatmaps import overlay
 from vitft.models.find import find_model
 from vitft.models.timm_model import require_vit
 from vitft.predict.engine import LoadedImage, Pipeline, Views

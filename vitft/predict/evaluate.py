@@ -38,7 +38,7 @@ from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
 from vitft.system.files import write_atomically
 from vitft.system.rundir import RunDir, create_run
-from vitft.system.text import listing
+from vitft.system.text import csv_line, listing
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class LabelledPrediction(NamedTuple):
         label_probability = self.prediction.target_probability if name else None
         is_correct = str(int(self.is_correct)) if name else None
         cells = (path, self.label, name, probability, label_probability, is_correct, notes, error)
-        return console.csv_line([csv_cell(cell) for cell in cells])
+        return csv_line([csv_cell(cell) for cell in cells])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Evaluation:
         """Write eval.json and predictions.csv into a new folder; return the folder."""
         run = create_run(folder)
         run.write_json("eval.json", self.results)
-        rows = [console.csv_line(PREDICTION_COLUMNS), *(row.to_csv() for row in self.predictions)]
+        rows = [csv_line(PREDICTION_COLUMNS), *(row.to_csv() for row in self.predictions)]
         table = "".join(f"{row}\r\n" for row in rows).encode("utf-8", "surrogateescape")
         write_atomically(run.path / "predictions.csv", table)
         return run.path

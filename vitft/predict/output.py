@@ -18,9 +18,10 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 from vitft.predict.prediction import Prediction, column_names
 from vitft.predict.rows import RowWriter
-from vitft.system.console import csv_line, harmless, visible
+from vitft.system.console import visible
 from vitft.system.errors import RunError
 from vitft.system.files import temporary_beside, writing
+from vitft.system.text import csv_line, escape_formula
 
 RESUMABLE = ("jsonl", "csv")
 ROW_GROUP = 1024
@@ -128,7 +129,7 @@ def find_resume_point(
         for record in records:
             found, classes, is_error = parse_record(record, style, path)
             name = next(names, None)
-            if name is None or found != (harmless(name) if style == "csv" else name):
+            if name is None or found != (escape_formula(name) if style == "csv" else name):
                 wanted = "no further image" if name is None else visible(name)
                 raise cannot_resume(
                     path, f"row {done + 1} is {visible(found)}, but should be {wanted}"
