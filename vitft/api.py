@@ -25,7 +25,7 @@ from vitft.models.timm_model import require_vit
 from vitft.predict.engine import LoadedImage, Pipeline, Views
 from vitft.predict.postprocess import FloatArray, Postprocess
 from vitft.predict.prediction import Prediction
-from vitft.predict.torch_engine import BATCH_SIZE, Predictor
+from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.system.errors import ImageError, UsageError
 from vitft.training.preflight import check_request
 from vitft.training.run import Result
@@ -259,5 +259,5 @@ def numbered_batches(
     if isinstance(images, single) and not is_stack:
         images = [images]
     numbered = enumerate(cast("Iterable[Picture]", images))
-    while batch := list(islice(numbered, BATCH_SIZE)):
+    while batch := list(islice(numbered, PREDICT_BATCH_SIZE)):
         yield batch

@@ -32,7 +32,7 @@ from vitft.predict.engine import Views
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.prediction import Prediction
 from vitft.predict.rows import csv_cell
-from vitft.predict.torch_engine import BATCH_SIZE, Predictor
+from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.predict.validation import read_json
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
@@ -144,7 +144,7 @@ def evaluate(data: Labelled, run: str | None, *, device: str = "auto") -> Evalua
         **fixed_probabilities(
             all_logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
         ),
-        "data": describe_data(data, predictions, digests, splits),
+        "data": evaluated_data(data, predictions, digests, splits),
     }
     warn_of_bias(results)
     return Evaluation(results=results, predictions=tuple(predictions))
@@ -209,7 +209,7 @@ def image_groups(
 
     results = in_order(load, data.images, workers=torch.get_num_threads())
     with contextlib.closing(results):
-        while group := list(islice(results, BATCH_SIZE)):
+        while group := list(islice(results, PREDICT_BATCH_SIZE)):
             yield group
 
 
@@ -252,7 +252,7 @@ def before_temperature(
     return calibration_error(binned(*confidences(raw, labels.numpy())))[0], float(temperature)
 
 
-def describe_data(
+def evaluated_data(
     data: Labelled,
     predictions: Sequence[LabelledPrediction],
     digests: Sequence[str],

@@ -28,7 +28,7 @@ from vitft.system.errors import RunError
 if TYPE_CHECKING:
     from vitft.features.cut import Prefix
 
-BATCH_SIZE = 32
+PREDICT_BATCH_SIZE = 32
 """Images per call where torch spreads one call over all cores."""
 WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 128, "mps": 32}
 """Images per call of a stream; on a CPU one core gains nothing from more (docs/experiments.md)."""
