@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.check.audit import Item, audit_of, lines_of
+from vitft.check.audit import AuditedImage, audit_images, audit_summary
 from vitft.config.run import Config
 from vitft.data.duplicates import Pair, copies_among, group_names
 from vitft.data.folder import File, Folder
@@ -66,8 +66,8 @@ def audit_run(
             groups = group_names([row.sha256 for row in data.distinct], pairs)
         mislabels = find_mislabels(data, scored)
     names = data.manifest.classes
-    return audit_of(
-        [Item(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
+    return audit_images(
+        [AuditedImage(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
          for r in data.manifest.rows],
         bad=checked.bad,
         odd=[(file.path, remark) for file in checked.good for remark in file.odd],
@@ -78,9 +78,9 @@ def audit_run(
 
 def log_audit(audit: AuditResults, data: Dataset, run: RunDir) -> None:
     """Log what should be inspected, with the command that lists it."""
-    for line in lines_of(audit):
+    if summary := audit_summary(audit):
         folder, path = (shlex.quote(str(place)) for place in (data.manifest.root, run.path))
-        log.info(f"{line}: vitft check {folder} --run {path}")
+        log.info(f"{summary}: vitft check {folder} --run {path}")
 
 
 def write_reference(inputs: StageInputs, run: RunDir) -> None:

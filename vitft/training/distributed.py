@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from vitft.system import console
 from vitft.system.errors import ResourceError
-from vitft.system.signals import at_once
+from vitft.system.signals import default_handlers
 
 T = TypeVar("T")
 
@@ -167,7 +167,7 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
         torch.cuda.set_device(group.local_rank)
     if not group.is_main:
         console.be_silent()
-    with report_lost_process(), at_once():
+    with report_lost_process(), default_handlers():
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=rendezvous_store(timeout),
