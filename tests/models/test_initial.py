@@ -17,7 +17,7 @@ from vitft.data.folder import Folder, scan
 from vitft.data.images import read_bytes
 from vitft.data.labelled import find_labelled
 from vitft.export.job import export_run
-from vitft.export.plan import Order
+from vitft.export.plan import ExportPlan
 from vitft.metrics.softmax import softmax
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.initial import new_model
@@ -28,9 +28,11 @@ from vitft.predict.evaluate import evaluate
 from vitft.predict.numpy_engine import NumpyEngine
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import DataError, RunError, UsageError
-from vitft.training.distributed import Team
-from vitft.training.preflight import check_request
-from vitft.training.run import begin, finetune
+from vitft.training.checks import check_request
+from vitft.training.distributed import ProcessGroup
+from vitft.training.run import finetune
+from vitft.training.stages import training_batches
+from vitft.training.start import begin
 
 SMALL = {"width": 16, "depth": 2, "heads": 2}
 
@@ -250,7 +252,7 @@ def test_a_model_is_not_given_to_libraries_that_lack_a_part_of_it(
 
     for kind in ("timm", "transformers"):
         with pytest.raises(RunError, match=word):
-            export_run(str(tmp_path / "run"), Order(formats=(kind,), out=tmp_path / kind))
+            export_run(str(tmp_path / "run"), ExportPlan(formats=(kind,), out=tmp_path / kind))
 
 
 def test_a_model_behind_convolutions_is_a_run_like_any_other(digits: Path, tmp_path: Path) -> None:
@@ -261,7 +263,7 @@ def test_a_model_behind_convolutions_is_a_run_like_any_other(digits: Path, tmp_p
     assert result.figures["top1"] > 0.6  # a third by chance
     judged = evaluate(find_labelled(digits), str(tmp_path / "run"), device="cpu")
     assert judged.results["top1"] == pytest.approx(result.figures["top1"])
-    export_run(str(tmp_path / "run"), Order(formats=("onnx",), out=tmp_path / "onnx"))
+    export_run(str(tmp_path / "run"), ExportPlan(formats=("onnx",), out=tmp_path / "onnx"))
     # Its own weights begin another run, of images in colour and of another size.
     colours = draw_folder(tmp_path / "colours", per_class=4)
     again = config_from_table({
@@ -293,8 +295,9 @@ def test_freed_memory_is_kept_while_a_cpu_trains(
 
 
 def batches_of(config: Config, *, epoch: int, done: int = 0) -> list[tuple[Any, Any]]:
-    feed = begin(config, Team()).feed
-    return [(batch.inputs, batch.labels) for batch in feed.training()(epoch, done)]
+    start = begin(config, ProcessGroup())
+    batches = training_batches(start.config, start.inputs)
+    return [(batch.inputs, batch.labels) for batch in batches(epoch, done)]
 
 
 def test_images_in_memory_give_the_batches_that_their_files_would(
@@ -302,12 +305,12 @@ def test_images_in_memory_give_the_batches_that_their_files_would(
 ) -> None:
     config = settings(colours)
     held = batches_of(config, epoch=1)
-    assert begin(config, Team()).feed.held is not None
+    assert begin(config, ProcessGroup()).inputs.images is not None
 
     monkeypatch.setattr("vitft.data.in_memory.BUDGET", 0)
     read = batches_of(config, epoch=1)
 
-    assert begin(config, Team()).feed.held is None
+    assert begin(config, ProcessGroup()).inputs.images is None
     assert len(held) == len(read) == 3
     for ours, theirs in zip(held, read, strict=True):
         assert torch.equal(ours[0], theirs[0])

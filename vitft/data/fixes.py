@@ -15,10 +15,9 @@ from pathlib import Path
 from vitft.config.data import DataSpec
 from vitft.data.folder import File, Folder
 from vitft.data.split import quoted
-from vitft.system.console import harmless
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
-from vitft.system.text import count
+from vitft.system.text import count, escape_formula
 
 COLUMNS = ("path", "action", "label", "new_label", "reason", "kind", "confidence")
 NEEDED = ("path", "action")
@@ -52,7 +51,10 @@ class Fix:
 
 def write_fixes(path: Path, fixes: Iterable[Fix]) -> None:
     """Write the table; no spreadsheet takes a cell of it for a formula."""
-    lines = [",".join(COLUMNS), *(",".join(quoted(harmless(c)) for c in f.cells) for f in fixes)]
+    lines = [
+        ",".join(COLUMNS),
+        *(",".join(quoted(escape_formula(c)) for c in f.cells) for f in fixes),
+    ]
     write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
 
 
