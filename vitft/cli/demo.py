@@ -29,7 +29,7 @@ def demo_command(_: argparse.Namespace) -> int:
     """Fine-tune from bundled and from random weights, predict and export."""
     with heavy_imports():
         from vitft.data.demo import FLOWERS, demo_data
-        from vitft.export import export_safetensors
+        from vitft.export.job import export_safetensors
         from vitft.report import write_report
 
     config = demo_data(config_from_table(read_recipe("demo")))
@@ -63,7 +63,8 @@ def train_demo(config: Config) -> tuple[Path, RunResults]:
     from vitft.training.preflight import check_request
     from vitft.training.run import finetune
 
-    output.note(f"\n--weights {config.weights.name}")
+    output.note("")
+    output.note(f"--weights {config.weights.name}")
     result = finetune(config, out=check_request(config, None))
     if result.interrupted:
         raise Stopped(result.exit_code)
