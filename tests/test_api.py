@@ -223,7 +223,7 @@ for name in before:
 """
 
 
-@pytest.mark.parametrize("freeze", ["head"])
+@pytest.mark.parametrize("freeze", ["head", "head,none", "lora", "blocks:1"])
 def test_the_library_is_silent_and_leaves_the_process_as_it_was(
     freeze: str, image_folder: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from vitft.system.errors import UsageError
 from vitft.system.extras import require_extra
 from vitft.system.text import csv_line, json_line
 
-FORMATS = ("table", "json", "jsonl", "csv", "parquet")
+ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
                     ".parquet": "parquet", ".pq": "parquet", ".txt": "table"}  # fmt: skip
 ALIGNED_ROWS = 100
