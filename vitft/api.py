@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vitft.config.run import config_from_table, merge_settings, read_recipe
-from vitft.data.images import DAMAGE, TURNS, orientation_of, read_bytes, to_rgb
+from vitft.data.images import DECODER_ERRORS, ORIENTATIONS, orientation_of, read_bytes, to_rgb
 from vitft.features.ood import read_reference
 from vitft.models.find import find_model
 from vitft.predict.engine import Floats, Judge, Looked, Prediction, Views, judged
@@ -197,10 +197,10 @@ def upright(picture: Image.Image, name: str) -> Image.Image:
     """
     try:
         picture.load()
-        turn = TURNS.get(orientation_of(picture) or 1)
+        turn = ORIENTATIONS.get(orientation_of(picture) or 1)
         rgb = to_rgb(picture)
         return rgb if turn is None else rgb.transpose(turn)
-    except DAMAGE as error:
+    except DECODER_ERRORS as error:
         raise ImageError(name, f"damaged image ({error})") from error
 
 

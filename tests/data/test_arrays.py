@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from torchvision import datasets
 
-from vitft.data.array_files import one_part
-from vitft.data.arrays import as_bmp, find_arrays, whereabouts
+from vitft.data.array_files import open_torchvision
+from vitft.data.arrays import data_path, encode_bmp, find_arrays
 from vitft.data.folder import scan
 from vitft.data.images import open_image, read_image
 from vitft.data.inspection import inspect_folder
@@ -49,7 +49,7 @@ def write_idx(root: Path, *, packed: bool = False) -> tuple[Array, Array]:
 def test_the_bytes_of_an_image_decode_to_the_image(shape: tuple[int, int, int]) -> None:
     images, _ = drawn(1, shape)
 
-    found = np.asarray(read_image(as_bmp(images[0]), "a.bmp"))
+    found = np.asarray(read_image(encode_bmp(images[0]), "a.bmp"))
 
     assert np.array_equal(found, np.broadcast_to(images[0], found.shape))
 
@@ -144,7 +144,7 @@ def test_torchvision_reads_what_lies_in_the_named_folder(tmp_path: Path) -> None
     for path in (tmp_path / "sets" / "MNIST" / "raw").iterdir():
         path.rename(path.with_name(path.name.replace(".idx", "-idx")))
 
-    place = whereabouts("torchvision:MNIST", str(tmp_path / "sets"))
+    place = data_path("torchvision:MNIST", str(tmp_path / "sets"))
     folder = scan(place)
 
     assert folder.classes == ("0", "1", "2")
@@ -160,12 +160,12 @@ def test_without_a_network_the_error_says_which_file_goes_where(tmp_path: Path) 
     lost.filename = "lost.tar.gz"  # type: ignore[attr-defined]
 
     with pytest.raises(DataError, match=r"fix: put lost\.tar\.gz into .*sets"):
-        one_part(lost, tmp_path / "sets", {})
+        open_torchvision(lost, tmp_path / "sets", {})
 
 
 def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:
     with pytest.raises(DataError, match="fix: one of CIFAR10, CIFAR100, MNIST"):
-        scan(whereabouts("torchvision:Nonsense"))
+        scan(data_path("torchvision:Nonsense"))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_every_image_of_a_set_has_a_digest_of_its_own_bytes(tmp_path: Path) -> N
 
     checked = inspect_folder(scan(tmp_path / "set.npz"), workers=0)
 
-    digests = {hashlib.sha256(as_bmp(image[..., None])).hexdigest() for image in images}
+    digests = {hashlib.sha256(encode_bmp(image[..., None])).hexdigest() for image in images}
     assert {file.sha256 for file in checked.good} == digests
     assert not checked.bad
     assert not checked.odd

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from vitft.config.data import DataSpec
-from vitft.data.folder import Folder, image_files, scan
+from vitft.data.folder import Folder, list_images, scan
 from vitft.data.images import open_image
 from vitft.data.inspection import inspect_folder
 from vitft.data.split import Manifest, split
@@ -432,6 +432,6 @@ def test_all_image_files_below_a_folder_are_listed_with_the_bad_ones(tmp_path: P
     touch(tmp_path, "z.jpg", "a/b/c.PNG", ".hidden.jpg", "note.txt")
     (tmp_path / "dangling.jpg").symlink_to("nowhere")
 
-    assert image_files(tmp_path) == [
+    assert list_images(tmp_path) == [
         f"{tmp_path}/{n}" for n in ("a/b/c.PNG", "dangling.jpg", "z.jpg")
     ]

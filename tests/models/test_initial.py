@@ -290,7 +290,7 @@ def test_images_in_memory_give_the_batches_that_their_files_would(
     held = batches_of(config, epoch=1)
     assert begin(config, Team()).feed.held is not None
 
-    monkeypatch.setattr("vitft.data.in_memory.BUDGET", 0)
+    monkeypatch.setattr("vitft.data.in_memory.MAX_BYTES", 0)
     read = batches_of(config, epoch=1)
 
     assert begin(config, Team()).feed.held is None

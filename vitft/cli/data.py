@@ -64,15 +64,15 @@ def wanted(args: argparse.Namespace) -> "Archive":
         UsageError: Neither a known name nor an address, or a digest that is none.
     """
     from vitft.data.download.fetch import check_address, folder_name
-    from vitft.data.download.registry import KNOWN, Archive
+    from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
 
-    names = ", ".join(KNOWN)
+    names = ", ".join(KNOWN_ARCHIVES)
     if args.name is None and args.url is None:
         raise UsageError(
             "nothing to fetch is named", fix=f"give a name ({names}), or any address with --url"
         )
-    if args.name is not None and args.name not in KNOWN:
-        near = get_close_matches(args.name, KNOWN, n=1)
+    if args.name is not None and args.name not in KNOWN_ARCHIVES:
+        near = get_close_matches(args.name, KNOWN_ARCHIVES, n=1)
         also = "an address goes behind --url" if ":" in args.name else f"known names: {names}"
         raise UsageError(
             f"no archive is known as {args.name!r}",
@@ -81,7 +81,7 @@ def wanted(args: argparse.Namespace) -> "Archive":
     if args.url is not None:
         check_address(args.url)
     if args.name is not None:
-        archive = replace(KNOWN[args.name], url=args.url or KNOWN[args.name].url)
+        archive = replace(KNOWN_ARCHIVES[args.name], url=args.url or KNOWN_ARCHIVES[args.name].url)
     else:
         archive = Archive(name=args.to or folder_name(args.url), url=args.url)
     if args.sha256 is not None:

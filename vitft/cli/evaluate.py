@@ -54,12 +54,12 @@ def add_evaluate(verbs: "argparse._SubParsersAction[Parser]") -> None:
 
 def evaluate_command(args: argparse.Namespace) -> int:
     """Figures to stdout, remarks to stderr; exit code 3 if any image could not be read."""
-    from vitft.data.arrays import whereabouts
+    from vitft.data.arrays import data_path
     from vitft.data.labelled import find_labelled
     from vitft.models.find import find_model
     from vitft.system.rundir import create_run
 
-    data = find_labelled(whereabouts(args.data), subset=args.subset)
+    data = find_labelled(data_path(args.data), subset=args.subset)
     find_model(args.run)
     out = planned(args.out, Path(data.root))
     for text in data.notes:

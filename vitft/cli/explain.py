@@ -183,12 +183,12 @@ def distance_figure(subject: "Subject", images: list[str]) -> tuple[bytes, int]:
     """Attention distance over some of the images; and how many of those could not be read."""
     if not images:
         return b"", 0
-    from vitft.data.loading import decoded, stacked
+    from vitft.data.loading import decode_images, stack_batches
     from vitft.explain.model_figures import attention_distance, uniform_distance
     from vitft.report.plots import distance_png
 
     some = images[:: max(1, len(images) // DISTANCE_IMAGES)][:DISTANCE_IMAGES]
-    stacks = list(stacked(decoded(some, lambda _, i: subject.transform.pixels(i)), 8))
+    stacks = list(stack_batches(decode_images(some, lambda _, i: subject.transform.pixels(i)), 8))
     failed = [error for stack in stacks for _, error in stack.failed]
     for error in failed:
         console.warn(console.visible(error.problem))

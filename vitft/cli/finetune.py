@@ -124,7 +124,7 @@ def requested(args: argparse.Namespace) -> Config:
 
 def dry_run(args: argparse.Namespace) -> int:
     """Say what a run would do, and print its settings."""
-    from vitft.data.demo import demo_elsewhere
+    from vitft.data.demo import temporary_demo_data
     from vitft.training.preflight import check_request
 
     if args.resume:
@@ -133,7 +133,7 @@ def dry_run(args: argparse.Namespace) -> int:
             fix="leave one of them out",
         )
     config = requested(args)
-    with demo_elsewhere(config) as ready:
+    with temporary_demo_data(config) as ready:
         out = check_request(ready, args.out)
         from vitft.training.dry_run import rehearse
 

@@ -22,7 +22,7 @@ from vitft.system.errors import UsageError
 
 if TYPE_CHECKING:
     from vitft.cli.parser import Parser
-    from vitft.data.sources import Source
+    from vitft.data.sources import ImageSource
     from vitft.predict.engine import Engine, Judge, Prediction
     from vitft.predict.torch_engine import Predictor
 
@@ -179,7 +179,7 @@ def own_share() -> Share:
     return Share()
 
 
-def named_sources(args: argparse.Namespace) -> "Iterator[Source]":
+def named_sources(args: argparse.Namespace) -> "Iterator[ImageSource]":
     """Everything that the user named."""
     from vitft.data.sources import sources
 
@@ -203,8 +203,8 @@ def threshold_of(args: argparse.Namespace, home: Path) -> float:
 
 
 def engine_for(
-    args: argparse.Namespace, waiting: "Iterator[Source]", share: Share
-) -> "tuple[Engine, Iterator[Source]]":
+    args: argparse.Namespace, waiting: "Iterator[ImageSource]", share: Share
+) -> "tuple[Engine, Iterator[ImageSource]]":
     """NumPy for a few images on a CPU, torch for the rest; gives back the sources it looked at."""
     from vitft.predict.numpy_engine import FEW, QuickEngine
 
@@ -258,8 +258,8 @@ def judge_for(args: argparse.Namespace, engine: "Engine", home: Path, threshold:
 
 @contextlib.contextmanager
 def places(
-    args: argparse.Namespace, style: str, share: Share, waiting: "Iterator[Source]"
-) -> "Iterator[tuple[Rows, Iterator[Source]]]":
+    args: argparse.Namespace, style: str, share: Share, waiting: "Iterator[ImageSource]"
+) -> "Iterator[tuple[Rows, Iterator[ImageSource]]]":
     """Where rows go, and the sources that have none yet."""
     from vitft.predict.output import into_file, kept_rows, part_path
 
@@ -281,9 +281,9 @@ def places(
 class Rewound:
     """Sources whose names are read, of which the last few are remembered."""
 
-    def __init__(self, waiting: "Iterator[Source]", most: int) -> None:
+    def __init__(self, waiting: "Iterator[ImageSource]", most: int) -> None:
         self.waiting = waiting
-        self.recent: deque[Source] = deque(maxlen=most)
+        self.recent: deque[ImageSource] = deque(maxlen=most)
         self.count = 0
 
     def names(self) -> Iterator[str]:
@@ -293,13 +293,13 @@ class Rewound:
             self.count += 1
             yield source.name
 
-    def after(self, count: int) -> "Iterator[Source]":
+    def after(self, count: int) -> "Iterator[ImageSource]":
         """The sources after the first `count`, most of which have been read already."""
         again = list(self.recent)[len(self.recent) - (self.count - count) :]
         return chain(again, self.waiting)
 
 
-def own(waiting: "Iterator[Source]", share: Share) -> "Iterator[Source]":
+def own(waiting: "Iterator[ImageSource]", share: Share) -> "Iterator[ImageSource]":
     """The chunks of this process."""
     if share.world == 1:
         return waiting
@@ -313,7 +313,7 @@ def own(waiting: "Iterator[Source]", share: Share) -> "Iterator[Source]":
 def predictions(
     args: argparse.Namespace,
     engine: "Engine",
-    mine: "Iterator[Source]",
+    mine: "Iterator[ImageSource]",
     judge: "Judge",
 ) -> "Iterator[Prediction]":
     """What the engine answers, with the pictures that were asked for on the way."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitft.data.loading import Pixels, decoded, stacked
+from vitft.data.loading import Pixels, decode_images, stack_batches
 from vitft.explain.attribution import attention_maps, explain, scaled
 from vitft.explain.heatmaps import Tile, as_png, contact_sheet, heads_sheet, overlay
 from vitft.explain.method import Method
@@ -69,9 +69,9 @@ class Explaining:
     def images(self, paths: Iterable[str]) -> Iterator[Explained]:
         """One result per path, in order; what can be read has been written by then."""
         paths, transform = list(paths), self.subject.transform
-        views = decoded(paths, lambda _, image: transform.pixels(image))
+        views = decode_images(paths, lambda _, image: transform.pixels(image))
         done = 0
-        for stack in stacked(views, BATCH):
+        for stack in stack_batches(views, BATCH):
             errors = {number: error.reason for number, error in stack.failed}
             found = dict(zip(stack.numbers, self.of_views(stack.pixels), strict=True))
             count = len(found) + len(errors)

@@ -15,7 +15,7 @@ import numpy as np
 
 from vitft.data.images import MAX_PIXELS, decode
 from vitft.data.loading import in_order
-from vitft.data.sources import Source, bytes_of, fetched
+from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
 from vitft.features.ood import Reference
 from vitft.system.errors import ImageError, RunError
@@ -139,19 +139,19 @@ class Looked(NamedTuple):
     error: str = ""
 
 
-def answers(engine: Engine, sources: Iterable[Source], judge: Judge) -> Iterator[Prediction]:
+def answers(engine: Engine, sources: Iterable[ImageSource], judge: Judge) -> Iterator[Prediction]:
     """One prediction per source, in order; what is no image gets its reason instead.
 
     `engine.batch` sources in a row are always computed together, bad ones among them, so that
     an answer does not depend on where a run was resumed. At most some batches are under way.
     """
 
-    def work(chunk: Sequence[Source]) -> list[Prediction] | list[Looked]:
+    def work(chunk: Sequence[ImageSource]) -> list[Prediction] | list[Looked]:
         engine.enter_worker()
         looked = [look(engine, source) for source in chunk]
         return judged(engine, looked, judge) if engine.in_workers else looked
 
-    chunks = in_chunks(fetched(sources), engine.batch)
+    chunks = in_chunks(with_fetched(sources), engine.batch)
     results = in_order(work, chunks, workers=engine.workers, ahead=2 * max(1, engine.workers))
     with contextlib.closing(results):
         for chunk in results:
@@ -160,18 +160,18 @@ def answers(engine: Engine, sources: Iterable[Source], judge: Judge) -> Iterator
             yield from (item for item in chunk if isinstance(item, Prediction))
 
 
-def in_chunks(sources: Iterable[Source], size: int) -> Iterator[list[Source]]:
+def in_chunks(sources: Iterable[ImageSource], size: int) -> Iterator[list[ImageSource]]:
     """`size` sources at a time."""
     remaining = iter(sources)
     while chunk := list(islice(remaining, size)):
         yield chunk
 
 
-def look(engine: Engine, source: Source) -> Looked:
+def look(engine: Engine, source: ImageSource) -> Looked:
     """Read and view one image."""
     try:
         return Looked(
-            source.name, engine.view(bytes_of(source, max_pixels=MAX_PIXELS), source.name)
+            source.name, engine.view(source_bytes(source, max_pixels=MAX_PIXELS), source.name)
         )
     except ImageError as error:
         return Looked(source.name, None, error.reason)

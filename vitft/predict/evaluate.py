@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitft.data.images import read_bytes, read_image
-from vitft.data.labelled import Labelled
+from vitft.data.labelled import LabelledImages
 from vitft.data.loading import in_order
 from vitft.data.split import Manifest
 from vitft.metrics.calibration import binned, calibration_error, confidences
@@ -69,7 +69,7 @@ class Judged:
     left_out: str = ""
 
 
-def evaluate(data: Labelled, run: str | None, *, device: str = "auto") -> Evaluated:
+def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> Evaluated:
     """Judge the model of a run folder or checkpoint file on labelled images.
 
     Raises:
@@ -116,7 +116,7 @@ def evaluate(data: Labelled, run: str | None, *, device: str = "auto") -> Evalua
     )
 
 
-def check_classes(data: Labelled, known: Sequence[str]) -> None:
+def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     """Refuse names that are not the model's; some of the model's may be missing.
 
     Raises:
@@ -156,7 +156,9 @@ def roles_of(home: Path, card: Card) -> Mapping[str, str] | None:
     return roles | {row.sha256: row.split for row in manifest.train}  # in both: it trained
 
 
-def groups(data: Labelled, card: Card, roles: Mapping[str, str] | None) -> Iterator[list[Judged]]:
+def groups(
+    data: LabelledImages, card: Card, roles: Mapping[str, str] | None
+) -> Iterator[list[Judged]]:
     """Every image read once, hashed, and viewed unless it trained the model."""
 
     def look(path: str) -> Judged:
@@ -176,7 +178,7 @@ def groups(data: Labelled, card: Card, roles: Mapping[str, str] | None) -> Itera
             yield group
 
 
-def nothing_left(data: Labelled, judged: Sequence[Judged]) -> DataError:
+def nothing_left(data: LabelledImages, judged: Sequence[Judged]) -> DataError:
     """The error of data without a single image to judge."""
     trained = sum(item.left_out == TRAINED for item in judged)
     if trained:
@@ -210,7 +212,7 @@ def before_temperature(
 
 
 def about(
-    data: Labelled, judged: Sequence[Judged], roles: Mapping[str, str] | None
+    data: LabelledImages, judged: Sequence[Judged], roles: Mapping[str, str] | None
 ) -> EvaluatedData:
     """Where the images came from, and which of them are not among those counted."""
     counted = [item.sha256 for item in judged if not item.left_out]
@@ -232,7 +234,7 @@ def about(
 
 
 def answers_of(
-    data: Labelled,
+    data: LabelledImages,
     judged: Sequence[Judged],
     logits: Tensor,
     labels: Tensor,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitft.data.images import MAX_PIXELS
-from vitft.data.sources import Source
+from vitft.data.sources import ImageSource
 from vitft.data.sources import expand as expand
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, build_model, load_checkpoint
@@ -107,10 +107,10 @@ class Predictor:
     def stream(self, paths: Iterable[str], *, top_k: int = 1) -> Iterator[Prediction]:
         """One prediction per path, in order; a file that is no image gets its reason instead."""
         judge = Judge(classes=self.card.classes, top_k=top_k)
-        return self.answers((Source(path, path) for path in paths), judge)
+        return self.answers((ImageSource(path, path) for path in paths), judge)
 
     def answers(
-        self, sources: Iterable[Source], judge: Judge, *, through: Engine | None = None
+        self, sources: Iterable[ImageSource], judge: Judge, *, through: Engine | None = None
     ) -> Iterator[Prediction]:
         """One prediction per source, in order; `through` wraps this engine in another."""
         before = torch.get_num_threads()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.check.audit import Item, audit_of, lines_of
-from vitft.data.duplicates import Pair, copies_among, group_names
+from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
 from vitft.data.split import Row
@@ -25,7 +25,7 @@ from vitft.features.label_errors import (
     label_probabilities,
     out_of_fold_logits,
 )
-from vitft.features.ood import FILE, fit
+from vitft.features.ood import REFERENCE_FILE, fit_reference
 from vitft.metrics.results import Mislabel
 from vitft.system.rundir import RunDir
 from vitft.training.batches import Feed
@@ -78,13 +78,13 @@ def keep_reference(feed: Feed, run: RunDir) -> None:
         return
     rows = feed.manifest.train[:: 1 + len(feed.manifest.train) // REFERENCE_IMAGES]
     held_out = feed.manifest.val[:: 1 + len(feed.manifest.val) // REFERENCE_IMAGES]
-    found = fit(
+    found = fit_reference(
         feed.cached(rows).numpy(),
         feed.labels(rows).cpu().numpy(),
         feed.cached(held_out).numpy(),
     )
     if found is not None:
-        run.write_arrays(FILE, **found.arrays())
+        run.write_arrays(REFERENCE_FILE, **found.arrays())
 
 
 def judged_by_usual_head(feed: Feed) -> tuple[Tensor, HeldOutLogits]:
@@ -103,7 +103,7 @@ def judged_by_usual_head(feed: Feed) -> tuple[Tensor, HeldOutLogits]:
     return x, HeldOutLogits(rows, logits)
 
 
-def copies_by_features(feed: Feed, once: list[Row], x: Tensor) -> list[Pair]:
+def copies_by_features(feed: Feed, once: list[Row], x: Tensor) -> list[IndexPair]:
     """Pairs of near copies among the pictures whose features are most alike."""
     most = min(MOST_AGAIN, round(SHARE_AGAIN * len(once)))
     pairs = most_alike(x, most) if len(once) <= CV_IMAGES else []
@@ -132,7 +132,7 @@ def fingerprints_of(feed: Feed, rows: list[Row]) -> Fingerprints | None:
     return fingerprints if is_same else None
 
 
-def most_alike(x: Tensor, most: int) -> list[Pair]:
+def most_alike(x: Tensor, most: int) -> list[IndexPair]:
     """At most `most` index pairs (i < j) of features (n, D), the most alike first."""
     if most < 1 or len(x) < 2:
         return []

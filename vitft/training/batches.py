@@ -17,9 +17,9 @@ from torch import Tensor
 
 from vitft.config.run import Config
 from vitft.data.folder import File
-from vitft.data.in_memory import Moves, drawn_moves, fits, moved, padding_of
-from vitft.data.loading import decoded, stacked
-from vitft.data.sampling import images_per_epoch, order_of, turns
+from vitft.data.in_memory import Shifts, default_padding, draw_shifts, fits, shift_and_flip
+from vitft.data.loading import decode_images, stack_batches
+from vitft.data.sampling import epoch_order, images_per_epoch, repeats
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import CropTransform, EvalTransform
 from vitft.features.cut import Cut, run_prefix
@@ -147,14 +147,14 @@ class Feed:
             return crop.pixels(image, key=keys[index])
 
         paths = (self.manifest.locate(row) for row in rows)
-        images = decoded(
+        images = decode_images(
             paths,
             view,
             max_pixels=self.config.data.max_pixels,
             workers=torch.get_num_threads(),
         )
         with contextlib.closing(images):
-            for stack in stacked(images, size):
+            for stack in stack_batches(images, size):
                 if stack.failed:
                     raise vanished_error(stack.failed[0][1])
                 chunk = [rows[number] for number in stack.numbers]
@@ -217,7 +217,7 @@ class Feed:
 
         def fresh(epoch: int, done: int) -> Iterator[Batch]:
             order = self.order(epoch)
-            again = turns(order.numpy())
+            again = repeats(order.numpy())
             whole = pieces(torch.arange(len(order))[done * size :], size)
             own = [piece[self.team.piece(len(piece))] for piece in whole]
             chosen = [(rows[order[i]], again[i]) for piece in own for i in piece.tolist()]
@@ -267,8 +267,8 @@ class Feed:
         spec = self.config.train
         if spec.augment != "shift":
             return lambda views, _: views
-        padding = padding_of(spec.padding, self.transform.image_size)
-        moves = drawn_moves(
+        padding = default_padding(spec.padding, self.transform.image_size)
+        moves = draw_shifts(
             order,
             torch.tensor(again),
             count=len(self.manifest.train),
@@ -277,7 +277,9 @@ class Feed:
             padding=padding,
             flip=spec.flip,
         )
-        return lambda views, at: moved(views, Moves(*(move[at] for move in moves)), padding)
+        return lambda views, at: shift_and_flip(
+            views, Shifts(*(move[at] for move in moves)), padding
+        )
 
     def no_views(self) -> Tensor:
         """A batch without images."""
@@ -306,7 +308,7 @@ class Feed:
         """The training images of this epoch: all of them shuffled, or each class equally often."""
         labels = [row.label for row in self.manifest.train]
         seed = self.config.train.seed
-        return torch.from_numpy(order_of(labels, seed, epoch, balanced=self.is_balanced))
+        return torch.from_numpy(epoch_order(labels, seed, epoch, balanced=self.is_balanced))
 
 
 def view_key(key: str, row: Row, turn: int) -> str:

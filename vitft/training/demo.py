@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitft.config.run import Config, config_from_table, read_recipe
-from vitft.data.demo import FLOWERS, demo_data
+from vitft.data.demo import DEMO_FOLDER, demo_data
 from vitft.system import console
 from vitft.system.errors import Stopped
 
@@ -44,7 +44,9 @@ def run_demo() -> None:
         f"{done.images} images"
     )
     page = write_report(run)
-    console.result(f"look at: {page} (in a browser), {FLOWERS}/ (images), {exported}/ (the export)")
+    console.result(
+        f"look at: {page} (in a browser), {DEMO_FOLDER}/ (images), {exported}/ (the export)"
+    )
     console.result(
         "now yours: vitft finetune --data YOUR_FOLDER --weights vit_base_patch16_224_in21k"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vitft.config.run import Config, to_toml
 from vitft.data.folder import Folder
-from vitft.data.sampling import images_per_epoch, say_epoch
+from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.split import draw
 from vitft.models.freeze import freeze_model
 from vitft.models.lora import add_adapters
@@ -43,7 +43,7 @@ def rehearse(config: Config, out: Path, *, named: str) -> str:
         f"yet: about {len(labels):,} train, {held_back:,} validate"
     )
     if known.config.train.sampling == "balanced":
-        log.info(say_epoch(labels, known.folder.classes))
+        log.info(describe_epoch(labels, known.folder.classes))
     for stage in known.config.train.stages:
         if stage == "lora":
             add_adapters(known.pipeline.model, known.config.train)

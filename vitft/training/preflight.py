@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitft.config.run import Config, config_from_table, merge_settings, read_toml
-from vitft.data.arrays import whereabouts
+from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import scan
 from vitft.models.pretrained.locate import check_weights_name
@@ -31,7 +31,7 @@ def check_request(config: Config, out: str | None) -> Path:
             "no weights given",
             fix="name pretrained weights: --weights NAME (see `vitft weights list`; or demo)",
         )
-    place = whereabouts(config.data.path, config.data.root)
+    place = data_path(config.data.path, config.data.root)
     folder = scan(place, reference=config.data.split == "reference")
     apply_fixes(folder, config.data)
     if config.data.group_duplicates and folder.layout == "split":
@@ -102,7 +102,7 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
         status = None
     config = config_from_table(after)
     check_trackers(config.train.trackers)
-    place = whereabouts(config.data.path, config.data.root)
+    place = data_path(config.data.path, config.data.root)
     scan(place, reference=config.data.split == "reference")
     return (None if status == "finished" and not grown else config), path
 

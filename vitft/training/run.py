@@ -17,7 +17,7 @@ from vitft.config.defaults import FINE_TUNING
 from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFolder
-from vitft.data.sampling import say_epoch
+from vitft.data.sampling import describe_epoch
 from vitft.data.split import split, write_class_indices
 from vitft.data.summary import log_inspection, log_split
 from vitft.features.cache import default_folder, prune
@@ -215,7 +215,7 @@ def begin(config: Config, team: Team) -> Start:
     log_split(manifest)
     if config.train.sampling == "balanced":
         labels = [row.label for row in manifest.train]
-        log.info(say_epoch(labels, manifest.classes))
+        log.info(describe_epoch(labels, manifest.classes))
     feed = Feed(
         config=config,
         manifest=manifest,

@@ -12,7 +12,7 @@ import torch
 
 from vitft.config.defaults import default_lr
 from vitft.config.run import Config
-from vitft.data.arrays import whereabouts
+from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Folder, scan
 from vitft.features.pipeline import FrozenPipeline, load_pipeline
@@ -38,7 +38,7 @@ class Prepared:
 
 def prepare(config: Config, team: Team) -> Prepared:
     """Look data, weights and device up, and cut the model where it trains; nothing is written."""
-    place = whereabouts(config.data.path, config.data.root)
+    place = data_path(config.data.path, config.data.root)
     data = str(place.resolve())  # found again from anywhere
     config = replace(config, data=replace(config.data, path=data))
     folder = scan(Path(data), reference=config.data.split == "reference")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from vitft.data.download.archive import unpack
-from vitft.data.download.entries import Limits
+from vitft.data.download.entries import ArchiveLimits
 from vitft.system.errors import DataError
 
-SMALL = Limits(small=10_000)
+SMALL = ArchiveLimits(small=10_000)
 """The ratio counts from here on, so that a bomb of a test stays small."""
 
 
@@ -50,7 +50,7 @@ def plain(name: str, content: bytes = b"x") -> tuple[tarfile.TarInfo, bytes]:
     return member(name), content
 
 
-def unpacked(tmp_path: Path, data: bytes, limits: Limits = SMALL) -> Path:
+def unpacked(tmp_path: Path, data: bytes, limits: ArchiveLimits = SMALL) -> Path:
     archive, folder = tmp_path / "a.part", tmp_path / "inside" / "folder"
     archive.write_bytes(data)
     folder.mkdir(parents=True)
@@ -169,7 +169,7 @@ def test_a_bomb_by_count_is_refused(tmp_path: Path, make: Callable[..., bytes] |
     data = make(*(plain(n) for n in names)) if make else zip_bytes(*((n, b"x") for n in names))
 
     with pytest.raises(DataError, match=r"more than 20 entries, from 'a/20' on"):
-        unpacked(tmp_path, data, Limits(entries=20))
+        unpacked(tmp_path, data, ArchiveLimits(entries=20))
 
 
 def test_a_bomb_by_size_is_refused_by_what_its_header_says(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from tests.data.download.test_archive import plain, tar_bytes, zip_bytes
 from tests.support.pictures import encoded, scene
 from vitft.cli.main import build_parser
 from vitft.data.download.fetch import fetch_folder, folder_name
-from vitft.data.download.registry import KNOWN, Archive
-from vitft.data.download.resumable import DownloadLimits, download
+from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
+from vitft.data.download.resumable import DownloadLimits, download_file
 from vitft.data.folder import scan
 from vitft.system.errors import DataError, LockedError, ResourceError, RunError, UsageError
 
@@ -199,10 +199,10 @@ def test_a_later_process_goes_on_from_what_an_earlier_one_left(site: Site, tmp_p
     part, once = tmp_path / "x.part", DownloadLimits(wait_s=0.01, attempts=1, pace=1)
     site.faults = ["drop"]
     with pytest.raises(DataError, match=r"MB are kept\n.*goes on from what has come"):
-        download(site.url, part, limits=once)
+        download_file(site.url, part, limits=once)
     left = part.stat().st_size
 
-    download(site.url, part, limits=once)
+    download_file(site.url, part, limits=once)
 
     assert site.asked == ["", f"bytes={left}-"]
     assert part.read_bytes() == site.files["/set.tar.gz"]
@@ -214,22 +214,22 @@ def test_a_part_of_another_version_is_begun_again(site: Site, tmp_path: Path, ch
     site.etag = "" if change == "no etag" else site.etag
     site.faults = ["drop"]
     with pytest.raises(DataError):
-        download(site.url, part, limits=DownloadLimits(attempts=1, pace=1))
+        download_file(site.url, part, limits=DownloadLimits(attempts=1, pace=1))
     if change == "other etag":
         site.etag, site.files["/set.tar.gz"] = '"two"', image_tar(extra=NOISE[::-1])
     site.ranges = change != "no ranges"
     if change == "shorter":  # and the server says that it is the same version
         site.files["/set.tar.gz"] = image_tar(extra=b"short")
 
-    download(site.url, part, limits=QUICK)
+    download_file(site.url, part, limits=QUICK)
 
     assert part.read_bytes() == site.files["/set.tar.gz"]
 
 
 def test_a_whole_part_is_not_asked_for_again(site: Site, tmp_path: Path) -> None:
-    download(site.url, tmp_path / "x.part", limits=QUICK)
+    download_file(site.url, tmp_path / "x.part", limits=QUICK)
 
-    download(site.url, tmp_path / "x.part", limits=QUICK)
+    download_file(site.url, tmp_path / "x.part", limits=QUICK)
 
     assert len(site.asked) == 1
 
@@ -270,7 +270,7 @@ def test_what_does_not_come_is_told_in_a_sentence(
 
 def test_more_than_the_limit_is_refused_by_what_is_announced(site: Site, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="larger than"):
-        download(site.url, tmp_path / "x.part", limits=DownloadLimits(max_bytes=1000))
+        download_file(site.url, tmp_path / "x.part", limits=DownloadLimits(max_bytes=1000))
 
     assert not (tmp_path / "x.part").exists()
 
@@ -408,13 +408,13 @@ def test_a_known_folder_that_is_not_there_names_the_command_that_brings_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    for name in KNOWN:
+    for name in KNOWN_ARCHIVES:
         with pytest.raises(DataError, match=f"fix: get it first: vitft data fetch {name}"):
             scan(Path(name))
 
 
 def test_what_is_known_is_written_down_in_full() -> None:
-    for name, archive in KNOWN.items():
+    for name, archive in KNOWN_ARCHIVES.items():
         assert archive.name == name
         assert archive.url.startswith("https://")
         assert archive.what

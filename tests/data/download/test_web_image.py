@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
-from vitft.data.sources import Source, fetched
+from vitft.data.sources import ImageSource, with_fetched
 from vitft.system.errors import ImageError
 
 BODY = bytes(range(256)) * 40
@@ -148,17 +148,17 @@ def test_other_schemes_are_no_addresses(url: str) -> None:
 
 def test_sources_on_the_web_keep_their_place_and_get_their_reason(site: str) -> None:
     wanted = [
-        Source("a.jpg", "a.jpg"),
-        Source(f"{site}/good"),
-        Source(f"{site}/nothing"),
-        Source("b.jpg", "b.jpg"),
-        *(Source(f"{site}/named/{i}") for i in range(40)),
+        ImageSource("a.jpg", "a.jpg"),
+        ImageSource(f"{site}/good"),
+        ImageSource(f"{site}/nothing"),
+        ImageSource("b.jpg", "b.jpg"),
+        *(ImageSource(f"{site}/named/{i}") for i in range(40)),
     ]
 
-    found = list(fetched(iter(wanted)))
+    found = list(with_fetched(iter(wanted)))
 
     assert [s.name for s in found] == [s.name for s in wanted]
     assert found[1].data == BODY
     assert found[2].error == "the server answers 404 Not Found"
-    assert found[3] == Source("b.jpg", "b.jpg")
+    assert found[3] == ImageSource("b.jpg", "b.jpg")
     assert [s.data for s in found[4:]] == [b"/named/%d" % i for i in range(40)]
