@@ -1,10 +1,11 @@
 """The Python API: as small as the commands, and with their answers."""
 
+import inspect
 import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,12 +15,14 @@ from PIL import Image
 import vitft
 from tests.conftest import draw_folder
 from vitft.api import Trained
+from vitft.config.options import FINETUNE_OPTIONS
 from vitft.data.images import open_image
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import DataError, ImageError, UsageError
+from vitft.training.run import Result
 
 ROOT = Path(__file__).parents[1]
 
@@ -119,7 +122,7 @@ def test_pictures_are_turned_as_their_exif_data_say(trained: Trained, tmp_path: 
     ],
 )
 def test_an_array_that_could_mean_anything_is_refused(trained: Trained, array: Any) -> None:
-    with pytest.raises(UsageError, match="is no image"):
+    with pytest.raises(UsageError, match="cannot be used as an image"):
         trained.predict([array])
 
 
@@ -128,7 +131,7 @@ def test_settings_are_the_commands_options_or_any_setting_by_its_section(
 ) -> None:
     result = vitft.finetune(
         data=image_folder, weights=tiny_weights, out=tmp_path / "r",
-        freeze="blocks:1", epochs=1, lr=1e-3, optim__solver="adamw", optim__batch_size=8,
+        freeze="blocks:1", epochs=1, lr=1e-3, solver="adamw", settings={"optim.batch_size": 8},
     )  # fmt: skip
 
     text = (result.run / "config.toml").read_text()
@@ -139,11 +142,101 @@ def test_settings_are_the_commands_options_or_any_setting_by_its_section(
 def test_an_unknown_setting_and_a_missing_folder_are_said_before_anything_is_written(
     image_folder: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="no setting 'epoch'"):
-        vitft.finetune(data=image_folder, weights=tiny_weights, out=tmp_path / "r", epoch=3)
+    with pytest.raises(UsageError, match=r"unknown setting optim\.epoch\n.*optim\.epochs"):
+        vitft.finetune(
+            data=image_folder,
+            weights=tiny_weights,
+            out=tmp_path / "r",
+            settings={"optim.epoch": 3},
+        )
     with pytest.raises(DataError, match="not found"):
         vitft.finetune(data=tmp_path / "none", weights=tiny_weights, out=tmp_path / "r")
     assert not (tmp_path / "r").exists()
+
+
+def test_the_signature_has_the_options_of_the_command() -> None:
+    parameters = inspect.signature(vitft.finetune).parameters
+    options = {option.name: option for option in FINETUNE_OPTIONS}
+
+    assert {*parameters} == {*options, "out", "recipe", "seed", "settings"}
+    for name, parameter in parameters.items():
+        assert parameter.kind is parameter.KEYWORD_ONLY
+        choices = [get_args(kind) for kind in get_args(parameter.annotation)]
+        if name in options and options[name].kind.choices:
+            assert options[name].kind.choices in choices, name
+        assert f"{name}: " in str(vitft.finetune.__doc__)
+
+
+def test_a_misspelt_option_is_refused_by_python_and_by_the_type_checker() -> None:
+    with pytest.raises(TypeError, match="frezee"):
+        vitft.finetune(data="d", weights="w", frezee="head")  # type: ignore[call-arg]
+
+
+def test_only_public_names_are_listed() -> None:
+    assert dir(vitft) == sorted(vitft.__all__)
+    assert all(getattr(vitft, name) for name in vitft.__all__)
+
+
+def test_results_and_models_have_short_reprs(trained: Trained) -> None:
+    result = Result(run=Path("runs/a"), figures={"top1": 0.5})  # type: ignore[typeddict-item]
+
+    assert repr(result) == "Result(run='runs/a', status='finished', top1=0.5)"
+    assert len(repr(trained)) < 200
+    assert "classes=3" in repr(trained)
+
+
+STATE = """
+import io, os, random, signal, sys
+import numpy as np, torch, vitft
+
+def state():
+    return {
+        "signal handlers": [signal.getsignal(n) for n in sorted(signal.valid_signals())],
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "random": random.getstate(),
+        "numpy": [str(part) for part in np.random.get_state()],
+        "torch": torch.get_rng_state().tolist(),
+        "environment": dict(os.environ),
+        "directory": os.getcwd(),
+        "settings": (
+            torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
+            torch.get_default_dtype(), torch.is_grad_enabled(),
+            torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32,
+        ),
+        "hooks": (sys.excepthook, sys.stdout, sys.stderr, sys.getrecursionlimit()),
+    }
+
+torch.set_num_threads(3)
+before = state()
+data, weights, freeze = sys.argv[1:]
+result = vitft.finetune(
+    data=data, weights=weights, out="run", freeze=freeze, epochs=1 if freeze != "head" else None
+)
+model = vitft.load(result.run)
+model.predict(data + "/red/000.png")
+model.predict([data + "/red/000.png"] * 40)
+model.features(data + "/red/000.png")
+after = state()
+for name in before:
+    if before[name] != after[name]:
+        sys.exit(f"{name} changed")
+"""
+
+
+@pytest.mark.parametrize("freeze", ["head"])
+def test_the_library_is_silent_and_leaves_the_process_as_it_was(
+    freeze: str, image_folder: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", STATE, str(image_folder), str(tiny_weights), freeze],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_importing_the_package_does_not_wait_for_torch() -> None:

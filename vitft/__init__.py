@@ -1,10 +1,9 @@
 """Fine-tune a Vision Transformer on a folder of images.
 
-The package logs to the logger `vitft` and prints nothing unless a program asks it to
-(`logging.basicConfig(level=logging.INFO)`).
+The package logs to the logger `vitft` and prints nothing. To see its messages, call
+`logging.basicConfig(level=logging.INFO)`.
 
-The names below are loaded when first used, so that `import vitft` and `vitft --help` do not wait
-for torch.
+The names below are imported on first use, so that `import vitft` does not import torch.
 """
 
 import importlib
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-HOMES = {
+MODULES = {
     "VisionTransformer": "vitft.models.vit",
     "VitftError": "vitft.system.errors",
     "create_model": "vitft.models.registry",
@@ -41,10 +40,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name not in HOMES:
+    if name not in MODULES:
         raise AttributeError(f"module 'vitft' has no attribute {name!r}")
-    return getattr(importlib.import_module(HOMES[name]), name)
+    return getattr(importlib.import_module(MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *HOMES])
+    return sorted(__all__)

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from vitft.config.training import OptimSpec
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
-from vitft.models.initial import waves
+from vitft.models.initial import sinusoidal_positions
 from vitft.models.pretrained.adapt import resize_positions
 from vitft.models.vit import Attention, Block, VisionTransformer
 from vitft.models.vit_config import ViTConfig
@@ -177,7 +177,7 @@ def started_model(config: ViTConfig) -> VisionTransformer:
         nn.init.xavier_uniform_(block.mlp.fc2.weight)
         mimic(block.attn, config)
     with torch.no_grad():
-        model.pos_embed[0, 1:] = waves(config.grid, config.width)
+        model.pos_embed[0, 1:] = sinusoidal_positions(config.grid, config.width)
     return model
 
 

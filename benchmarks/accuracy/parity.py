@@ -25,7 +25,7 @@ from tests.conftest import random_timm
 from tests.models.test_stem import random_hybrid
 from vitft import load_pretrained
 from vitft.models.checkpoint import build_model
-from vitft.models.registry import architecture_names, config_of
+from vitft.models.registry import architecture_config, architecture_names
 from vitft.models.vit_config import ViTConfig
 
 DINO = [f"vit_{size}_patch14{reg}_dinov2" for size in ("small", "base") for reg in ("", "_reg4")]
@@ -39,14 +39,14 @@ def pair(name: str, image_size: tuple[int, int] | None) -> tuple[Any, ViTConfig]
     """Return timm's model with random weights, and our configuration of the same architecture."""
     if name in DINO:
         registers = 4 if "reg4" in name else 0
-        plain = config_of(f"vit_{name.split('_')[1]}_patch14_518")
+        plain = architecture_config(f"vit_{name.split('_')[1]}_patch14_518")
         config = replace(plain, layer_scale=1e-5, registers=registers,
                          prefix_positions=not registers, num_classes=10)  # fmt: skip
         config = replace(config, image_size=image_size or config.image_size)
         options = {"init_values": 1e-5, "reg_tokens": registers, "no_embed_class": bool(registers)}
         known = f"vit_{name.split('_')[1]}_patch14_224"
         return random_timm(known, config.image_size, **options), config
-    config = replace(config_of(name), num_classes=10)
+    config = replace(architecture_config(name), num_classes=10)
     config = replace(config, image_size=image_size or config.image_size)
     make = random_timm if config.stem is None else random_hybrid
     return make(name, config.image_size), config
@@ -101,7 +101,7 @@ def main() -> int:
     for name in [*architecture_names(), *DINO]:
         if wanted and name.split("_")[1] not in wanted and name not in wanted:
             continue
-        patch = 14 if name in DINO else config_of(name).patch_size[0]
+        patch = 14 if name in DINO else architecture_config(name).patch_size[0]
         for image_size in (None, (6 * patch, 9 * patch)):
             start = time.perf_counter()
             theirs, config = pair(name, image_size)

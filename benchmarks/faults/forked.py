@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 
 from vitft.cli import main as cli
-from vitft.models.checkpoint import digest_of, load_checkpoint
+from vitft.models.checkpoint import load_checkpoint, state_digest
 from vitft.system.errors import VitftError
 from vitft.training import stages
 from vitft.training.state import read
@@ -99,7 +99,7 @@ def contents(folder: Path) -> dict[str, str]:
     found = digests(folder)
     for name in (name for name in found if name.endswith("model.safetensors")):
         state, card = load_checkpoint(folder / name)
-        found[name] = digest_of(str(card), state)
+        found[name] = state_digest(str(card), state)
     return found
 
 

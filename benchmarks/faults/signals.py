@@ -61,7 +61,7 @@ PHASES: tuple[tuple[str, Any, str], ...] = (
     ("calibrated weights", train, "keep_calibrated"),
     ("audit", train, "round_off"),
     ("thumbnails", train, "finish"),
-    ("report", cli_finetune, "show_report"),
+    ("report", cli_finetune, "print_report"),
     ("export", job, "export_run"),
     ("prediction", Predictor, "stream"),
 )

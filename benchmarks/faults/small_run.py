@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import draw_folder
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card, digest_of, load_checkpoint, save_checkpoint
+from vitft.models.checkpoint import Card, load_checkpoint, save_checkpoint, state_digest
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 
@@ -64,7 +64,7 @@ def result(run: Path) -> tuple[str, str, str]:
     metrics = json.loads((run / "eval.json").read_text())
     metrics.pop("seconds")
     state, card = load_checkpoint(run / "model.safetensors")
-    return digest_of(str(card), state), (run / "metrics.jsonl").read_text(), json.dumps(metrics)
+    return state_digest(str(card), state), (run / "metrics.jsonl").read_text(), json.dumps(metrics)
 
 
 def missing(out: Path, names: list[str]) -> list[str]:

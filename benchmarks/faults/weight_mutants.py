@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tests.models.pretrained.test_flavours import google_arrays, random_weights
-from vitft.models.pretrained.source import open_source
+from vitft.models.pretrained.weights import open_pretrained
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import VitftError
 
@@ -80,7 +80,7 @@ def outcome(path: Path, sha256: str | None) -> tuple[str, float, str]:
     """Open a file; return accepted, refused or traceback, the seconds, and the message."""
     begun = time.perf_counter()
     try:
-        source = open_source(path, allow_pickle=True, sha256=sha256)
+        source = open_pretrained(path, allow_pickle=True, sha256=sha256)
         kind, message = "accepted", check_shapes(source.tensors)
     except VitftError as error:
         kind, message = "refused", error.problem
@@ -92,7 +92,7 @@ def outcome(path: Path, sha256: str | None) -> tuple[str, float, str]:
 
 
 def check_shapes(tensors: object) -> str:
-    """Assert that accepted content maps names to tensors, as `open_source` states."""
+    """Assert that accepted content maps names to tensors, as `open_pretrained` states."""
     assert isinstance(tensors, dict)
     assert all(isinstance(tensor, Tensor) for tensor in tensors.values())
     return ""

@@ -116,20 +116,21 @@ Measured = tuple[tuple[float, float], int]
 
 def ours(home: Path, folder: Path, precision: str) -> Measured:
     from vitft.data.sources import sources
-    from vitft.predict.engine import Judge
-    from vitft.predict.rows import Rows
+    from vitft.predict.engine import Pipeline
+    from vitft.predict.postprocess import Postprocess
+    from vitft.predict.rows import RowWriter
     from vitft.predict.torch_engine import Predictor
 
     predictor = Predictor.from_run(
         str(home), device="cpu", precision="bf16" if precision == "bf16" else "fp32"
     )
-    through = in_onnxruntime(home, predictor) if precision == "int8" else predictor
+    engine = in_onnxruntime(home, predictor) if precision == "int8" else predictor
     with (home / f"rows-{precision}.jsonl").open("w") as file:
-        rows = Rows("jsonl", 1, lambda line: file.write(line + "\n"))
+        rows = RowWriter("jsonl", 1, lambda line: file.write(line + "\n"))
         watch = Stopwatch()
-        judge = Judge(classes=predictor.classes)
-        for p in predictor.answers(sources([str(folder)]), judge, through=through):
-            rows.add(p.path, p.classes, p.probabilities, p.error, p.notes)
+        pipeline = Pipeline(engine, Postprocess(classes=predictor.classes))
+        for prediction in pipeline.predict(sources([str(folder)])):
+            rows.add(prediction)
         rows.close()
     return watch.passed(), rows.count
 
@@ -139,7 +140,8 @@ def in_onnxruntime(home: Path, predictor: Any) -> Any:
     import numpy as np
     import onnxruntime
 
-    from vitft.predict.engine import Mirrored, Scores
+    from vitft.predict.engine import MirroredEngine
+    from vitft.predict.postprocess import Scores
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -147,7 +149,7 @@ def in_onnxruntime(home: Path, predictor: Any) -> Any:
         home / "int8" / "model.onnx", options, providers=["CPUExecutionProvider"]
     )
 
-    class Int8(Mirrored):  # delegates everything else
+    class Int8(MirroredEngine):  # delegates everything else
         def scores(self, views: Any) -> Scores:
             logits = session.run(["logits"], {"pixels": views})[0]
             return Scores(logits, np.empty((len(views), 0), np.float32))

@@ -83,7 +83,7 @@ def test_the_summary_names_counts_examples_and_the_next_step(
     assert "groups of identical files: 2" in said.out
     assert "  cat/0.jpg = cat/same.jpg" in said.out
     assert "classes: cat 7 to dog 7 images, 1.0 to 1" in said.out
-    assert "labels were not judged" in said.err
+    assert "labels were not checked" in said.err
     assert "--fixes fixes.csv --group-duplicates" in said.err
 
 
@@ -109,7 +109,7 @@ def test_no_table_is_overwritten_and_none_lies_in_the_data(
     assert checked(capsys, str(faulty))["fixes"] == "fixes-2.csv"
     assert (here / "fixes.csv").read_text() == "mine"
     assert main(["check", str(faulty), "--out", str(faulty / "cat")]) == 2
-    assert "would lie inside the data" in capsys.readouterr().err
+    assert "lies inside the data" in capsys.readouterr().err
 
 
 def test_a_clean_folder_leaves_no_table(
@@ -249,7 +249,7 @@ def test_group_duplicates_is_refused_where_the_split_is_given(
     assert finetune(data, tiny_weights, "run", "--group-duplicates", *more) == 2
 
     said = capsys.readouterr().err
-    assert ("the random split only" if kind == "reference" else "brings its own split") in said
+    assert ("needs data.split=random" if kind == "reference" else "brings its own split") in said
 
 
 def test_a_run_says_what_it_noticed_about_its_images(

@@ -28,7 +28,7 @@ def test_finetune_predict_export_is_three_commands(
 ) -> None:
     data = ["--data", str(image_folder), "--weights", str(tiny_weights), "--epochs", "5"]
     assert main(["finetune", *data]) == 0
-    assert "accuracy 100.0% (95 % interval 61.0% to 100.0%) on 6" in capsys.readouterr().out
+    assert "accuracy 100.0 % (95 % interval 61.0 to 100.0 %) on 6" in capsys.readouterr().out
 
     assert main(["predict", str(image_folder / "red"), "--format", "jsonl", "--top-k", "2"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -61,7 +61,7 @@ def test_every_format_has_one_row_per_input_and_an_error_row_for_a_bad_one(
     assert code == 3
     if style == "csv":
         header, good, bad = csv.reader(io.StringIO(out))
-        assert header == ["path", "class_1", "share_1", "note", "error"]
+        assert header == ["path", "class", "probability", "notes", "error"]
         assert (good[1], good[4]) == ("red", "")
         assert bad[0] == "'=bad.jpg"  # not a formula
         assert "not an image" in bad[4]
@@ -104,14 +104,14 @@ WRONG = [
     (["finetune", "--data", "D", "--weights", "W", "--out", "D/run"], 2, "lies inside the data"),
     (["finetune", "--recipe", "nonsense"], 2, "unknown recipe"),
     (["finetune", "--set", "optim.lr"], 2, "is not KEY=VALUE"),
-    (["finetune", "--lr", "1", "--set", "optim.lr=2"], 2, "named by an option and by --set"),
+    (["finetune", "--lr", "1", "--set", "optim.lr=2"], 2, "set by an option and by --set"),
     (["fintune"], 2, "fintune"),
-    ([], 2, "VERB"),
+    ([], 2, "COMMAND"),
     (["predict", "a.jpg"], 5, "no finished run"),
     (["predict", "a.jpg", "--run", "nowhere"], 5, "no model in nowhere"),
     (["predict", "a.jpg", "--run", "W"], 5, "backbone without classes"),
     (["predict"], 2, "IMAGE"),
-    (["predict", "a.jpg", "--top-k", "0"], 2, "--top-k is 0"),
+    (["predict", "a.jpg", "--top-k", "0"], 2, "invalid --top-k 0"),
     (["predict", "a.jpg", "--format", "xml"], 2, "xml"),
     (["export", "--safetensors"], 5, "no finished run"),
     (["export"], 2, "--safetensors"),
@@ -220,7 +220,7 @@ def test_an_unexpected_error_is_called_a_bug_with_its_traceback(
     def broken(*_: object) -> None:
         raise RuntimeError("a wire is loose")
 
-    monkeypatch.setattr("vitft.models.find.find_model", broken)
+    monkeypatch.setattr("vitft.predict.jobs.find_model", broken)
 
     assert main(["predict", "x.jpg"]) == 1
     err = capsys.readouterr().err
@@ -246,7 +246,7 @@ def test_ctrl_c_ends_in_130_without_a_traceback(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitft.models.find.find_model", interrupted)
+    monkeypatch.setattr("vitft.predict.jobs.find_model", interrupted)
 
     assert main(["predict", "x.jpg"]) == 130
     assert capsys.readouterr().err == "vitft: interrupted\n"

@@ -202,7 +202,7 @@ def test_a_finished_file_is_left_alone(
     before = Path("o.csv").stat()
 
     assert predict(*photos[:2], "gone.jpg", "--out", "o.csv", "--resume") == 3
-    assert "is finished already" in capsys.readouterr().err
+    assert "is already finished" in capsys.readouterr().err
     assert predict(*photos[:2], "--out", "o.csv") == 5
     assert "nothing is overwritten" in capsys.readouterr().err
     assert Path("o.csv").stat().st_mtime_ns == before.st_mtime_ns
@@ -225,7 +225,7 @@ def test_several_processes_answer_every_image_once_in_order(
     assert [p.name for p in Path().glob("together*")] == ["together.csv"]
     capsys.readouterr()
     assert predict(*common) == 2
-    assert "add --out FILE.jsonl" in capsys.readouterr().err
+    assert "add --out REFERENCE_FILE.jsonl" in capsys.readouterr().err
 
 
 def test_unsure_and_foreign_images_are_noted(
@@ -235,7 +235,7 @@ def test_unsure_and_foreign_images_are_noted(
 
     predictor = Predictor.from_run("run", device="cpu")
     views = np.stack([predictor.view(Path(name).read_bytes(), name) for name in photos])
-    features = predictor.features(views)
+    features = predictor.scores(views).features
     reference = fit_reference(features, np.arange(50) % 2, features)
     assert reference is not None
     RunDir(here / "run").write_arrays(REFERENCE_FILE, **reference.arrays())
@@ -279,21 +279,21 @@ def test_pictures_show_where_the_model_looked(
 
 
 WRONG = [
-    (["--top-k", "0", "x"], 2, "--top-k is 0"),
-    (["--threshold", "1.5", "x"], 2, "--threshold is 1.5"),
-    (["--precision", "0", "x"], 2, "--precision is 0"),
+    (["--top-k", "0", "x"], 2, "invalid --top-k 0"),
+    (["--threshold", "1.5", "x"], 2, "invalid --threshold 1.5"),
+    (["--precision", "0", "x"], 2, "invalid --precision 0"),
     (["--precision", "0.9", "--threshold", "0.5", "x"], 2, "leave one of them out"),
-    (["--precision", "0.9", "photos/00.png"], 5, "keeps no answers to validation images"),
-    (["--resume", "x"], 2, "add --out FILE.jsonl"),
-    (["--resume", "--out", "x.json", "x"], 2, "add --out FILE.jsonl"),
+    (["--precision", "0.9", "photos/00.png"], 5, "has no validation predictions"),
+    (["--resume", "x"], 2, "add --out REFERENCE_FILE.jsonl"),
+    (["--resume", "--out", "x.json", "x"], 2, "add --out REFERENCE_FILE.jsonl"),
     (["--out", "x.doc", "x"], 2, "add --format jsonl"),
-    (["--out", "nowhere/x.csv", "x"], 5, "no folder nowhere"),
-    (["--format", "parquet", "x"], 2, "parquet is not for a terminal"),
+    (["--out", "nowhere/x.csv", "x"], 5, "there is no folder nowhere"),
+    (["--format", "parquet", "x"], 2, "Parquet cannot be written to the terminal"),
     (["--engine", "numpy", "--dtype", "bf16", "x"], 2, "--dtype bf16 needs torch"),
     (["--engine", "numpy", "--explain", "e", "x"], 2, "--explain needs torch"),
     (["photos/*.gif"], 3, "no file matches"),
     (["--list", "none.txt"], 3, "cannot read the list"),
-    ([], 2, "no IMAGE to name"),
+    ([], 2, "no IMAGE was given"),
 ]
 
 

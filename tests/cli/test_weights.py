@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.models.pretrained.test_flavours import CONFIG, google_arrays, random_weights
-from vitft.cli.parser import Parser
+from vitft.cli.parser import Commands, Parser
 from vitft.cli.weights import add_weights
 from vitft.system.errors import UsageError, WeightsError
 
@@ -18,7 +18,7 @@ from vitft.system.errors import UsageError, WeightsError
 def run(*words: str) -> int:
     """One command line, through the verb's own parser."""
     parser = Parser(prog="vitft")
-    add_weights(parser.add_subparsers())
+    add_weights(Commands(parser, "commands"))
     args: argparse.Namespace = parser.parse_args(["weights", *words])
     code: int = args.command(args)
     return code
@@ -57,7 +57,7 @@ def test_the_list_shows_what_the_filters_leave(
 
 
 def test_filters_that_leave_nothing_say_so() -> None:
-    with pytest.raises(UsageError, match=r"no weights of the catalogue are like that"):
+    with pytest.raises(UsageError, match=r"no weights match all filters"):
         run("list", "--size", "tiny", "--data", "lvd")
 
 
@@ -108,8 +108,8 @@ def test_a_file_that_is_only_looked_at_is_not_adapted(tmp_path: Path, printed: A
     [
         pytest.param(["missing.safetensors"], WeightsError, "weights not found", id="no file"),
         pytest.param(["a.pth"], WeightsError, "is a Python pickle", id="pickle"),
-        pytest.param(["a.pth", "--image-size", "0"], UsageError, "is no size", id="no size"),
-        pytest.param(["a.pth", "--classes", "-1"], UsageError, "--classes is -1", id="classes"),
+        pytest.param(["a.pth", "--image-size", "0"], UsageError, "--image-size 0", id="no size"),
+        pytest.param(["a.pth", "--classes", "-1"], UsageError, "--classes -1", id="classes"),
         pytest.param(
             ["vit.safetensors", "--image-size", "50"], UsageError, "50 pixels high", id="odd size"
         ),
@@ -146,5 +146,5 @@ def test_what_came_with_vitft_is_fetched_from_itself(
 def test_a_file_needs_no_fetching(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").touch()
 
-    with pytest.raises(UsageError, match=r"is a file already"):
+    with pytest.raises(UsageError, match=r"is a local file"):
         run("fetch", str(tmp_path / "a.safetensors"))

@@ -62,13 +62,13 @@ def test_the_recipes_that_come_with_vitft() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_command_of_a_recipe_is_one_that_vitft_understands(name: str) -> None:
-    from vitft.cli.finetune import requested
+    from vitft.cli.finetune import requested_config
     from vitft.cli.main import build_parser
 
     command = read_toml(resource("recipes") / f"{name}.toml")["recipe"]["command"].split()
 
     assert command[:2] == ["vitft", "finetune"]
-    requested(build_parser().parse_args(command[1:]))
+    requested_config(build_parser().parse_args(command[1:]))
 
 
 def test_recipes_are_listed_with_what_they_promise(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +125,7 @@ def test_a_rehearsal_tells_what_each_stage_would_do(
         pytest.param(["--data", "nowhere"], 3, "nowhere", id="no such folder"),
         pytest.param(["--weights", "nothing.npz"], 4, "weights not found", id="no such weights"),
         pytest.param(["--freeze", "blocks:9"], 2, "the model has 2 blocks", id="too many blocks"),
-        pytest.param(["--resume", "x"], 2, "--dry-run is for a new run", id="a run to resume"),
+        pytest.param(["--resume", "x"], 2, "--dry-run applies to a new run", id="a run to resume"),
         pytest.param(["--device", "cuda:99"], 2, "cannot be used here", id="no such device"),
         pytest.param(["--solver", "adam"], 2, "lbfgs, sgd or adamw", id="no such solver"),
     ],

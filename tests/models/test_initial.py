@@ -13,17 +13,19 @@ from PIL import Image
 
 from tests.conftest import draw_folder
 from vitft.config.run import Config, config_from_table
-from vitft.data.folder import scan
+from vitft.data.folder import Folder, scan
 from vitft.data.images import read_bytes
 from vitft.data.labelled import find_labelled
 from vitft.export.job import export_run
 from vitft.export.plan import Order
+from vitft.metrics.softmax import softmax
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.initial import new_model
-from vitft.models.numpy_vit import softmax
+from vitft.models.pretrained import LoadReport
+from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.evaluate import evaluate
-from vitft.predict.numpy_engine import QuickEngine
+from vitft.predict.numpy_engine import NumpyEngine
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import DataError, RunError, UsageError
 from vitft.training.distributed import Team
@@ -42,6 +44,18 @@ def settings(data: Path, **tables: dict[str, Any]) -> Config:
         "train": {"device": "cpu"} | tables.pop("train", {}),
     }
     return config_from_table(table | tables)
+
+
+def initial_for(config: Config, folder: Folder) -> tuple[VisionTransformer, LoadReport]:
+    """A new model with the settings of a run."""
+    return new_model(
+        config.weights,
+        config.model,
+        folder,
+        max_pixels=config.data.max_pixels,
+        drop_path=config.train.drop_path,
+        seed=config.train.seed,
+    )
 
 
 @pytest.fixture
@@ -109,7 +123,7 @@ def test_shift_is_refused_where_a_part_is_frozen(colours: Path) -> None:
 
 
 def test_the_model_has_the_shape_of_the_settings_and_of_the_images(colours: Path) -> None:
-    model, report = new_model(
+    model, report = initial_for(
         settings(colours, model={"norm": "post", "pool": "mean", "registers": 2}), scan(colours)
     )
 
@@ -138,15 +152,15 @@ def test_grey_images_make_a_model_of_one_channel(digits: Path, tmp_path: Path) -
             Image.new("L", (8, 8), 40 * i).save(tmp_path / "greys" / label / f"{i}.png")
 
     for data in (digits, tmp_path / "greys"):
-        assert new_model(settings(data), scan(data))[0].config.in_channels == 1
-    of_three, _ = new_model(settings(digits, model={"channels": 3}), scan(digits))
+        assert initial_for(settings(data), scan(data))[0].config.in_channels == 1
+    of_three, _ = initial_for(settings(digits, model={"channels": 3}), scan(digits))
     assert of_three.config.in_channels == 3
 
 
 def test_the_same_seed_begins_with_the_same_weights(colours: Path) -> None:
     folder = scan(colours)
     first, again, other = (
-        new_model(settings(colours, train={"seed": seed}), folder)[0].pos_embed
+        initial_for(settings(colours, train={"seed": seed}), folder)[0].pos_embed
         for seed in (0, 0, 1)
     )
 
@@ -156,8 +170,8 @@ def test_the_same_seed_begins_with_the_same_weights(colours: Path) -> None:
 
 def test_positions_may_begin_as_waves_of_row_and_column(colours: Path) -> None:
     folder = scan(colours)
-    model, _ = new_model(settings(colours, model={"positions": "waves"}), folder)
-    noise, _ = new_model(settings(colours), folder)
+    model, _ = initial_for(settings(colours, model={"positions": "waves"}), folder)
+    noise, _ = initial_for(settings(colours), folder)
     rows, columns = model.config.grid
     table = model.pos_embed[0, 1:].reshape(rows, columns, -1)
     half = table.shape[-1] // 2  # first the column, then the row
@@ -174,22 +188,22 @@ def test_images_of_several_sizes_ask_for_one(colours: Path) -> None:
     Image.new("RGB", (9, 9)).save(colours / "red" / "000.png")
     config = settings(colours)
 
-    with pytest.raises(DataError, match=r"(?s)of several sizes.*--image-size 64"):
-        new_model(config, scan(colours))
+    with pytest.raises(DataError, match=r"(?s)differ in size.*--image-size 64"):
+        initial_for(config, scan(colours))
     named = replace(config, weights=replace(config.weights, image_size=(16, 16)))
-    assert new_model(named, scan(colours))[0].config.image_size == (16, 16)
+    assert initial_for(named, scan(colours))[0].config.image_size == (16, 16)
 
 
 def test_patches_that_do_not_tile_the_images_are_refused(colours: Path) -> None:
     with pytest.raises(UsageError, match="patches of 7 pixels"):
-        new_model(settings(colours, model={"patch_size": 7}), scan(colours))
+        initial_for(settings(colours, model={"patch_size": 7}), scan(colours))
 
 
 def test_statistics_for_other_channels_are_refused(digits: Path) -> None:
     config = settings(digits, weights={"name": "none", "mean": [0.5] * 3, "std": [0.5] * 3})
 
-    with pytest.raises(DataError, match="3 channel statistics are named, but the images have 1"):
-        new_model(config, scan(digits))
+    with pytest.raises(DataError, match="3 channel statistics are given, but the images have 1"):
+        initial_for(config, scan(digits))
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -203,15 +217,15 @@ def test_a_model_of_greys_learns_from_arrays_and_every_reader_agrees(
     assert result.figures["top1"] > 0.6  # a third by chance
     paths = [f"{digits}/test/{i}/{i:05}.bmp" for i in range(3)]
     answers = [*Predictor.from_run(str(tmp_path / "run"), device="cpu").stream(paths)]
-    quick = QuickEngine.open(tmp_path / "run" / "model.safetensors")
-    assert quick is not None
-    views = np.stack([quick.view(read_bytes(path), path) for path in paths])
-    shares = softmax(quick.scores(views).logits)
+    engine = NumpyEngine.open(tmp_path / "run" / "model.safetensors")
+    assert engine is not None
+    views = np.stack([engine.view(read_bytes(path), path) for path in paths])
+    shares = softmax(engine.scores(views).logits)
     assert [max(row) for row in shares.tolist()] == pytest.approx(
         [answer.probabilities[0] for answer in answers], abs=1e-4
     )
     judged = evaluate(find_labelled(digits), str(tmp_path / "run"), device="cpu")
-    assert judged.figures["top1"] == pytest.approx(result.figures["top1"])
+    assert judged.results["top1"] == pytest.approx(result.figures["top1"])
 
 
 def test_a_run_of_arrays_keeps_their_split_in_its_table(digits: Path, tmp_path: Path) -> None:
@@ -246,7 +260,7 @@ def test_a_model_behind_convolutions_is_a_run_like_any_other(digits: Path, tmp_p
 
     assert result.figures["top1"] > 0.6  # a third by chance
     judged = evaluate(find_labelled(digits), str(tmp_path / "run"), device="cpu")
-    assert judged.figures["top1"] == pytest.approx(result.figures["top1"])
+    assert judged.results["top1"] == pytest.approx(result.figures["top1"])
     export_run(str(tmp_path / "run"), Order(formats=("onnx",), out=tmp_path / "onnx"))
     # Its own weights begin another run, of images in colour and of another size.
     colours = draw_folder(tmp_path / "colours", per_class=4)

@@ -15,7 +15,7 @@ from vitft.data.transforms import EvalTransform
 from vitft.features.cut import Whole
 from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
 from vitft.models.freeze import freeze_model
-from vitft.models.lora import adapters, add_adapters, fold_adapters
+from vitft.models.lora import adapted_layers, add_adapters, merge_adapters
 from vitft.models.pretrained import load_pretrained
 from vitft.models.timm_model import TimmConfig, TimmModel
 from vitft.models.vit import VisionTransformer
@@ -32,7 +32,7 @@ def test_adapters_begin_as_nothing(tiny_vit: VisionTransformer) -> None:
 
     add_adapters(tiny_vit, SPEC)
 
-    assert len(adapters(tiny_vit)) == 8  # four layers in each of two blocks
+    assert len(adapted_layers(tiny_vit)) == 8  # four layers in each of two blocks
     torch.testing.assert_close(tiny_vit(PIXELS), before, atol=1e-6, rtol=0)
 
 
@@ -56,7 +56,7 @@ def test_folded_in_they_are_gone_and_the_answers_stay(tiny_vit: VisionTransforme
     with torch.no_grad():
         answers, lean = tiny_vit(PIXELS), whole(PIXELS)
 
-    fold_adapters(tiny_vit)
+    merge_adapters(tiny_vit)
 
     assert list(tiny_vit.state_dict()) == names
     with torch.no_grad():
@@ -165,5 +165,5 @@ def test_an_adapter_is_kept_of_lora_alone() -> None:
 def test_a_model_of_timm_has_no_adapter_of_its_own() -> None:
     model = TimmModel(TimmConfig(timm="resnet10t", image_size=(32, 32), num_classes=3))
 
-    with pytest.raises(UsageError, match="--keep-adapter is for vitft's own ViTs"):
+    with pytest.raises(UsageError, match="--keep-adapter does not support timm models"):
         add_adapters(model, TrainSpec(freeze="lora", keep_adapter=True))

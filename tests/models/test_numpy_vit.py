@@ -17,7 +17,7 @@ from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.numpy_vit import NumpyModel, gelu, normalise, open_model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.predict.numpy_engine import QuickEngine
+from vitft.predict.numpy_engine import NumpyEngine
 from vitft.system.errors import RunError
 
 SMALL = ViTConfig(image_size=(24, 32), patch_size=(8, 8), width=32, depth=3, heads=2, num_classes=5)
@@ -101,7 +101,7 @@ def test_one_changed_bit_of_the_weights_is_no_answer(saved: Path, place: float) 
     data[start + int(place * (len(data) - start))] ^= 1
     saved.write_bytes(data)
 
-    engine = QuickEngine.open(saved)
+    engine = NumpyEngine.open(saved)
 
     assert engine is not None
     with pytest.raises(RunError, match="damaged checkpoint"):
@@ -174,6 +174,6 @@ def test_a_few_images_are_answered_without_importing_torch(saved: Path, image_fo
 
 
 def test_no_setting_of_a_model_is_unknown_here() -> None:
-    from vitft.models.numpy_vit import KNOWN
+    from vitft.models.numpy_vit import CONFIG_FIELDS
 
-    assert SMALL.to_json().keys() == KNOWN  # else every checkpoint would be left to torch
+    assert SMALL.to_json().keys() == CONFIG_FIELDS  # else every checkpoint would be left to torch

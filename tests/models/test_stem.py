@@ -12,7 +12,7 @@ from torch import nn
 from tests.conftest import fill
 from vitft.models.checkpoint import build_model
 from vitft.models.pretrained.adapt import adapt
-from vitft.models.registry import config_of, create_model
+from vitft.models.registry import architecture_config, create_model
 from vitft.models.stem import STEMS, StdConv2d, conv_strides, pad_same, stem_stride
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
@@ -44,7 +44,7 @@ def test_logits_of_a_hybrid_equal_timms(
     name: str, image_size: tuple[int, int], limit: float
 ) -> None:
     theirs = random_hybrid(name, image_size, depth=2)
-    config = replace(config_of(name), image_size=image_size, depth=2, num_classes=10)
+    config = replace(architecture_config(name), image_size=image_size, depth=2, num_classes=10)
     ours = build_model(theirs.state_dict(), config)
     images = torch.randn(1, 3, *image_size, generator=torch.Generator().manual_seed(1))
 
@@ -104,7 +104,9 @@ def test_a_hybrid_trains_down_to_its_first_kernel() -> None:
 
 def test_an_image_that_the_stem_does_not_tile_is_refused() -> None:
     with pytest.raises(UsageError, match=r"240 pixels high.*patches of 32"):
-        VisionTransformer(replace(config_of("vit_small_r26_s32_224"), image_size=(240, 240)))
+        VisionTransformer(
+            replace(architecture_config("vit_small_r26_s32_224"), image_size=(240, 240))
+        )
 
 
 @pytest.mark.parametrize(

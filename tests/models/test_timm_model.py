@@ -17,7 +17,7 @@ from vitft.metrics.results import Metrics
 from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
 from vitft.models.freeze import freeze_model
 from vitft.models.pretrained import load_backbone, load_pretrained
-from vitft.models.timm_model import TimmConfig, TimmModel, config_from_json, own, untrained
+from vitft.models.timm_model import TimmConfig, TimmModel, config_from_json, require_vit, untrained
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import RunError, UsageError, WeightsError
 from vitft.training.best import Best
@@ -125,7 +125,7 @@ def test_only_the_head_trains_or_everything() -> None:
 
 
 def test_a_cut_between_blocks_is_refused() -> None:
-    with pytest.raises(UsageError, match="only vitft's own ViTs are cut between blocks"):
+    with pytest.raises(UsageError, match="does not support timm models"):
         freeze_model(random_model(), "blocks:1")
 
 
@@ -184,25 +184,25 @@ def test_a_checkpoint_reads_back(tmp_path: Path) -> None:
 
 
 def test_tensors_of_another_model_are_refused() -> None:
-    with pytest.raises(RunError, match="tensors do not fit"):
+    with pytest.raises(RunError, match="tensors do not match"):
         build_model(random_model().state_dict(), replace(SMALL, timm="test_convnext"))
 
 
 def test_what_needs_our_attention_says_so() -> None:
     with pytest.raises(UsageError, match=r"explain needs the attention of vitft's own"):
-        own(random_model(), "explain")
+        require_vit(random_model(), "explain")
 
 
 def test_load_pretrained_points_to_the_right_door(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"load_backbone"):
         load_pretrained("timm:resnet18")
-    with pytest.raises(WeightsError, match=r"holds timm's test_resnet"):
+    with pytest.raises(WeightsError, match=r"contains the timm model test_resnet"):
         load_pretrained(saved(tmp_path / "model.safetensors", random_model()))
 
 
 @pytest.mark.parametrize("name", ["timm:", "timm:a/b", "timm:../x", "timm:Resnet18", "timm:a.b.c"])
 def test_a_malformed_name_is_refused_before_timm_is_asked(name: str) -> None:
-    with pytest.raises(WeightsError, match="names no model of timm"):
+    with pytest.raises(WeightsError, match="invalid timm name"):
         load_backbone(name, num_classes=2)
 
 
@@ -228,7 +228,7 @@ def test_an_earlier_run_is_weights_for_the_next(tmp_path: Path) -> None:
 def test_what_only_our_model_has_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "model.safetensors", random_model())
 
-    with pytest.raises(UsageError, match="do not concern a model of timm"):
+    with pytest.raises(UsageError, match="timm models do not support"):
         load_backbone(path, num_classes=2, pre_logits="keep")
     with pytest.raises(UsageError, match="was fine-tuned at"):
         load_backbone(path, num_classes=2, image_size=64)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from tests.conftest import random_timm
 from vitft.models.checkpoint import build_model
-from vitft.models.registry import config_of, create_model
+from vitft.models.registry import architecture_config, create_model
 from vitft.models.stem import DropPath
 from vitft.models.vit import Attention, Block, VisionTransformer
 from vitft.models.vit_config import ViTConfig
@@ -46,7 +46,7 @@ SMALL_CONFIG = ViTConfig(
 @torch.no_grad()
 def test_logits_equal_timms(name: str, side: int) -> None:
     theirs = random_timm(name, side, depth=4)  # the whole depth: benchmarks/accuracy/parity.py
-    config = replace(config_of(name), image_size=(side, side), depth=4, num_classes=10)
+    config = replace(architecture_config(name), image_size=(side, side), depth=4, num_classes=10)
     ours = build_model(theirs.state_dict(), config)
     images = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))
 

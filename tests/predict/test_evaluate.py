@@ -19,7 +19,7 @@ from vitft.data.labelled import find_labelled
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.vit import VisionTransformer
-from vitft.predict.evaluate import Evaluated, evaluate
+from vitft.predict.evaluate import Evaluation, evaluate
 from vitft.system.errors import DataError, RunError
 
 
@@ -54,23 +54,23 @@ def unseen(tmp_path: Path) -> Path:
     return tmp_path / "unseen"
 
 
-def judge(data: Path, run: Path) -> Evaluated:
+def judge(data: Path, run: Path) -> Evaluation:
     return evaluate(find_labelled(data), str(run), device="cpu")
 
 
 def test_unseen_images_are_all_counted(run: Path, unseen: Path) -> None:
     done = judge(unseen, run)
 
-    assert done.figures["images"] == 12
-    assert done.figures["data"] | {"path": ""} == {
+    assert done.results["images"] == 12
+    assert done.results["data"] | {"path": ""} == {
         "path": "",
         "unreadable": [],
         "trained": 0,
         "validated": 0,
         "copies": 0,
     }
-    right = [answer.predicted == answer.label for answer in done.answers]
-    assert done.figures["top1"] == sum(right) / 12
+    right = [row.is_correct for row in done.predictions]
+    assert done.results["top1"] == sum(right) / 12
 
 
 def test_images_that_trained_the_model_are_left_out_wherever_they_lie(
@@ -83,10 +83,10 @@ def test_images_that_trained_the_model_are_left_out_wherever_they_lie(
 
     done = judge(moved, run)
 
-    assert done.figures["data"]["trained"] == 24
-    assert done.figures["images"] == done.figures["data"]["validated"] == 6
-    assert [answer.left_out for answer in done.answers].count("trained this model") == 24
-    assert done.figures["confusion"] == json.loads((run / "eval.json").read_text())["confusion"]
+    assert done.results["data"]["trained"] == 24
+    assert done.results["images"] == done.results["data"]["validated"] == 6
+    assert [row.prediction.notes for row in done.predictions].count(("trained this model",)) == 24
+    assert done.results["confusion"] == json.loads((run / "eval.json").read_text())["confusion"]
 
 
 def test_only_training_images_are_refused(run: Path, image_folder: Path) -> None:
@@ -104,7 +104,7 @@ def test_without_a_run_around_the_model_it_is_said_that_training_images_are_unkn
 ) -> None:
     assert main(["evaluate", "--data", str(unseen), "--run", str(model)]) == 0
 
-    assert "not known whether it was trained on" in capsys.readouterr().err
+    assert "some of these images may have trained it" in capsys.readouterr().err
 
 
 def test_a_split_of_another_run_is_refused(run: Path, unseen: Path) -> None:
@@ -120,17 +120,17 @@ def test_some_of_the_classes_are_enough(model: Path, unseen: Path) -> None:
 
     done = judge(unseen, model)
 
-    assert done.figures["images"] == 8
-    assert done.figures["per_class"]["green"]["recall"] is None
+    assert done.results["images"] == 8
+    assert done.results["per_class"]["green"]["recall"] is None
 
 
 def test_classes_are_matched_by_name_not_by_place(model: Path, unseen: Path) -> None:
-    before = judge(unseen, model).figures["per_class"]
+    before = judge(unseen, model).results["per_class"]
     (unseen / "blue").rename(unseen / "aside")  # would be the first of the folders, too
     shutil.rmtree(unseen / "green")
     (unseen / "aside").rename(unseen / "blue")
 
-    after = judge(unseen, model).figures["per_class"]
+    after = judge(unseen, model).results["per_class"]
 
     assert [after[name]["recall"] for name in ("blue", "red")] == [
         before[name]["recall"] for name in ("blue", "red")
@@ -143,7 +143,7 @@ def test_unknown_classes_are_refused_with_both_differences(model: Path, unseen: 
 
     with pytest.raises(
         DataError,
-        match=r"(?s)unknown to the model: blues, teapot; .*not in the data: blue, red.*"
+        match=r"(?s)unknown to the model: blues and teapot; .*missing from the data: blue and red.*"
         r"rename blues to blue",
     ):
         judge(unseen, model)
@@ -183,7 +183,7 @@ def test_copies_are_counted_and_said(
 
     main(["evaluate", "--data", str(unseen), "--run", str(model)])
 
-    assert "1 images are copies of others" in capsys.readouterr().err
+    assert "duplicates among the images: 1," in capsys.readouterr().err
 
 
 def test_the_error_before_the_temperature_is_that_of_the_scores_times_it(
@@ -193,7 +193,7 @@ def test_the_error_before_the_temperature_is_that_of_the_scores_times_it(
     kept["calibration"]["temperature"] = 0.02  # before, every class was nearly as likely
     (run / "eval.json").write_text(json.dumps(kept))
 
-    calibration = judge(unseen, run).figures["calibration"]
+    calibration = judge(unseen, run).results["calibration"]
 
     assert calibration is not None
     assert calibration["temperature"] == 0.02
@@ -211,14 +211,21 @@ def test_the_table_tells_what_there_is(
     assert evaluated(data=unseen, run=model) == 0
 
     shown = capsys.readouterr().out
-    for text in ("accuracy", "95 % interval", "calibration error", "blue", "F1", "true \\ named"):
+    for text in (
+        "accuracy",
+        "95 % interval",
+        "calibration error",
+        "blue",
+        "F1",
+        "true \\ predicted",
+    ):
         assert text in shown
 
 
 def test_many_classes_are_shown_by_the_worst_of_them(
     tiny_vit: VisionTransformer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vitft.cli.evaluate import show_tables
+    from vitft.cli.evaluate import print_tables
     from vitft.metrics.classification import evaluation, fixed_probabilities
 
     labels = torch.arange(40)
@@ -228,12 +235,12 @@ def test_many_classes_are_shown_by_the_worst_of_them(
         **fixed_probabilities(logits.double().numpy(), labels),
     }
 
-    show_tables(figures)
+    print_tables(figures)
 
     shown, notes = capsys.readouterr()
-    assert "the 30 classes found least" in notes
-    assert "taken for" in shown
-    assert "among the best 5" in shown
+    assert "the 30 classes of lowest recall" in notes
+    assert "predicted as" in shown
+    assert "top-5 accuracy" in shown
 
 
 def test_csv_has_one_figure_a_row(
@@ -258,8 +265,8 @@ def test_out_holds_figures_and_one_row_per_image(
         rows = list(csv.DictReader(file))
     figures: dict[str, Any] = json.loads((tmp_path / "out" / "eval.json").read_text())
     assert figures == json.loads(capsys.readouterr().out)
-    assert sum(row["right"] == "1" for row in rows) == round(12 * figures["top1"])
-    assert [row["left_out"] for row in rows if row["left_out"]] == ["empty file"]
+    assert sum(row["correct"] == "1" for row in rows) == round(12 * figures["top1"])
+    assert [row["error"] for row in rows if row["error"]] == ["empty file"]
     assert len(rows) == 13
 
 
@@ -322,4 +329,4 @@ def test_folders_own_labels_of_a_drawn_folder_are_judged_alike_from_a_table(
 
     folder, table = judge(root, model), judge(root / "labels.csv", model)
 
-    assert folder.answers == table.answers
+    assert folder.predictions == table.predictions

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from vitft.predict.threshold import chosen, threshold_for
-from vitft.predict.validation import Verdict
+from vitft.predict.threshold import choose_threshold, smallest_threshold
+from vitft.predict.validation import ValidationPrediction
 from vitft.system.errors import RunError
 
 
-def verdicts(*pairs: tuple[float, bool]) -> list[Verdict]:
+def verdicts(*pairs: tuple[float, bool]) -> list[ValidationPrediction]:
     return [
-        Verdict(path=f"{i}.jpg", sha256="", label="a", guess="a" if right else "b",
-                confidence=share, label_probability=0.5)
-        for i, (share, right) in enumerate(pairs)
+        ValidationPrediction(path=f"{i}.jpg", sha256="", label="a", predicted="a" if right else "b",
+                probability=probability, label_probability=0.5)
+        for i, (probability, right) in enumerate(pairs)
     ]  # fmt: skip
 
 
@@ -21,8 +21,8 @@ def test_as_many_answers_as_possible_are_sure() -> None:
     # Right at 0.9 and 0.8, wrong at 0.7, then three right: 5 of 6 at 0.4 again reach 80 %.
     given = verdicts((0.7, False), (0.9, True), (0.8, True), (0.6, True), (0.5, True), (0.4, True))
 
-    most = chosen(given, 0.8)
-    all_right = chosen(given, 1.0)
+    most = smallest_threshold(given, 0.8)
+    all_right = smallest_threshold(given, 1.0)
 
     assert most is not None
     assert all_right is not None
@@ -32,16 +32,16 @@ def test_as_many_answers_as_possible_are_sure() -> None:
 
 
 def test_answers_of_one_probability_are_all_in_or_all_out() -> None:
-    found = chosen(verdicts((0.9, True), (0.8, True), (0.8, False)), 0.9)
+    found = smallest_threshold(verdicts((0.9, True), (0.8, True), (0.8, False)), 0.9)
 
     assert found is not None
     assert found.value == 0.9
 
 
 def test_a_precision_that_cannot_be_reached_gives_nothing() -> None:
-    assert chosen(verdicts((0.9, False), (0.8, True)), 0.9) is None
+    assert smallest_threshold(verdicts((0.9, False), (0.8, True)), 0.9) is None
 
 
 def test_a_run_without_validation_answers_is_told_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="--threshold"):
-        threshold_for(tmp_path, 0.9)
+        choose_threshold(tmp_path, 0.9)

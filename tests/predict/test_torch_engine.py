@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from vitft.data.sources import expand
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card
 from vitft.models.vit import VisionTransformer
-from vitft.predict.torch_engine import Predictor, expand
+from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import DataError, RunError
 
 

@@ -168,8 +168,8 @@ def test_compare_prints_a_table_and_never_overwrites_a_page(
     captured = capsys.readouterr()
     assert "exact McNemar test on the shared images" in captured.out
     assert {p.name for p in here.glob("*.html")} == {"compare.html", "compare-2.html"}
-    assert "exists already" in captured.err
-    assert "nothing to be compared with" in captured.err
+    assert "already exists" in captured.err
+    assert "only one run to compare" in captured.err
 
 
 def test_compare_answers_machines_in_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

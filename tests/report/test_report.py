@@ -411,7 +411,7 @@ def test_scores_of_another_split_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     np.savez(run / "validation.npz", logits=np.zeros((5, 3), np.float32))
 
-    with pytest.raises(RunError, match=r"scores \(5, 3\) for 12 validation images of 3 classes"):
+    with pytest.raises(RunError, match=r"logits \(5, 3\) for 12 validation images of 3 classes"):
         write_report(run)
 
 
@@ -462,7 +462,7 @@ def test_the_door_writes_where_it_is_told_and_overwrites_nothing(
     assert main(["report", "--run", str(run), "--out", str(page)]) == 0
     assert main(["report", "--run", str(run), "--out", str(page)]) == 5
 
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert not (run / "report.html").exists()
     assert main(["report", "--run", str(run), "--out", str(tmp_path / "no" / "page.html")]) == 5
     assert main(["report", "--run", str(tmp_path)]) == 5

@@ -20,10 +20,11 @@ from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
+from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.access import access_for
-from vitft.serve.engine import Engine
-from vitft.serve.limits import Limits
+from vitft.serve.batching import BatchQueue
+from vitft.serve.limits import ServeLimits
 from vitft.system.errors import RunError
 
 CLASSES = ("red <b>", "grün", "bl\udcffue")  # markup, two bytes, and a name that is no Unicode
@@ -58,7 +59,7 @@ def predictor() -> Predictor:
 @pytest.fixture(scope="module")
 def client(predictor: Predictor) -> Iterator[Client]:
     """A server with small limits that all harmless tests share."""
-    limits = Limits(max_bytes=300_000, queue=64)
+    limits = ServeLimits(max_bytes=300_000, queue=64)
     with serving(predictor, limits, access_for("127.0.0.1", ["flowers.example"])) as served:
         yield served
 
@@ -66,8 +67,8 @@ def client(predictor: Predictor) -> Iterator[Client]:
 def expected(predictor: Predictor, image: bytes) -> dict[str, float]:
     """What `predict` says of an image."""
     view = predictor.card.transform.pixels(Image.open(io.BytesIO(image), formats=["PNG"]))
-    shares = predictor.logits(view[None]).softmax(-1)[0].tolist()
-    return dict(zip(CLASSES, shares, strict=True))
+    logits = torch.from_numpy(predictor.scores(view[None]).logits)
+    return dict(zip(CLASSES, logits.softmax(-1)[0].tolist(), strict=True))
 
 
 def told(result: dict[str, Any]) -> dict[str, float]:
@@ -104,7 +105,7 @@ def test_several_files_are_answered_in_their_order_and_a_bad_one_spoils_none(
 
     first, second, third = answer.json["results"]
     assert answer.status == 200
-    assert [first["name"], second["name"], third["name"]] == ["a.png", "../x.txt", 'ü "c.png']
+    assert [first["path"], second["path"], third["path"]] == ["a.png", "../x.txt", 'ü "c.png']
     assert told(first) == pytest.approx(expected(predictor, png(1)), abs=1e-6)
     assert told(third) == pytest.approx(expected(predictor, png(2)), abs=1e-6)
     assert second["error"] == "not an image (looks like text)"
@@ -131,12 +132,12 @@ class SlowPredictor(Predictor):
         super().__init__(*arguments, **options)
         self.may_go, self.batches, self.is_asked = threading.Event(), [0], threading.Event()
 
-    def logits(self, pixels: Any) -> torch.Tensor:
+    def scores(self, views: Any) -> Scores:
         if self.batches != [0]:  # the first is the server's own, at its start
             self.is_asked.set()
             assert self.may_go.wait(20)
-        self.batches.append(len(pixels))
-        return super().logits(pixels)
+        self.batches.append(len(views))
+        return super().scores(views)
 
 
 def until(client: Client, waiting: int) -> None:
@@ -150,14 +151,14 @@ def test_images_that_wait_for_the_model_share_a_batch() -> None:
     assert isinstance(slow, SlowPredictor)
 
     async def ask_six() -> None:
-        engine = Engine(slow, Limits())
-        work = asyncio.create_task(engine.serve())
+        queue = BatchQueue(slow, Postprocess(classes=CLASSES), ServeLimits())
+        work = asyncio.create_task(queue.serve())
         await asyncio.sleep(0)
-        first = asyncio.create_task(engine.shares(png(0), ""))
+        first = asyncio.create_task(queue.predict(png(0), "", 1))
         while not slow.is_asked.is_set():
             await asyncio.sleep(0)
-        rest = [asyncio.create_task(engine.shares(png(i), "")) for i in range(5)]
-        while len(engine.line) < 5:
+        rest = [asyncio.create_task(queue.predict(png(i), "", 1)) for i in range(5)]
+        while len(queue.pending) < 5:
             await asyncio.sleep(0)
         slow.may_go.set()
         await asyncio.gather(first, *rest)
@@ -172,7 +173,7 @@ def test_a_full_queue_sends_further_images_away_while_the_server_stays_alive() -
     slow = make_predictor(SlowPredictor)
     assert isinstance(slow, SlowPredictor)
 
-    with serving(slow, Limits(queue=2)) as client, ThreadPoolExecutor(1) as people:
+    with serving(slow, ServeLimits(queue=2)) as client, ThreadPoolExecutor(1) as people:
         two = people.submit(client.form, "/predict", ("a", png(0)), ("b", png(1)))
         until(client, 2)
         away = client.post("/predict", png(2))
@@ -191,11 +192,11 @@ def test_a_full_queue_sends_further_images_away_while_the_server_stays_alive() -
 class BrokenPredictor(SlowPredictor):
     """Fails at every second question."""
 
-    def logits(self, pixels: Any) -> torch.Tensor:
-        self.batches.append(len(pixels))
+    def scores(self, views: Any) -> Scores:
+        self.batches.append(len(views))
         if len(self.batches) % 2:
             raise RuntimeError("/secret/path/of/the/model.py went wrong")
-        return Predictor.logits(self, pixels)
+        return Predictor.scores(self, views)
 
 
 def test_a_mistake_of_the_program_is_told_without_details_and_harms_no_later_request(
@@ -205,7 +206,7 @@ def test_a_mistake_of_the_program_is_told_without_details_and_harms_no_later_req
         broken, fine = client.post("/predict", png(0)), client.post("/predict", png(0))
 
     assert broken.status == 500
-    assert broken.json == {"error": "a mistake of the program; the server's log has the details"}
+    assert broken.json == {"error": "internal server error; see the server log"}
     assert "/secret/path" in caplog.text
     assert fine.status == 200
 
@@ -214,8 +215,8 @@ def test_a_model_that_answers_nan_does_not_start() -> None:
     broken = make_predictor()
     nn.init.constant_(broken.model.head.bias, float("nan"))  # type: ignore[arg-type]
 
-    with pytest.raises(RunError, match="are not numbers"):
-        Engine(broken, Limits())
+    with pytest.raises(RunError, match="not finite numbers"):
+        BatchQueue(broken, Postprocess(classes=CLASSES), ServeLimits())
 
 
 # explaining -------------------------------------------------------------------------------------
@@ -276,6 +277,7 @@ def test_a_model_that_hides_its_attention_is_served_without_overlays() -> None:
 # what is asked wrongly --------------------------------------------------------------------------
 
 FORM = "multipart/form-data"
+FILE = b'--x\r\nContent-Disposition: form-data; filename="a"\r\n\r\n\r\n'
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n"
 
 
@@ -291,10 +293,12 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n"
         pytest.param("", "application/x-www-form-urlencoded", b"a=b", 415, "send", id="simple"),
         pytest.param("", FORM, b"--x--", 400, "no boundary", id="no boundary"),
         pytest.param("", f"{FORM}; boundary=", b"--x--", 400, "no boundary", id="empty boundary"),
-        pytest.param("", f"{FORM}; boundary=x", b"", 400, "not hold", id="empty form"),
+        pytest.param("", f"{FORM}; boundary=x", b"", 400, "not have its boundary", id="empty form"),
         pytest.param("", f"{FORM}; boundary=x", b"--x--", 400, "is empty", id="no files"),
-        pytest.param("", f"{FORM}; boundary=x", b"--x\r\n\r\n", 400, "no end", id="no end"),
-        pytest.param("", f"{FORM}; boundary=x", b"--x\r\n" * 50_000, 400, "more", id="parts"),
+        pytest.param("", f"{FORM}; boundary=x", b"--x\r\n" * 50_000, 400, "headers", id="marks"),
+        pytest.param("", f"{FORM}; boundary=x", b"text" * 50_000, 400, "not begin", id="no form"),
+        pytest.param("", f"{FORM}; boundary=x", FILE + b"x", 400, "no end", id="no end"),
+        pytest.param("", f"{FORM}; boundary=x", FILE * 5000, 400, "more", id="parts"),
         pytest.param(
             "",
             f"{FORM}; boundary=x",
@@ -308,7 +312,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n"
             f"{FORM}; boundary=x",
             b'--x\r\nContent-Disposition: form-data; name="top_k"\r\n\r\n3\r\n--x--',
             400,
-            "no file",
+            "not a file",
             id="a field",
         ),
         pytest.param("?top_k=0", "image/png", png(0), 422, "top_k", id="no classes"),
@@ -353,7 +357,7 @@ def test_a_form_of_bad_files_is_an_error_with_a_row_for_each(client: Client) -> 
 
     assert answer.status == 422
     assert answer.json["error"] == "none of the files is a usable image"
-    assert [row["name"] for row in answer.json["results"]] == ["a", "b"]
+    assert [row["path"] for row in answer.json["results"]] == ["a", "b"]
 
 
 TRAVERSALS = [

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from vitft.predict.postprocess import Postprocess
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.access import Access, access_for
-from vitft.serve.limits import Limits
+from vitft.serve.limits import ServeLimits
 from vitft.serve.server import listen, make_server
 
 PATIENCE_S = 20.0
@@ -106,11 +107,19 @@ def form(*files: tuple[str, bytes]) -> bytes:
 
 @contextmanager
 def serving(
-    predictor: Predictor, limits: Limits | None = None, access: Access | None = None
+    predictor: Predictor,
+    limits: ServeLimits | None = None,
+    access: Access | None = None,
+    postprocess: Postprocess | None = None,
 ) -> Iterator[Client]:
     """A server in a thread, stopped at the end."""
     with listen("127.0.0.1", 0) as bound:
-        server = make_server(predictor, limits or Limits(), access or access_for("127.0.0.1", []))
+        server = make_server(
+            predictor,
+            postprocess or Postprocess(classes=predictor.classes, top_k=99),
+            limits or ServeLimits(),
+            access or access_for("127.0.0.1", []),
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:

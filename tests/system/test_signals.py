@@ -181,7 +181,7 @@ def test_a_signal_while_the_command_is_imported_ends_it_without_a_traceback(
 def test_every_verb_ends_a_signal_with_its_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("vitft.cli.cache.list_command", lambda _: send("SIGTERM"))
+    monkeypatch.setattr("vitft.cli.cache.list_cache", lambda _: send("SIGTERM"))
 
     code = main(["cache", "list"])
 

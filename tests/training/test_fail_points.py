@@ -13,7 +13,8 @@ import torch
 
 from tests.support.fail_points import ERRORS, KILL, FailPoints, Killed
 from vitft.features.cache import Store, key_of, open_store
-from vitft.predict.output import Share, into_file, kept_rows
+from vitft.predict.output import ResumePoint, Shard, find_resume_point, open_rows
+from vitft.predict.prediction import Prediction
 from vitft.system.errors import ResourceError, RunError
 from vitft.system.files import whole_folder, write_atomically
 from vitft.system.rundir import RunDir
@@ -112,7 +113,7 @@ def test_a_folder_gets_its_name_when_all_of_it_is_there(tmp_path: Path, how: str
 
 @pytest.mark.parametrize("how", HOWS)
 def test_rows_that_were_written_are_gone_on_with(tmp_path: Path, how: str) -> None:
-    share, names = Share(chunk=1), ["a", "b", "c"]
+    shard, names = Shard(chunk=1), ["a", "b", "c"]
 
     def answer(home: Path) -> None:
         out = home / "rows.jsonl"
@@ -120,11 +121,12 @@ def test_rows_that_were_written_are_gone_on_with(tmp_path: Path, how: str) -> No
             return
         part = home / "rows.jsonl.part"
         left = iter(names)
-        kept = kept_rows(part, "jsonl", 1, left, 1) if part.exists() else None
-        start = kept_rows(Path("/dev/null"), "jsonl", 1, iter(()), 1) if kept is None else kept
-        with into_file(out, "jsonl", 1, share, start) as rows:
+        start = ResumePoint()
+        if part.exists():
+            start = find_resume_point(part, "jsonl", 1, left, 1)
+        with open_rows(out, "jsonl", 1, shard, start) as rows:
             for name in names[start.rows :]:
-                rows.add(name, ["x"], [0.5])
+                rows.add(Prediction(path=name, classes=("x",), probabilities=(0.5,)))
 
     def look(home: Path) -> None:
         answer(home)

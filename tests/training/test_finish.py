@@ -55,7 +55,7 @@ def test_the_saved_model_answers_with_the_scores_that_were_kept(
     val = Manifest.read(done.run / "split.csv", mixed_up).val
 
     pixels = [predictor.card.transform.pixels(open_image(mixed_up / row.path)) for row in val]
-    answered = predictor.logits(np.stack(pixels))
+    answered = torch.from_numpy(predictor.scores(np.stack(pixels)).logits)
 
     kept = scores_of(done.run)
     assert kept.dtype == torch.float32

@@ -323,9 +323,9 @@ def test_the_command_line_takes_up_a_run(
         (["--lr", "0.5"], 5, "optim.lr was 0.01, now 0.5"),
         (["--epochs", "9"], 5, "optim.epochs was 3, now 9"),
         (["--seed", "1", "--batch-size", "4"], 5, "optim.batch_size was 8, now 4, train.seed"),
-        (["--out", "x"], 2, "--resume goes on in the run's own folder"),
-        (["--max-time", "0"], 2, "--max-time '0' is no time"),
-        (["--max-time", "soon"], 2, "--max-time 'soon' is no time"),
+        (["--out", "x"], 2, "--resume continues a run in its directory"),
+        (["--max-time", "0"], 2, "invalid --max-time '0'"),
+        (["--max-time", "soon"], 2, "invalid --max-time 'soon'"),
     ],
 )
 def test_what_would_change_the_result_is_refused(
@@ -352,7 +352,7 @@ def test_a_finished_run_says_so(
     done = start(few, tiny_weights, tmp_path / "run", {})
 
     assert main(["finetune", "--resume", str(done.run)]) == 0
-    assert "finished already" in capsys.readouterr().err
+    assert "already finished" in capsys.readouterr().err
 
 
 def test_a_learning_rate_is_settled_and_written_down(

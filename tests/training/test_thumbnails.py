@@ -15,7 +15,12 @@ from vitft.data.inspection import inspect_folder
 from vitft.data.split import Manifest, split, write_class_indices
 from vitft.data.transforms import EvalTransform
 from vitft.models.vit import VisionTransformer
-from vitft.predict.validation import mistakes, read_verdicts, thumb_name, unsure
+from vitft.predict.validation import (
+    least_confident,
+    mistakes,
+    read_validation_predictions,
+    thumb_name,
+)
 from vitft.system.rundir import RunDir
 from vitft.training.thumbnails import SIDE, jpeg, write_gallery
 
@@ -47,9 +52,9 @@ def test_mistakes_are_kept_with_the_attention_and_right_answers_without(
 
     count = keep(run, manifest, tiny_vit)
 
-    verdicts = read_verdicts(run.path)
+    verdicts = read_validation_predictions(run.path)
     names = {file.name for file in (run.path / "thumbs").iterdir()}
-    wrong, right = mistakes(verdicts), unsure(verdicts, per_class=3, most=60)
+    wrong, right = mistakes(verdicts), least_confident(verdicts, per_class=3, most=60)
     assert count == len(wrong) + len(right) == 6
     assert {thumb_name(v.sha256, attention=True) for v in wrong} <= names
     assert {thumb_name(v.sha256) for v in wrong + right} <= names

@@ -1,48 +1,51 @@
-"""The door of `vitft cache`: look at the kept features, and delete them."""
+"""`vitft cache`: list and delete cached features."""
 
 import argparse
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from vitft.system import console
+from vitft.cli import output
+from vitft.cli.parser import Commands
 from vitft.system.errors import UsageError
 
-if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
 
-
-def add_cache(verbs: "argparse._SubParsersAction[Parser]") -> None:
-    """`vitft cache`."""
-    parser = verbs.add_parser("cache", help="the kept features: look, delete")
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+def add_cache(commands: Commands) -> None:
+    """Add `vitft cache`."""
+    parser = commands.add_parser("cache", help="list or delete cached features")
+    actions = Commands(parser, "actions")
     for name, text, command in (
-        ("list", "every space: weights, cut, size, last use", list_command),
-        ("clean", "delete what was used longest ago, or everything", clean_command),
+        ("list", "list the cached features: weights, layer, size, last use", list_cache),
+        ("clean", "delete the cached features that were used longest ago, or all", clean_cache),
     ):
         action = actions.add_parser(name, help=text)
-        action.add_argument("--cache", metavar="DIR", help="folder (default: the usual one)")
+        action.add_argument(
+            "--cache", metavar="DIR", help="cache folder (default: ~/.cache/vitft/features)"
+        )
         action.set_defaults(command=command)
         if name == "clean":
             action.add_argument(
-                "--to-gb", type=float, default=0.0, help="keep this much (default: nothing)"
+                "--to-gb",
+                type=float,
+                default=0.0,
+                metavar="GB",
+                help="keep the last used ones up to this size (default: 0)",
             )
 
 
-def folder_of(args: argparse.Namespace) -> Path:
-    """The cache that is meant."""
+def cache_folder(args: argparse.Namespace) -> Path:
+    """Return the cache folder that the options name."""
     from vitft.features.cache import default_folder
 
     return Path(args.cache).expanduser() if args.cache else default_folder()
 
 
-def list_command(args: argparse.Namespace) -> int:
-    """A table of spaces and the size of all."""
+def list_cache(args: argparse.Namespace) -> int:
+    """Print a table of the cached features, and their total size."""
     from vitft.features.cache import LIMIT_GB, spaces
 
-    folder = folder_of(args)
+    folder = cache_folder(args)
     found = spaces(folder)
-    console.table(
+    output.table(
         ("what", "prefix", "precision", "rows from", "MB"),
         [
             (
@@ -57,18 +60,16 @@ def list_command(args: argparse.Namespace) -> int:
         numbers=1,
     )
     total = sum(space.size for space in found) / 1e9
-    console.result(
-        f"{total:.2f} GB in {console.visible(str(folder))}, kept under {LIMIT_GB:.0f} GB"
-    )
+    output.result(f"{total:.2f} GB in {folder}, limit {LIMIT_GB:.0f} GB")
     return 0
 
 
-def clean_command(args: argparse.Namespace) -> int:
-    """Delete spaces; the images are computed again when they are needed."""
+def clean_cache(args: argparse.Namespace) -> int:
+    """Delete cached features; they are computed again when needed."""
     from vitft.features.cache import prune
 
     if not args.to_gb >= 0:
-        raise UsageError(f"--to-gb is {args.to_gb}", fix="give 0 or more gigabytes")
-    freed = prune(folder_of(args), args.to_gb)
-    console.result(f"{freed / 1e6:,.1f} MB deleted")
+        raise UsageError(f"invalid --to-gb {args.to_gb}", fix="use a number of at least 0")
+    freed = prune(cache_folder(args), args.to_gb)
+    output.result(f"{freed / 1e6:,.1f} MB deleted")
     return 0

@@ -1,40 +1,41 @@
-"""The door of `vitft evaluate`: figures of a trained model on labelled images."""
+"""The command `vitft evaluate`."""
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitft.system import console
+from vitft.cli import output
+from vitft.system.console import csv_line
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
+from vitft.system.rundir import plan_run
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
-    from vitft.predict.evaluate import Answer
+    from vitft.cli.parser import Commands
 
-STYLES = ("table", "json", "csv")
-WIDEST = 12
-"""Classes up to which the whole confusion matrix fits a terminal."""
-LONGEST = 30
-"""Classes up to which each has a row on the terminal."""
-SHARES = (
+EVALUATE_FORMATS = ("table", "json", "csv")
+MOST_IN_MATRIX = 12
+"""Most classes whose confusion matrix fits a terminal."""
+MOST_LISTED = 30
+"""Most classes that are listed on the terminal."""
+ACCURACIES = (
     ("top1", "accuracy"),
-    ("top5", "among the best 5"),
+    ("top5", "top-5 accuracy"),
     ("balanced", "balanced accuracy"),
 )
-OF_CLASS = ("recall", "precision", "f1")
+CLASS_METRICS = ("recall", "precision", "f1")
 
 
-def add_evaluate(verbs: "argparse._SubParsersAction[Parser]") -> None:
-    """`vitft evaluate`."""
-    parser = verbs.add_parser(
+def add_evaluate(commands: "Commands") -> None:
+    """Add `vitft evaluate`."""
+    parser = commands.add_parser(
         "evaluate",
-        help="how good a trained model is on labelled images",
-        description="Judge a trained model on labelled images that it has not seen. Classes are "
-        "matched by name. Images that trained it are left out. The exit code is 3 if an image "
-        "could not be read.",
+        help="evaluate a trained model on labelled images",
+        description="Evaluate a trained model on labelled images that it has not seen. Classes are "
+        "matched by name. Images that trained the model are left out. The exit code is 3 if an "
+        "image could not be read.",
     )
     parser.add_argument(
         "--data",
@@ -43,164 +44,127 @@ def add_evaluate(verbs: "argparse._SubParsersAction[Parser]") -> None:
         help="class folders (or train and val folders of them), or a table path,label",
     )
     parser.add_argument(
-        "--subset", choices=("train", "val"), help="of a folder with both (default: val)"
+        "--subset", choices=("train", "val"), help="part of a folder that has both (default: val)"
     )
     parser.add_argument("--run", metavar="DIR", help="run folder or checkpoint (default: latest)")
-    parser.add_argument("--format", choices=STYLES, default="table")
-    parser.add_argument("--out", metavar="DIR", help="also write eval.json and predictions.csv")
+    parser.add_argument("--format", choices=EVALUATE_FORMATS, default="table")
+    parser.add_argument(
+        "--out", metavar="DIR", help="also write eval.json and predictions.csv there"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     parser.set_defaults(command=evaluate_command)
 
 
 def evaluate_command(args: argparse.Namespace) -> int:
-    """Figures to stdout, remarks to stderr; exit code 3 if any image could not be read."""
+    """Print the results; return 3 if an image could not be read."""
     from vitft.data.arrays import data_path
     from vitft.data.labelled import find_labelled
     from vitft.models.find import find_model
-    from vitft.system.rundir import create_run
 
     data = find_labelled(data_path(args.data), subset=args.subset)
     find_model(args.run)
-    out = planned(args.out, Path(data.root))
+    out = None if args.out is None else plan_output(args.out, Path(data.root))
     for text in data.notes:
-        console.note(console.visible(text))
+        output.note(text)
     with heavy_imports():
         from vitft.predict.evaluate import evaluate
 
     done = evaluate(data, args.run, device=args.device)
-    say_what_counts(done.figures)
-    show(done.figures, args.format)
+    print_results(done.results, args.format)
     if out is not None:
-        from vitft.system.files import write_atomically
-
-        folder = create_run(out)
-        folder.write_json("eval.json", done.figures)
-        table = "".join(predictions(done.answers)).encode("utf-8", "surrogateescape")
-        write_atomically(folder.path / "predictions.csv", table)
-        console.note(f"written: {console.visible(str(folder.path))}")
-    return 3 if done.figures["data"]["unreadable"] else 0
+        output.note(f"written: {done.write(out)}")
+    return 3 if done.results["data"]["unreadable"] else 0
 
 
-def planned(out: str | None, data: Path) -> Path | None:
-    """Where to write, if anywhere; creates nothing.
+def plan_output(out: str, data: Path) -> Path:
+    """Return the folder to write; creates nothing.
 
     Raises:
         RunError: The folder is not empty or not writable.
-        UsageError: It lies inside the data.
+        UsageError: It is inside the data folder.
     """
-    from vitft.system.rundir import plan_run
-
-    if out is None:
-        return None
     path = plan_run(out, str(data))
     if data.is_dir() and data.resolve() in (path.resolve(), *path.resolve().parents):
-        raise UsageError(f"the folder {out} lies inside the data", fix="choose another --out")
+        raise UsageError(f"the folder {out} is inside the data folder", fix="choose another --out")
     return path
 
 
-def say_what_counts(figures: Mapping[str, Any]) -> None:
-    """Which images are counted and which not, and what that means for the figures."""
-    data, images = figures["data"], figures["images"]
-    unreadable = data["unreadable"]
-    for row in unreadable[:10]:
-        console.warn(f"left out: {console.visible(row['path'])}: {console.visible(row['reason'])}")
-    if len(unreadable) > 10:
-        console.warn(f"left out: {len(unreadable) - 10} more unreadable files")
-    if data["trained"] is None:
-        console.warn(
-            "there is no split.csv beside the model, so it is not known whether it was trained on "
-            "some of these images"
-        )
-    elif data["trained"]:
-        everything = images + data["trained"] + len(unreadable)
-        console.warn(
-            f"{data['trained']:,} of {everything:,} images trained this model and are left out"
-        )
-    if data["validated"]:
-        console.warn(
-            f"{data['validated']:,} of the {images:,} images counted were the run's validation "
-            "images: they helped to choose what is judged here, so the figures flatter slightly"
-        )
-    if data["copies"]:
-        console.warn(
-            f"{data['copies']:,} images are copies of others, so the intervals are too narrow"
-        )
-
-
-def show(figures: Mapping[str, Any], style: str) -> None:
-    """The figures on stdout."""
+def print_results(results: Mapping[str, Any], style: str) -> None:
+    """Print the results as a table, JSON or CSV."""
     if style == "json":
-        console.exact(json.dumps(figures, indent=2, allow_nan=False))
+        output.exact(json.dumps(results, indent=2, allow_nan=False))
     elif style == "csv":
-        for row in long_table(figures):
-            console.exact(console.csv_line(row))
+        for row in long_table(results):
+            output.exact(csv_line(row))
     else:
-        show_tables(figures)
+        print_tables(results)
 
 
-def long_table(figures: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
-    """One figure a row, the classes' after those of all; what is undefined is empty."""
+def long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
+    """Yield one row per metric, those of classes last; undefined values are empty."""
     yield "figure", "class", "value", "low", "high"
-    calibration = figures["calibration"]
-    yield "images", "", figures["images"], "", ""
+    calibration = results["calibration"]
+    yield "images", "", results["images"], "", ""
     for name in ("top1", "top5", "balanced", "loss"):
-        yield name, "", *cells(figures, name)
-    yield "ece", "", *cells(calibration, "ece")
-    yield "ece_before", "", *cells(calibration, "ece_before")
-    for label, row in figures["per_class"].items():
+        yield name, "", *value_cells(results, name)
+    yield "ece", "", *value_cells(calibration, "ece")
+    yield "ece_before", "", *value_cells(calibration, "ece_before")
+    for label, row in results["per_class"].items():
         yield "images", label, row["images"], "", ""
-        for name in OF_CLASS:
-            yield name, label, *cells(row, name)
+        for name in CLASS_METRICS:
+            yield name, label, *value_cells(row, name)
 
 
-def cells(figures: Mapping[str, Any], name: str) -> tuple[object, object, object]:
-    """A figure and the ends of its interval, empty where undefined."""
-    low, high = figures.get(f"{name}_interval") or ("", "")
-    value = figures[name]
+def value_cells(results: Mapping[str, Any], name: str) -> tuple[object, object, object]:
+    """Return a metric and the ends of its interval, empty where undefined."""
+    low, high = results.get(f"{name}_interval") or ("", "")
+    value = results[name]
     return ("" if value is None else value), low, high
 
 
-def show_tables(figures: Mapping[str, Any]) -> None:
-    """What people read: all images, each class, what is taken for what."""
-    calibration = figures["calibration"]
+def print_tables(results: Mapping[str, Any]) -> None:
+    """Print tables of the metrics of all images, of each class, and of the confusions."""
+    calibration = results["calibration"]
     rows = [
-        (text, percent(figures[name]), between(figures[f"{name}_interval"]))
-        for name, text in SHARES
-        if figures[name] is not None
+        (text, format_percent(results[name]), format_interval(results[f"{name}_interval"]))
+        for name, text in ACCURACIES
+        if results[name] is not None
     ]
-    rows.append(("always the largest class", percent(figures["majority"]), ""))
-    low, high = figures["loss_interval"]
-    rows.append(("log-loss (nats)", f"{figures['loss']:.3f}", f"{low:.3f} to {high:.3f}"))
-    error = percent(calibration["ece"])
-    rows.append(("calibration error", error, between(calibration["ece_interval"])))
+    rows.append(("baseline (largest class)", format_percent(results["majority"]), ""))
+    low, high = results["loss_interval"]
+    rows.append(("log-loss (nats)", f"{results['loss']:.3f}", f"{low:.3f} to {high:.3f}"))
+    error = format_percent(calibration["ece"])
+    rows.append(("calibration error", error, format_interval(calibration["ece_interval"])))
     if calibration["ece_before"] is not None:
         at = f"at temperature 1 instead of {calibration['temperature']:.2f}"
-        rows.append(("  before", percent(calibration["ece_before"]), at))
-    console.table((f"{figures['images']:,} images", "", "95 % interval"), rows, numbers=2)
-    console.result("")
-    show_classes(figures["per_class"])
-    console.result("")
-    show_confusion(figures["confusion"], list(figures["per_class"]))
+        rows.append(("  before", format_percent(calibration["ece_before"]), at))
+    output.table((f"{results['images']:,} images", "", "95 % interval"), rows, numbers=2)
+    output.result("")
+    print_classes(results["per_class"])
+    output.result("")
+    print_confusion(results["confusion"], list(results["per_class"]))
 
 
-def show_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
-    """Recall, precision and F1 of the classes that occur, or of the worst found among them."""
+def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print recall, precision and F1 of the classes with images, or of those of lowest recall."""
     occurring = [(name, row) for name, row in per_class.items() if row["images"]]
-    if len(occurring) > LONGEST:
-        occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:LONGEST]
-        console.note(f"the {LONGEST} classes found least; --format json or csv has them all")
+    if len(occurring) > MOST_LISTED:
+        occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:MOST_LISTED]
+        output.note(
+            f"the {MOST_LISTED} classes of lowest recall; --format json or csv lists all of them"
+        )
     rows = [
-        (name, str(row["images"]), *(with_interval(row, figure) for figure in OF_CLASS))
+        (name, str(row["images"]), *(with_interval(row, metric) for metric in CLASS_METRICS))
         for name, row in occurring
     ]
-    console.table(("class", "images", "found (recall)", "precision", "F1"), rows, numbers=4)
+    output.table(("class", "images", "recall", "precision", "F1"), rows, numbers=4)
 
 
-def show_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-    """The matrix where it fits, else the ten most frequent mistakes."""
-    if len(names) <= WIDEST:
+def print_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+    """Print the confusion matrix if it fits, else the ten most frequent mistakes."""
+    if len(names) <= MOST_IN_MATRIX:
         rows = [(name, *map(str, row)) for name, row in zip(names, matrix, strict=True)]
-        console.table(("true \\ named", *names), rows, numbers=len(names))
+        output.table(("true \\ predicted", *names), rows, numbers=len(names))
         return
     mistakes = sorted(
         (-count, i, j)
@@ -208,41 +172,24 @@ def show_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> Non
         for j, count in enumerate(row)
         if count and i != j
     )
-    console.table(
-        ("class", "taken for", "images"),
+    output.table(
+        ("class", "predicted as", "images"),
         [(names[i], names[j], str(-count)) for count, i, j in mistakes[:10]],
         numbers=1,
     )
 
 
-def percent(share: float | None) -> str:
-    """A share as people write it."""
-    return "" if share is None else f"{share:.1%}"
+def format_percent(fraction: float | None) -> str:
+    """Format a fraction as a percentage, empty if undefined."""
+    return "" if fraction is None else f"{fraction:.1%}"
 
 
-def between(interval: Sequence[float] | None) -> str:
-    """The ends of an interval of a share."""
+def format_interval(interval: Sequence[float] | None) -> str:
+    """Format the ends of an interval as percentages, empty if undefined."""
     return "" if interval is None else f"{interval[0]:.1%} to {interval[1]:.1%}"
 
 
 def with_interval(row: Mapping[str, Any], name: str) -> str:
-    """A figure of a class, its interval in brackets."""
+    """Format a metric of a class with its interval in brackets."""
     value, interval = row[name], row[f"{name}_interval"]
-    return "" if value is None else f"{value:.1%} ({between(interval)})"
-
-
-def predictions(answers: Iterable["Answer"]) -> Iterator[str]:
-    """The lines of predictions.csv; no cell is a formula to a spreadsheet."""
-    columns = ("path", "label", "predicted", "probability", "label_probability", "right")
-    yield console.csv_line((*columns, "left_out")) + "\r\n"
-    for answer in answers:
-        if answer.left_out:
-            said: tuple[object, ...] = ("", "", "", "")
-        else:
-            said = (
-                answer.predicted,
-                f"{answer.probability:.6f}",
-                f"{answer.label_probability:.6f}",
-                int(answer.predicted == answer.label),
-            )
-        yield console.csv_line((answer.path, answer.label, *said, answer.left_out)) + "\r\n"
+    return "" if value is None else f"{value:.1%} ({format_interval(interval)})"

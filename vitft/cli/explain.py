@@ -10,14 +10,14 @@ from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
+    from vitft.cli.parser import Commands
     from vitft.explain.model import Subject
 
 DISTANCE_IMAGES = 128
 """Images that attention distance is averaged over at most, as in the ViT paper."""
 
 
-def add_explain(verbs: "argparse._SubParsersAction[Parser]") -> None:
+def add_explain(verbs: "Commands") -> None:
     """`vitft explain`."""
     parser = verbs.add_parser("explain", help="pictures of where a model looked")
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="files and folders")
@@ -57,7 +57,7 @@ def explain_command(args: argparse.Namespace) -> int:
         find_model(args.run)
     with heavy_imports():
         from vitft.explain.model import subject_of_run, subject_of_weights
-    from vitft.predict.torch_engine import expand
+    from vitft.data.sources import expand
 
     images = list(expand(args.images))
     subject = (
@@ -119,7 +119,8 @@ def plan_out(out: str | None, option: str = "--out") -> Path:
     Raises:
         RunError: It holds files already, or cannot be written.
     """
-    from vitft.system.rundir import free_name, plan_run
+    from vitft.system.files import free_name
+    from vitft.system.rundir import plan_run
 
     place = out if out is not None else str(free_name(Path("explained")))
     return plan_run(place, "", option=option)

@@ -1,52 +1,59 @@
-"""`vitft export`: the trained model as files for other tools, and to the hub."""
+"""`vitft export`: write the trained model as files for other tools, and push them to the hub."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vitft.cli import output
+from vitft.cli.parser import Commands
 from vitft.export.plan import COMPARED, FORMATS, Order, plan_export
-from vitft.system import console
 from vitft.system.imports import heavy_imports
 
 if TYPE_CHECKING:
     from vitft.export import Exported
 
-Verbs = argparse._SubParsersAction  # the type argparse gives no public name
 
-
-def add_export(verbs: "Verbs[Any]") -> None:
-    """`vitft export`."""
-    parser = verbs.add_parser("export", help="the trained model as files for other tools")
+def add_export(commands: Commands) -> None:
+    """Add `vitft export`."""
+    parser = commands.add_parser("export", help="write the trained model as files for other tools")
     formats = parser.add_argument_group(
-        "formats", "one or several; of several, each gets a folder of its own in DIR"
+        "formats", "one or more; with several, each is written to a folder of its own"
     )
     for name, text in FORMATS.items():
         formats.add_argument(
             f"--{name}", dest="formats", action="append_const", const=name, default=[], help=text
         )
-    parser.add_argument("--run", metavar="RUN", help="run folder, checkpoint or hf:owner/name")
-    parser.add_argument("--out", metavar="DIR", help="a new folder (default: export)")
-    parser.add_argument(
-        "--with-preprocessing", action="store_true", help="graphs take bytes and normalise inside"
+    graphs = parser.add_argument_group("ONNX and PyTorch graphs")
+    graphs.add_argument(
+        "--with-preprocessing", action="store_true", help="take uint8 images and normalise inside"
     )
-    parser.add_argument(
-        "--with-resize", action="store_true", help="the ONNX graph takes images of any size"
+    graphs.add_argument(
+        "--with-resize", action="store_true", help="ONNX only: take images of any size"
     )
-    parser.add_argument(
+    run = parser.add_argument_group("run")
+    run.add_argument(
+        "--run", metavar="RUN", help="run, checkpoint or hf:OWNER/NAME (default: runs/latest)"
+    )
+    run.add_argument("--out", metavar="DIR", help="new folder (default: export)")
+    run.add_argument(
         "--images",
         type=int,
         default=COMPARED,
         metavar="N",
-        help=f"validation images to compare on (default: {COMPARED})",
+        help=f"validation images to compare the export with the run on (default: {COMPARED})",
     )
-    hub = parser.add_argument_group("hub")
-    hub.add_argument("--push-to-hub", metavar="OWNER/NAME", default="", help="push the folder")
-    hub.add_argument("--private", action="store_true", help="a new repository is private")
-    hub.add_argument("--revision", metavar="BRANCH", default="", help="push to this branch")
+    hub = parser.add_argument_group("Hugging Face hub")
+    hub.add_argument(
+        "--push-to-hub", metavar="OWNER/NAME", default="", help="push the export to a repository"
+    )
+    hub.add_argument("--private", action="store_true", help="create a private repository")
+    hub.add_argument(
+        "--revision", metavar="BRANCH", default="", help="branch to push to (default: main)"
+    )
     parser.set_defaults(command=export_command)
 
 
 def export_command(args: argparse.Namespace) -> int:
-    """Write, compare, and only then say done."""
+    """Write the formats, compare them with the run, and push them if asked to."""
     from vitft.models.find import find_model
 
     order = plan_export(
@@ -59,43 +66,44 @@ def export_command(args: argparse.Namespace) -> int:
         private=args.private,
         revision=args.revision,
     )
-    find_model(args.run)
+    find_model(args.run)  # fails before torch is imported
     with heavy_imports():
         from vitft.export import export_run
 
     done = export_run(args.run, order)
-    show(done, order)
+    print_export(done, order)
     if order.repo:
         from vitft.export.hub import push
 
-        console.note(f"pushing to {order.repo}")
-        console.result(f"pushed: {push(done, order)}")
+        output.note(f"pushing to {order.repo}")
+        output.result(f"pushed: {push(done, order)}")
     return 0
 
 
-def show(done: "Exported", order: Order) -> None:
-    """One line per format, and what to know about it."""
+def print_export(done: "Exported", order: Order) -> None:
+    """Print one row per format, and how the export compares with the run."""
     for text in done.notes:
-        console.note(text)
-    on = f"{done.images} validation images" if done.images else "noise (the images are gone)"
-    columns = ("format", "opened by", "logits differ by", "changed", "MB", "images/s", "original")
-    rows = [
-        (
-            row.name,
-            row.by,
-            f"{row.difference:.1e}",
-            f"{row.changed}",
-            f"{row.size / 1e6:.1f}",
-            f"{row.speed:.1f}",
-            f"{row.original_speed:.1f}",
-        )
-        for row in done.rows
-    ]
-    console.table(columns, rows, numbers=5)
-    console.result(
-        f"exported to {console.visible(str(done.folder))}: largest logit difference "
-        f"{done.difference:.1e}, {done.changed} changed classes, on {on}"
+        output.note(text)
+    on = f"{done.images} validation images" if done.images else "noise, as the images are missing"
+    output.table(
+        ("format", "opened by", "logits differ by", "changed", "MB", "images/s", "original"),
+        [
+            (
+                row.name,
+                row.by,
+                f"{row.difference:.1e}",
+                f"{row.changed}",
+                f"{row.size / 1e6:.1f}",
+                f"{row.speed:.1f}",
+                f"{row.original_speed:.1f}",
+            )
+            for row in done.rows
+        ],
+        numbers=5,
+    )
+    output.result(
+        f"exported to {done.folder}: largest logit difference {done.difference:.1e}, "
+        f"{done.changed} changed classes, on {on}"
     )
     if order.formats == ("transformers",):
-        path = console.visible(str(done.folder))
-        console.note(f'next: transformers.pipeline("image-classification", "{path}")')
+        output.note(f'next: transformers.pipeline("image-classification", "{done.folder}")')

@@ -1,36 +1,63 @@
-"""The argument parser: argparse whose errors are `VitftError`s with a fix."""
+"""Argument parser whose errors are VitftErrors with a suggestion."""
 
 import argparse
 import re
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
+from vitft.config.names import find_setting
+from vitft.config.options import FINETUNE_OPTIONS
 from vitft.system.errors import UsageError
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose complaints are VitftErrors with a next step."""
+    """ArgumentParser that raises a UsageError instead of exiting."""
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401
         super().__init__(**options, allow_abbrev=False)
+        self.commands: dict[str, Parser] = {}
 
     def error(self, message: str) -> NoReturn:
+        """Raise the UsageError for a message of argparse, with the nearest word it knows."""
         fix = f"see {self.prog} --help"
-        words = re.findall(r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message)
-        near = get_close_matches(words[0], words_of(self), n=1) if words else []
-        if near:
-            fix = f"did you mean {near[0]}?"
+        wrong = re.findall(r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message)
+        if wrong and (near := self.nearest(wrong[0], message)):
+            fix = f"did you mean {near}?"
         raise UsageError(message.partition(" (choose from")[0], fix=fix)
 
+    def nearest(self, wrong: str, message: str) -> str | None:
+        """Return the option, command or choice that was probably meant."""
+        setting = find_setting(wrong.removeprefix("--")) if wrong.startswith("--") else None
+        known = self.words() | {*re.findall(r"[\w-]+", message.partition(" (choose from")[2])}
+        near = get_close_matches(wrong, sorted(known), n=1)
+        aliases = [option.flag for option in FINETUNE_OPTIONS if option.setting == setting]
+        return next(iter(near + aliases), None)
 
-def words_of(parser: argparse.ArgumentParser) -> list[str]:
-    """Every option and verb below a parser, for did-you-mean."""
-    words: list[str] = []
-    for action in parser._actions:
-        words += [*action.option_strings, *map(str, action.choices or ())]
-        if isinstance(action, argparse._SubParsersAction):
-            words += [word for sub in action.choices.values() for word in words_of(sub)]
-    return words
+    def words(self) -> set[str]:
+        """Return all options and commands, of subcommands too."""
+        words = {*re.findall(r"--[a-z][a-z-]*", self.format_help()), *self.commands}
+        return words.union(*(command.words() for command in self.commands.values()))
 
 
-Verbs = argparse._SubParsersAction  # the type argparse gives no public name
+class OptionGroup(Protocol):
+    """A parser, or a group of its options."""
+
+    def add_argument(self, *flags: str, **options: Any) -> argparse.Action:  # noqa: ANN401
+        """Add one option."""
+
+
+class Commands:
+    """Subcommands of a parser."""
+
+    def __init__(self, parser: Parser, title: str) -> None:
+        self.parser = parser
+        self.action = parser.add_subparsers(
+            title=title, metavar=title.upper().removesuffix("S"), required=True
+        )
+
+    def add_parser(self, name: str, *, help: str, **options: Any) -> Parser:  # noqa: ANN401
+        """Add a subcommand and return its parser."""
+        options.setdefault("description", f"{help[0].upper()}{help[1:]}.")
+        command = self.action.add_parser(name, help=help, **options)
+        self.parser.commands[name] = command
+        return command

@@ -1,88 +1,117 @@
-"""The door of `vitft serve`: a trained model behind HTTP, with a page to drop images on."""
+"""The command `vitft serve`."""
 
 import argparse
 from typing import TYPE_CHECKING
 
-from vitft.serve.access import EVERYWHERE, access_for, is_loopback
-from vitft.serve.limits import Limits
-from vitft.system import console
+from vitft.cli import output
+from vitft.serve.access import ALL_INTERFACES, access_for, is_loopback
+from vitft.serve.limits import ServeLimits
 from vitft.system.errors import Stopped, UsageError
 from vitft.system.extras import require_extra
 from vitft.system.imports import heavy_imports
 from vitft.system.signals import Stopper
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
+    from vitft.cli.parser import Commands
 
 
-def add_serve(verbs: "argparse._SubParsersAction[Parser]") -> None:
-    """`vitft serve`."""
-    parser = verbs.add_parser(
+def add_serve(commands: "Commands") -> None:
+    """Add `vitft serve`."""
+    parser = commands.add_parser(
         "serve",
-        help="the trained model behind HTTP, with a page to drop images on",
+        help="serve a trained model over HTTP, with a page to drop images on",
         description="Answer POST /predict, and show a page to drop images on at /. Without "
-        "--host only this machine reaches it. Ctrl-C stops it.",
+        "--host only programs on this machine reach the server. Ctrl-C stops it.",
     )
     parser.add_argument(
-        "--run", metavar="RUN", help="run folder or checkpoint (default: latest), hf:owner/name"
+        "--run", metavar="RUN", help="run folder, checkpoint or hf:owner/name (default: latest)"
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes any that is free")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="also answer requests for this host name, e.g. that of a proxy in front",
+        help="also allow this host name, e.g. that of a reverse proxy",
     )
     parser.add_argument(
-        "--max-bytes", type=int, default=Limits().max_bytes, metavar="N", help="of one request"
+        "--max-bytes",
+        type=int,
+        default=ServeLimits().max_bytes,
+        metavar="N",
+        help="largest request",
     )
     parser.add_argument(
-        "--queue", type=int, default=Limits().queue, metavar="N", help="images that may wait"
+        "--queue", type=int, default=ServeLimits().queue, metavar="N", help="most images that wait"
+    )
+    parser.add_argument(
+        "--threshold", type=float, metavar="P", help="note predictions below P as not sure"
     )
     parser.set_defaults(command=serve_command)
 
 
 def serve_command(args: argparse.Namespace) -> int:
-    """Serve until a signal says stop: 130 for SIGINT, 143 for SIGTERM."""
+    """Serve until a signal stops the server; return 130 for SIGINT, 143 for SIGTERM."""
     from vitft.models.find import find_model
 
-    limits = Limits(max_bytes=args.max_bytes, queue=args.queue)
+    limits = ServeLimits(max_bytes=args.max_bytes, queue=args.queue)
     access = access_for(args.host, args.allow_host)
-    check_port(args.port)
+    check_numbers(args)
     require_extra("serve", feature="serve")
-    find_model(args.run)
+    folder = find_model(args.run).parent
     with heavy_imports():
+        from vitft.predict.postprocess import Postprocess
         from vitft.predict.torch_engine import Predictor
     from vitft.serve.server import listen, make_server
     from vitft.system.malloc import settle
 
     with listen(args.host, args.port) as bound, Stopper() as stopper:
         predictor = Predictor.from_run(args.run, device=args.device)
-        server = make_server(predictor, limits, access)
+        postprocess = Postprocess.for_run(
+            folder,
+            predictor.classes,
+            predictor.feature_size,
+            top_k=len(predictor.classes),
+            threshold=args.threshold or 0.0,
+        )
+        server = make_server(predictor, postprocess, limits, access)
         settle()
         if not is_loopback(args.host):
-            console.warn(
-                f"every machine that reaches {console.visible(args.host)} can use this server; "
-                "it asks for no password and does not encrypt"
+            output.warn(
+                f"every machine that can reach {args.host} can use this server: "
+                "it has no password and no encryption"
             )
-        console.result(f"serving at {address(args.host, bound.getsockname()[1])} (Ctrl-C stops)")
+        output.result(
+            f"serving at {browser_address(args.host, bound.getsockname()[1])} (Ctrl-C stops)"
+        )
         try:
             server.run(sockets=[bound])
         except Stopped:
-            console.note("stopped")
+            output.note("stopped")
     return stopper.exit_code or 0
 
 
-def check_port(port: int) -> None:
-    """Refuse a number that no port has."""
-    if not 0 <= port < 2**16:
-        raise UsageError(f"--port is {port}", fix="use a number up to 65535, or 0 for a free one")
+def check_numbers(args: argparse.Namespace) -> None:
+    """Refuse numbers outside of their range.
+
+    Raises:
+        UsageError: With the value.
+    """
+    if not 0 <= args.port < 2**16:
+        raise UsageError(
+            f"invalid --port {args.port}", fix="use a number up to 65535, or 0 for a free one"
+        )
+    if args.threshold is not None and not 0 < args.threshold <= 1:
+        raise UsageError(
+            f"invalid --threshold {args.threshold}", fix="use a number above 0, up to 1, e.g. 0.8"
+        )
 
 
-def address(host: str, port: int) -> str:
-    """What to open in a browser on this machine."""
-    name = "127.0.0.1" if host in EVERYWHERE else host.strip("[]")
-    return f"http://[{name}]:{port}/" if ":" in name else f"http://{console.visible(name)}:{port}/"
+def browser_address(host: str, port: int) -> str:
+    """Return the address to open in a browser on this machine."""
+    name = "127.0.0.1" if host in ALL_INTERFACES else host.strip("[]")
+    return f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/"

@@ -1,32 +1,31 @@
-"""The door of `vitft study`: weights beside weights, over more and more images of each class."""
+"""`vitft study`: accuracy by number of training images, for several pretrained weights."""
 
 import argparse
 import json
 import shlex
-from typing import Any
 
-from vitft.system import console
+from vitft.cli import output
+from vitft.cli.parser import Commands
 from vitft.system.imports import heavy_imports
 
-Verbs = argparse._SubParsersAction  # the type argparse gives no public name
 
-
-def add_study(verbs: "Verbs[Any]") -> None:
-    """`vitft study`."""
-    parser = verbs.add_parser(
-        "study", help="accuracy by training images per class, weights beside weights"
+def add_study(commands: Commands) -> None:
+    """Add `vitft study`."""
+    parser = commands.add_parser(
+        "study", help="compare weights by accuracy over the number of training images per class"
     )
-    parser.add_argument(
-        "--data", required=True, metavar="DIR", help="image folder, one sub-folder per class; demo"
+    experiment = parser.add_argument_group("experiment")
+    experiment.add_argument(
+        "--data", required=True, metavar="DIR", help="image folder with one folder per class; demo"
     )
-    parser.add_argument(
+    experiment.add_argument(
         "--weights",
         required=True,
         nargs="+",
         metavar="NAME",
-        help="as for finetune; random:NAME or none (the first one's architecture) untrained",
+        help="as for finetune; random:NAME, or none for the first architecture untrained",
     )
-    parser.add_argument(
+    experiment.add_argument(
         "--shots",
         type=int,
         nargs="+",
@@ -34,19 +33,26 @@ def add_study(verbs: "Verbs[Any]") -> None:
         metavar="N",
         help="training images per class (default: 5 10 25 50 100)",
     )
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="draws (default: 3)")
-    parser.add_argument("--out", metavar="DIR", help="new folder (default: study-<data>)")
-    parser.add_argument(
-        "--no-baselines", action="store_true", help="without raw pixels and colour histograms"
+    experiment.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="number of random draws (default: 3)"
     )
-    parser.add_argument("--cache", metavar="DIR", help="folder of cached features, or none")
-    parser.add_argument("--device", help="auto, cpu, cuda, cuda:1, mps")
-    parser.add_argument("--allow-pickle", action="store_true", help="read .pth files")
+    experiment.add_argument(
+        "--no-baselines", action="store_true", help="leave out raw pixels and colour histograms"
+    )
+    run = parser.add_argument_group("run")
+    run.add_argument("--out", metavar="DIR", help="new folder (default: study-<data>)")
+    run.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="folder of cached features, or none (default: ~/.cache/vitft/features)",
+    )
+    run.add_argument("--device", help="auto, cpu, cuda, cuda:1 or mps (default: auto)")
+    run.add_argument("--allow-pickle", action="store_true", help="read .pth files")
     parser.set_defaults(command=study_command)
 
 
 def study_command(args: argparse.Namespace) -> int:
-    """Check everything cheap first, then compute, say and write what came out."""
+    """Check the request, fit the heads, and print and write the accuracies."""
     from vitft.config.run import config_from_table
     from vitft.data.demo import demo_data
     from vitft.study.plan import BASELINES, check_study
@@ -63,8 +69,8 @@ def study_command(args: argparse.Namespace) -> int:
         config.data.path, names, shots, seeds=seeds, out=args.out, allow_pickle=args.allow_pickle
     )
     if plan.left_out:
-        many = ", ".join(map(str, plan.left_out))
-        console.note(f"left out: {many} images per class, the smallest class has too few")
+        left_out = ", ".join(map(str, plan.left_out))
+        output.note(f"left out: {left_out} images per class, the smallest class has too few")
 
     with heavy_imports():
         from vitft.study.formats import heading, sentences, short_rows, to_json, to_markdown
@@ -82,14 +88,13 @@ def study_command(args: argparse.Namespace) -> int:
         write_atomically(folder / "study.json", figures + "\n")
         write_atomically(folder / "study.md", page)
         write_atomically(folder / "study.png", study_png(study))
-    console.note(heading(study))
-    console.table(
+    output.note(heading(study))
+    output.table(
         ("images per class", *map(str, study.plan.shots)),
         short_rows(study),
         numbers=len(study.plan.shots),
     )
     for text in sentences(study, ahead):
-        console.result(console.visible(text))
-    place = console.visible(str(plan.out))
-    console.result(f"written: {place}/study.png, study.md, study.json")
+        output.result(text)
+    output.result(f"written: {plan.out}/study.png, study.md, study.json")
     return 0

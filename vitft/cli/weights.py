@@ -1,48 +1,48 @@
-"""`vitft weights`: which pretrained weights there are, what is in a file, and fetching."""
+"""`vitft weights`: list, inspect and download pretrained weights."""
 
 import argparse
-from typing import Any
 
-from vitft.system import console
+from vitft.cli import output
+from vitft.cli.parser import Commands
 from vitft.system.errors import UsageError
 
-Verbs = argparse._SubParsersAction  # the type argparse gives no public name
 
-
-def add_weights(verbs: "Verbs[Any]") -> None:
-    """`vitft weights`."""
-    parser = verbs.add_parser("weights", help="what pretrained weights there are")
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+def add_weights(commands: Commands) -> None:
+    """Add `vitft weights`."""
+    parser = commands.add_parser("weights", help="list, inspect and download pretrained weights")
+    actions = Commands(parser, "actions")
     add_list(actions)
-    show = actions.add_parser("show", help="one catalogue entry or weight file")
+    show = actions.add_parser("show", help="describe a catalogue entry or a weight file")
     show.add_argument("name", metavar="NAME", help="catalogue name or weight file")
     show.add_argument("--allow-pickle", action="store_true", help="read .pth files")
-    show.set_defaults(command=show_command)
-    fetch = actions.add_parser("fetch", help="download weights now, to use them offline later")
+    show.set_defaults(command=show_weights)
+    fetch = actions.add_parser("fetch", help="download weights, for offline use later")
     fetch.add_argument(
-        "name", metavar="NAME", help="of the catalogue, hf:owner/name[@revision], timm:NAME"
+        "name", metavar="NAME", help="catalogue name, hf:OWNER/NAME[@REVISION] or timm:NAME"
     )
-    fetch.add_argument("--allow-pickle", action="store_true", help="take a pytorch_model.bin too")
-    fetch.set_defaults(command=fetch_command)
+    fetch.add_argument(
+        "--allow-pickle", action="store_true", help="also accept a pytorch_model.bin"
+    )
+    fetch.set_defaults(command=fetch_weights)
     add_inspect(actions)
 
 
-def add_list(actions: "Verbs[Any]") -> None:
-    """`vitft weights list`."""
-    listed = actions.add_parser("list", help="every name of the catalogue")
+def add_list(actions: Commands) -> None:
+    """Add `vitft weights list`."""
+    listed = actions.add_parser("list", help="list the catalogue")
     sizes = ("tiny", "small", "base", "large", "huge")
     listed.add_argument("--size", choices=sizes, help="only models of this size")
     listed.add_argument(
-        "--licence", metavar="WHAT", help="only this licence, e.g. apache-2.0; or: commercial"
+        "--licence", metavar="NAME", help="only this licence, e.g. apache-2.0, or: commercial"
     )
     listed.add_argument("--data", metavar="WORD", help="only weights trained on it, e.g. 21k")
-    listed.set_defaults(command=list_command)
+    listed.set_defaults(command=list_weights)
 
 
-def add_inspect(actions: "Verbs[Any]") -> None:
-    """`vitft weights inspect`."""
+def add_inspect(actions: Commands) -> None:
+    """Add `vitft weights inspect`."""
     inspected = actions.add_parser(
-        "inspect", help="whose file it is, and what would be kept, dropped and resized"
+        "inspect", help="show the origin of a file, and which tensors would be kept or resized"
     )
     inspected.add_argument("file", metavar="FILE", help="a .safetensors, .npz or .pth file")
     inspected.add_argument("--classes", type=int, metavar="N", help="for a new head of N classes")
@@ -50,28 +50,17 @@ def add_inspect(actions: "Verbs[Any]") -> None:
         "--image-size", type=int, nargs="+", metavar="PX", help="for this side, or height and width"
     )
     inspected.add_argument("--allow-pickle", action="store_true", help="read .pth files")
-    inspected.set_defaults(command=inspect_command)
+    inspected.set_defaults(command=inspect_weights)
 
 
-def list_command(args: argparse.Namespace) -> int:
-    """A table of names."""
-    from vitft.models.pretrained.catalog import entries
+def list_weights(args: argparse.Namespace) -> int:
+    """Print the catalogue as a table."""
+    from vitft.models.pretrained.catalog import select_entries
 
-    chosen = [entry for entry in entries() if not args.size or entry.size == args.size]
-    if args.licence:
-        wanted = args.licence.lower()
-        chosen = [
-            entry
-            for entry in chosen
-            if ("-nc" not in entry.licence if wanted == "commercial" else entry.licence == wanted)
-        ]
-    if args.data:
-        chosen = [entry for entry in chosen if args.data.lower() in entry.data]
+    chosen = select_entries(size=args.size, licence=args.licence, data=args.data)
     if not chosen:
-        raise UsageError(
-            "no weights of the catalogue are like that", fix="leave one of the filters out"
-        )
-    console.table(
+        raise UsageError("no weights match all filters", fix="leave out one of them")
+    output.table(
         ("name", "trained on", "licence", "classes", "px"),
         [
             (
@@ -88,72 +77,62 @@ def list_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def show_command(args: argparse.Namespace) -> int:
-    """What is known of a name without fetching it, or what is in a file."""
-    from vitft.models.pretrained.catalog import Entry, find, known
-
-    if known(args.name):
-        for line in find(args.name).lines():
-            console.result(line)
-        return 0
-    from vitft.models.pretrained.locate import check_weights_name, locate
+def show_weights(args: argparse.Namespace) -> int:
+    """Print what the catalogue knows of a name, or what is in a file."""
+    from vitft.models.pretrained.catalog import CatalogEntry
+    from vitft.models.pretrained.locate import check_weights_name, locate_entry
 
     check_weights_name(args.name, allow_pickle=args.allow_pickle)
-    found = locate(args.name)
-    if isinstance(found, Entry) and found.is_of_timm:
-        from vitft.models.pretrained.timm_weights import resolved
-
-        for line in resolved(found).lines():
-            console.result(line)
+    found = locate_entry(args.name)
+    if isinstance(found, CatalogEntry):
+        for line in found.lines():
+            output.result(line)
         return 0
     args.file, args.classes, args.image_size = args.name, None, None
-    return inspect_command(args)
+    return inspect_weights(args)
 
 
-def fetch_command(args: argparse.Namespace) -> int:
-    """Download and verify; says where the file lies and which commit it is."""
-    from vitft.models.pretrained.catalog import Entry
-    from vitft.models.pretrained.locate import locate
-
-    found = locate(args.name)
-    if not isinstance(found, Entry):
-        raise UsageError(f"{args.name} is a file already", fix="give a name of the catalogue")
+def fetch_weights(args: argparse.Namespace) -> int:
+    """Download weights, verify them, and print their path."""
+    from vitft.models.pretrained.catalog import CatalogEntry
     from vitft.models.pretrained.fetch import fetch
+    from vitft.models.pretrained.locate import locate_entry
 
-    if found.is_of_timm:
-        from vitft.models.pretrained.timm_weights import resolved
-
-        found = resolved(found)
-    console.note(f"licence: {found.licence}")
+    found = locate_entry(args.name)
+    if not isinstance(found, CatalogEntry):
+        raise UsageError(f"{args.name} is a local file", fix="use a name of `vitft weights list`")
+    output.note(f"licence: {found.licence}")
     fetched = fetch(found, allow_pickle=args.allow_pickle)
     rows = {
-        "file": console.visible(str(fetched.path)),
+        "file": str(fetched.path),
         "commit": fetched.revision,
         "sha256": f"{fetched.sha256} (verified)",
     }
     for key, value in rows.items():
         if value:
-            console.result(f"{key + ':':<12}{value}")
+            output.result(f"{key + ':':<12}{value}")
     return 0
 
 
-def inspect_command(args: argparse.Namespace) -> int:
-    """What is in a file, and what would become of it."""
+def inspect_weights(args: argparse.Namespace) -> int:
+    """Print what is in a file, and how it would be adapted."""
     from vitft.models.pretrained.locate import check_weights_name
 
     sides = args.image_size
     if sides and (len(sides) > 2 or min(sides) < 1):
         raise UsageError(
-            f"--image-size {' '.join(map(str, sides))} is no size",
-            fix="give a side, or height and width, in pixels",
+            f"invalid --image-size {' '.join(map(str, sides))}",
+            fix="use one side, or height and width, in pixels",
         )
     if args.classes is not None and args.classes < 0:
-        raise UsageError(f"--classes is {args.classes}", fix="give 0 for no head, or more")
+        raise UsageError(f"invalid --classes {args.classes}", fix="use 0 for no head, or more")
     check_weights_name(args.file, allow_pickle=args.allow_pickle)
     from vitft.models.pretrained.inspect import inspect
 
     size = None if not sides else sides[0] if len(sides) == 1 else (sides[0], sides[1])
-    seen = inspect(args.file, classes=args.classes, image_size=size, allow_pickle=args.allow_pickle)
-    for line in seen.lines():
-        console.result(console.visible(line))
+    found = inspect(
+        args.file, classes=args.classes, image_size=size, allow_pickle=args.allow_pickle
+    )
+    for line in found.lines():
+        output.result(line)
     return 0

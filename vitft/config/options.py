@@ -1,71 +1,223 @@
-"""The options of `vitft finetune` and the settings they stand for."""
+"""Options of `vitft finetune` and keywords of `vitft.finetune`, and the settings they stand for."""
 
-import argparse
-from collections.abc import Sequence
-from typing import Any
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-
-class Joined(argparse.Action):
-    """An option that may be given several times: its values with commas."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,  # noqa: ARG002
-    ) -> None:
-        before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, f"{before},{values}" if before else values)
+from vitft.config.names import SECTIONS
+from vitft.config.schema import Kind, kinds_of, shown_value
 
 
-# option, the setting it stands for, how it is read, and its help
-FINETUNE_OPTIONS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
-    (
-        "--data",
-        "data.path",
-        {"metavar": "DIR"},
-        "image folder, one sub-folder per class; .npz, torchvision:CIFAR10; or demo",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option that stands for a setting."""
+
+    flag: str
+    setting: str
+    group: str
+    """Title of its group in the help."""
+    metavar: str = ""
+    help: str
+    default: str = ""
+    """The default for the help, where it is not simply that of the setting."""
+
+    @property
+    def name(self) -> str:
+        """Keyword of `vitft.finetune`: `batch_size` for `--batch-size`."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def kind(self) -> Kind:
+        """Type and allowed values of the setting."""
+        section, _, name = self.setting.partition(".")
+        return kinds_of(SECTIONS[section])[name]
+
+    @property
+    def text(self) -> str:
+        """Help with the default, except for switches."""
+        if self.kind.type is bool:
+            return self.help
+        section, _, name = self.setting.partition(".")
+        default = self.default or shown_value(getattr(SECTIONS[section](), name))
+        return f"{self.help} (default: {default})" if self.default != "-" else self.help
+
+
+DATA, WEIGHTS, TRAINING, MACHINE = "images", "weights", "training", "run"
+FINETUNE_OPTIONS = (
+    Option(
+        flag="--data",
+        setting="data.path",
+        group=DATA,
+        metavar="DIR",
+        help="image folder with one folder per class, .npz file, torchvision:CIFAR10, or demo",
+        default="-",
     ),
-    (
-        "--weights",
-        "weights.name",
-        {"metavar": "NAME"},
-        "catalogue name or weight file; demo; none to start from scratch",
+    Option(
+        flag="--split",
+        setting="data.split",
+        group=DATA,
+        metavar="random|reference",
+        help="how validation images are chosen: at random, or as the reference script does",
     ),
-    (
-        "--freeze",
-        "train.freeze",
-        {"metavar": "WHAT"},
-        "what trains: head, pre_logits, blocks:N, lora, none; or in turn: head,none",
+    Option(
+        flag="--fixes",
+        setting="data.fixes",
+        group=DATA,
+        metavar="CSV",
+        help="images to leave out or relabel, as written by `vitft check`",
+        default="-",
     ),
-    ("--epochs", "optim.epochs", {"type": int, "metavar": "N"}, "passes over the training images"),
-    ("--batch-size", "optim.batch_size", {"type": int, "metavar": "N"}, "images per step"),
-    ("--lr", "optim.lr", {"type": float, "metavar": "X"}, "peak learning rate"),
-    (
-        "--image-size",
-        "weights.image_size",
-        {"type": int, "nargs": "+", "metavar": "PX"},
-        "side, or height and width; default: the weights' own",
+    Option(
+        flag="--group-duplicates",
+        setting="data.group_duplicates",
+        group=DATA,
+        help="keep near-duplicates of an image on one side of the split",
     ),
-    (
-        "--pre-logits",
-        "weights.pre_logits",
-        {"metavar": "keep|drop"},
-        "the Linear + Tanh before the head",
+    Option(
+        flag="--weights",
+        setting="weights.name",
+        group=WEIGHTS,
+        metavar="NAME",
+        help="catalogue name (see `vitft weights list`), weight file, hf:OWNER/NAME, timm:NAME, "
+        "demo, or none to train from scratch",
+        default="-",
     ),
-    ("--mean", "weights.mean", {"type": float, "nargs": "+", "metavar": "X"}, "channel means"),
-    ("--std", "weights.std", {"type": float, "nargs": "+", "metavar": "X"}, "their deviations"),
-    ("--split", "data.split", {"metavar": "random|reference"}, "how images are held back"),
-    ("--fixes", "data.fixes", {"metavar": "CSV"}, "decisions on images, from `vitft check`"),
-    ("--views", "train.views", {"type": int, "metavar": "K"}, "cached augmented views"),
-    ("--cache", "train.cache", {"metavar": "DIR"}, "folder of cached features, or none"),
-    ("--device", "train.device", {"metavar": "DEVICE"}, "auto, cpu, cuda, cuda:1, mps"),
-    ("--solver", "optim.solver", {"metavar": "lbfgs|sgd|adamw"}, "how the weights are found"),
-    (
-        "--tracker",
-        "train.tracker",
-        {"metavar": "NAME", "action": Joined},
-        "tell tensorboard, mlflow or wandb, too, how it goes; may be given several times",
+    Option(
+        flag="--image-size",
+        setting="weights.image_size",
+        group=WEIGHTS,
+        metavar="PX",
+        help="input size in pixels: one side, or height and width",
+        default="the pretraining size",
+    ),
+    Option(
+        flag="--pre-logits",
+        setting="weights.pre_logits",
+        group=WEIGHTS,
+        metavar="keep|drop",
+        help="what to do with a Linear + Tanh in front of the pretrained head",
+    ),
+    Option(
+        flag="--mean",
+        setting="weights.mean",
+        group=WEIGHTS,
+        metavar="X",
+        help="channel means for normalisation, in 0..1",
+        default="those of the weights",
+    ),
+    Option(
+        flag="--std",
+        setting="weights.std",
+        group=WEIGHTS,
+        metavar="X",
+        help="channel standard deviations for normalisation",
+        default="those of the weights",
+    ),
+    Option(
+        flag="--allow-pickle",
+        setting="weights.allow_pickle",
+        group=WEIGHTS,
+        help="read .pth files (with weights_only=True)",
+    ),
+    Option(
+        flag="--freeze",
+        setting="train.freeze",
+        group=TRAINING,
+        metavar="WHAT",
+        help="what trains: head, pre_logits, blocks:N (the last N), lora, none (nothing is frozen);"
+        " or several stages, e.g. head,none",
+    ),
+    Option(
+        flag="--solver",
+        setting="optim.solver",
+        group=TRAINING,
+        metavar="lbfgs|sgd|adamw",
+        help="optimiser: lbfgs fits a head on cached features, sgd and adamw train in steps",
+        default="lbfgs for a head alone, else adamw",
+    ),
+    Option(
+        flag="--epochs",
+        setting="optim.epochs",
+        group=TRAINING,
+        metavar="N",
+        help="passes over the training images",
+        default="20 for a head, 10 for more, 100 from scratch",
+    ),
+    Option(
+        flag="--batch-size",
+        setting="optim.batch_size",
+        group=TRAINING,
+        metavar="N",
+        help="images per step",
+        default="32, or 256 from scratch",
+    ),
+    Option(
+        flag="--lr",
+        setting="optim.lr",
+        group=TRAINING,
+        metavar="X",
+        help="peak learning rate",
+        default="depends on what trains, see docs/settings.md",
+    ),
+    Option(
+        flag="--views",
+        setting="train.views",
+        group=TRAINING,
+        metavar="K",
+        help="augmented views of each training image to cache",
+    ),
+    Option(
+        flag="--keep-adapter",
+        setting="train.keep_adapter",
+        group=TRAINING,
+        help="with --freeze lora: also write the adapter, for peft",
+    ),
+    Option(
+        flag="--device",
+        setting="train.device",
+        group=MACHINE,
+        metavar="DEVICE",
+        help="auto, cpu, cuda, cuda:1 or mps",
+    ),
+    Option(
+        flag="--cache",
+        setting="train.cache",
+        group=MACHINE,
+        metavar="DIR",
+        help="folder of cached features, or none",
+        default="~/.cache/vitft/features",
+    ),
+    Option(
+        flag="--tracker",
+        setting="train.tracker",
+        group=MACHINE,
+        metavar="NAME",
+        help="also log to tensorboard, mlflow or wandb; may be repeated",
+        default="none",
     ),
 )
+
+
+def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
+    """Return the settings that option values stand for, by dotted name.
+
+    Args:
+        values: By `Option.name`, and `seed`, which stands for two settings. None and False count
+            as not given.
+    """
+    settings: list[tuple[str, object]] = []
+    for option in FINETUNE_OPTIONS:
+        value = values.get(option.name)
+        if value is None or value is False:
+            continue
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            if option.kind.type is str:
+                value = ",".join(value)
+            elif option.kind.length and len(value) == 1:
+                value = value[0]  # one side
+        settings.append((option.setting, value))
+    if values.get("seed") is not None:
+        settings += [("data.seed", values["seed"]), ("train.seed", values["seed"])]
+    return settings

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitft.explain.method import Method
 from vitft.models.timm_model import TimmModel
-from vitft.models.vit import Attention, Block, VisionTransformer, shares
+from vitft.models.vit import Attention, Block, VisionTransformer, attention_weights
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 
@@ -165,7 +165,7 @@ def traced(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, T
 def mix_seen(attention: Attention, kept: list[Tensor], x: Tensor) -> Tensor:
     """`Attention.forward` of tokens (B, N, D) by way of its maps, which are put into `kept`."""
     q, k, values = attention.split_heads(x)  # each (B, H, N, K)
-    maps = shares(q, k)  # (B, H, N, N), those of `Attention.maps`
+    maps = attention_weights(q, k)  # (B, H, N, N), those of `Attention.maps`
     kept.append(maps)
     return attention.proj((maps @ values).transpose(1, 2).flatten(2))  # (B, N, D)
 

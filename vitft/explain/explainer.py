@@ -19,6 +19,7 @@ from vitft.explain.attribution import attention_maps, explain, scaled
 from vitft.explain.heatmaps import Tile, as_png, contact_sheet, heads_sheet, overlay
 from vitft.explain.method import Method
 from vitft.explain.model import Subject
+from vitft.predict.postprocess import Postprocess, Scores
 from vitft.system.console import visible
 from vitft.system.files import write_atomically, writing
 
@@ -118,14 +119,14 @@ class Explaining:
         classes = self.subject.classes
         if not classes:
             return Explained(path=path, file=file)
-        shares = np.exp(logits - logits.max())
-        best = int(logits.argmax())
-        about = best if self.target is None else self.target
+        (prediction,) = Postprocess(classes=classes)([path], Scores(logits[None]))
+        answer = prediction.classes[0]
+        about = answer if self.target is None else classes[self.target]
         return Explained(
             path=path,
-            answer=classes[best],
-            probability=float(shares[best] / shares.sum()),
-            shown=classes[about] if self.method.name == "relevance" else "",
+            answer=answer,
+            probability=prediction.probabilities[0],
+            shown=about if self.method.name == "relevance" else "",
             file=file,
         )
 

@@ -13,9 +13,9 @@ from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import explainable
 from vitft.models.checkpoint import build_model, holds_timm, load_checkpoint
 from vitft.models.find import find_model
-from vitft.models.pretrained.catalog import Entry
+from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
-from vitft.models.pretrained.source import open_source
+from vitft.models.pretrained.weights import open_pretrained
 from vitft.models.vit import VisionTransformer
 from vitft.system.device import pick_device
 from vitft.system.errors import UsageError, VitftError
@@ -86,14 +86,14 @@ def subject_of_weights(name: str, *, allow_pickle: bool = False, device: str = "
         UsageError: They are for one of timm's models.
     """
     found = locate(name)
-    if found.is_of_timm if isinstance(found, Entry) else holds_timm(found):
+    if found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found):
         raise UsageError(
             f"{name} is a model of timm, which hides its attention: explaining needs vitft's own",
             fix="name weights of `vitft weights list`, without timm: in front",
         )
-    source = open_source(name, allow_pickle=allow_pickle)
+    source = open_pretrained(name, allow_pickle=allow_pickle)
     tensors, config = source.tensors, source.architecture
-    if source.foreign_head:  # it reads something else than this model's feature
+    if source.unusable_head:  # it reads something else than this model's feature
         tensors = {n: t for n, t in tensors.items() if not n.startswith("head")}
         config = replace(config, num_classes=0)
     model = explainable(build_model({n: t.float() for n, t in tensors.items()}, config))

@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 from vitft.export.job import Exported
 from vitft.export.plan import Order
-from vitft.models.pretrained.fetch import http_error, plain_http, reason_of, status_of
+from vitft.models.pretrained.hub import failure_reason, http_error, plain_http, status_of
 from vitft.system.errors import VitftError, WeightsError
 
 
@@ -44,7 +44,7 @@ def push(done: Exported, order: Order) -> str:
 def refused(done: Exported, order: Order, error: Exception) -> VitftError:
     """The error of a push that did not come to an end."""
     cause = error if status_of(error) or error.__cause__ is None else error.__cause__
-    reason = reason_of(cause if isinstance(cause, Exception) else error)
+    reason = failure_reason(cause if isinstance(cause, Exception) else error)
     problem = f"the push to {order.repo} failed: {reason}; the export itself is in {done.folder}"
     if status_of(error) in (401, 403):
         return WeightsError(

@@ -100,7 +100,7 @@ def timm_config(trained: Trained) -> dict[str, Any]:
     else:
         name, arguments, pool = shape.timm, net_arguments(shape), {}
     if isinstance(model, TimmModel):
-        ours = {"classifier": model.place}
+        ours = {"classifier": model.head_name}
     return {
         "architecture": name,
         "num_classes": shape.num_classes,

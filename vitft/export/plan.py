@@ -7,7 +7,8 @@ from pathlib import Path
 
 from vitft.system.errors import UsageError
 from vitft.system.extras import require_extra
-from vitft.system.rundir import free_name, plan_run
+from vitft.system.files import free_name
+from vitft.system.rundir import plan_run
 
 FORMATS = {
     "safetensors": "one self-describing file, and timm's config.json beside it",

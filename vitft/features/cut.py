@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitft.models.checkpoint import digest_of
+from vitft.models.checkpoint import state_digest
 from vitft.models.freeze import frozen_blocks
 from vitft.models.timm_model import Model, TimmModel
 
@@ -41,12 +41,12 @@ class Prefix(nn.Module):
     def digest(self) -> str:
         """Return the sha256 of all that determines the output besides pixels and precision."""
         if isinstance(self.model, TimmModel):
-            return digest_of(str(self.model.config.without_head()), self.model.net.state_dict())
+            return state_digest(str(self.model.config.without_head()), self.model.net.state_dict())
         frozen = (f"blocks.{i}." for i in range(self.stop, self.model.config.depth))
         behind = ("head.", "pre_logits.", *frozen, *(() if self.pooled else ("norm.", "fc_norm.")))
         state = self.model.state_dict()
         used = {name: t.cpu() for name, t in state.items() if not name.startswith(behind)}
-        return digest_of(f"{self.model.config.without_head()} {self.stop}", used)
+        return state_digest(f"{self.model.config.without_head()} {self.stop}", used)
 
     def in_precision(self, precision: str) -> "Prefix":
         """Return this prefix, or one that computes in bf16.

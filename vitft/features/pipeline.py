@@ -23,7 +23,7 @@ from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder, usable_cores
 from vitft.features.views import View, eval_view
 from vitft.models.freeze import freeze_model
-from vitft.models.initial import load_weights
+from vitft.models.initial import load_initial_model
 from vitft.models.lora import add_adapters
 from vitft.models.pretrained import LoadReport
 from vitft.models.timm_model import Model
@@ -93,7 +93,14 @@ def load_pipeline(
     """
     device = pick_device(config.train.device, number=local_rank)
     precision = pick_precision(config.train.precision, device)
-    model, report = load_weights(config, folder)
+    model, report = load_initial_model(
+        config.weights,
+        config.model,
+        folder,
+        max_pixels=config.data.max_pixels,
+        drop_path=config.train.drop_path,
+        seed=config.train.seed,
+    )
     pipeline = build_pipeline(
         model, report.transform, stage, config.train, device=device, precision=precision
     )

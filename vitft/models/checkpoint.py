@@ -1,8 +1,8 @@
-"""The one file a model lives in: weights plus everything needed to use them, checked on every load.
+"""Checkpoints: model weights and everything needed to use them in one file, verified on load.
 
 A checkpoint is a safetensors file whose metadata holds a `Card` and a digest over card and
-tensors. It is written to a temporary name, flushed and renamed, so a crash leaves the old file or
-the new one. Foreign weight files are read in `pretrained`.
+tensors. It is written to a temporary name, flushed and renamed, so a crash leaves either the old
+file or the new one. Files of other tools are read by `vitft.models.pretrained`.
 """
 
 import hashlib
@@ -24,41 +24,40 @@ from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
 
-FORMAT = "1"
+FORMAT_VERSION = "1"
 
 M = TypeVar("M", VisionTransformer, TimmModel)
-
 
 Provenance = TypedDict(
     "Provenance",
     {
-        "name": str,  # as given by --weights; "none" for a new model
-        "source": str,  # file, or owner/repository/file on the hub
+        "name": str,  # of the catalogue, or of the file
+        "source": str,  # path, or repository and file
         "revision": str,  # commit of the repository
         "sha256": str,  # of the file
-        "licence": str,  # SPDX identifier, as the catalogue states it
-        "training": str,  # how weights of this project were made
-        "data": str,  # and on what
-        "from": str,  # name of the weights from which these were fine-tuned
+        "licence": str,
+        "from": str,  # name of the weights that a checkpoint was fine-tuned from
+        "training": str,  # how bundled weights were trained
+        "data": str,  # what bundled weights were trained on
     },
     total=False,
 )
-"""Origin of pretrained weights; only what is known is present."""
+"""Origin of pretrained weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What travels with the weights."""
+    """Description of a model, stored in the same file as its weights."""
 
     architecture: AnyConfig
     transform: EvalTransform
-    """How an image becomes the model's input; the only description of it."""
+    """Evaluation transform; the only description of how an image becomes the model's input."""
     classes: tuple[str, ...] = ()
-    """Class names in the order of the head's outputs; empty for a bare backbone."""
+    """Class names in the order of the head's outputs; empty for a backbone without a head."""
     weights: Provenance = field(default_factory=Provenance)
-    """Where the pretrained weights came from."""
+    """Origin of the pretrained weights."""
     pos_embed: str = "as loaded"
-    """How the positions were resized from the pretrained grid."""
+    """How the positions were resampled from the pretrained grid."""
     split: str = ""
     """Digest of the split manifest that training and validation used."""
 
@@ -67,7 +66,7 @@ class Card:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read back `to_json`."""
+        """Read the output of `to_json`."""
         rest = dict(fields)
         return cls(
             architecture=config_from_json(rest.pop("architecture")),
@@ -78,7 +77,7 @@ class Card:
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
-    """Write weights and card to `path`, whole or not at all; returns the digest.
+    """Write weights and card to `path` atomically and return the digest.
 
     Raises:
         ResourceError: The disk is full. An older file at `path` is untouched.
@@ -86,22 +85,23 @@ def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
     """
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
     text = json.dumps(card.to_json(), sort_keys=True)
-    digest = digest_of(text, tensors)
-    write_atomically(path, to_safetensors(tensors, metadata=metadata_of(text, digest)))
+    digest = state_digest(text, tensors)
+    write_atomically(path, to_safetensors(tensors, metadata=checkpoint_metadata(text, digest)))
     return digest
 
 
 def load_checkpoint(
     path: Path, *, digest: Callable[[], str] | None = None
 ) -> tuple[dict[str, Tensor], Card]:
-    """Read what `save_checkpoint` wrote; the tensors are views of the mapped file.
+    """Read a checkpoint and verify its digest. The tensors are views of the memory-mapped file.
 
     Args:
         path: The file.
-        digest: Gives what `digest_of` would, computed meanwhile (`numpy_model.Mapped.digest`).
+        digest: Returns what `state_digest` would, where it is already being computed in another
+            thread (`numpy_vit.MappedFile.digest`).
 
     Raises:
-        RunError: Missing, damaged (the digest does not fit) or of a newer format.
+        RunError: Missing, damaged (the digest does not match) or of a newer format.
     """
     if not path.is_file():
         raise RunError(f"checkpoint not found: {path}", fix="check the path of the run folder")
@@ -110,47 +110,53 @@ def load_checkpoint(
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_checkpoint(path, str(error)) from error
     if "vitft.card" not in metadata:
         raise RunError(
             f"{path} was not written by vitft",
             fix="give a run folder, or use the file as --weights of a new run",
         )
-    if metadata.get("vitft.format") != FORMAT:
+    if metadata.get("vitft.format") != FORMAT_VERSION:
         raise RunError(
-            f"{path} has format {metadata.get('vitft.format')}, this vitft reads {FORMAT}",
+            f"{path} has format {metadata.get('vitft.format')}, but this vitft reads format "
+            f"{FORMAT_VERSION}",
             fix="update vitft to the version that wrote it",
         )
     card = metadata["vitft.card"]
-    found = digest() if digest is not None else digest_of(card, tensors)
-    if metadata != metadata_of(card, found):
-        raise damaged(path, "the sha256 of its contents differs from the recorded one")
+    found = digest() if digest is not None else state_digest(card, tensors)
+    if metadata != checkpoint_metadata(card, found):
+        raise damaged_checkpoint(path, "the sha256 of the contents differs from the recorded one")
     try:
         return tensors, Card.from_json(json.loads(card))
     except (ValueError, TypeError, KeyError, UsageError) as error:
-        raise damaged(path, f"its card cannot be read: {error}") from error
+        raise damaged_checkpoint(path, f"its card cannot be read: {error}") from error
 
 
-def metadata_of(card: str, digest: str) -> dict[str, str]:
-    """The whole of the file's metadata, so that no byte of it can change unnoticed."""
-    return {"format": "pt", "vitft.format": FORMAT, "vitft.card": card, "vitft.sha256": digest}
+def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
+    """Return the complete metadata of the file, so that no byte of it can change unnoticed."""
+    return {
+        "format": "pt",
+        "vitft.format": FORMAT_VERSION,
+        "vitft.card": card,
+        "vitft.sha256": digest,
+    }
 
 
 def is_checkpoint(metadata: Mapping[str, str] | None) -> bool:
-    """Whether a safetensors file with this metadata is one of ours."""
+    """Return whether this metadata of a safetensors file is that of a vitft checkpoint."""
     return bool(metadata) and "vitft.card" in (metadata or {})
 
 
-def damaged(path: Path, reason: str) -> RunError:
-    """The error of a file that is not what was written."""
+def damaged_checkpoint(path: Path, reason: str) -> RunError:
+    """Return the error for a file whose content is not what was written."""
     return RunError(
         f"damaged checkpoint: {path} ({reason})",
-        fix="copy it again from where it came, or train again",
+        fix="copy the file again from its original place, or train again",
     )
 
 
-def digest_of(card: str, tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over the card and each tensor's name, type, shape and bytes, names in order."""
+def state_digest(card: str, tensors: Mapping[str, Tensor]) -> str:
+    """Return the sha256 over the card and the name, type, shape and bytes of each tensor."""
     digest = hashlib.sha256(card.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -166,43 +172,43 @@ def build_model(state: Mapping[str, Tensor], config: TimmConfig) -> TimmModel: .
 @overload
 def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model: ...
 def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
-    """A model that holds the given tensors themselves: no initialisation, no copy; in eval mode.
+    """Return a model in eval mode that uses the given tensors, without initialisation or copy.
 
-    (A model of timm is initialised by timm, whose buffers are not all in its files.)
+    (A timm model is initialised by timm first, because some of its buffers are not in its files.)
 
     Raises:
-        RunError: Names or shapes do not fit the architecture.
+        RunError: Names or shapes do not match the architecture.
     """
     if isinstance(config, TimmConfig):
-        return filled(TimmModel(config), state)
+        return with_state(TimmModel(config), state)
     blocks = {name.split(".")[1] for name in state if name.startswith("blocks.")}
-    if len(blocks) != config.depth:  # before anything of a stranger's size is built
+    if len(blocks) != config.depth:  # before a model of untrusted size is built
         raise RunError(
-            f"the weights have {len(blocks)} blocks, the architecture {config.depth}",
-            fix="the file and its card belong to different models; copy both again",
+            f"the weights have {len(blocks)} blocks, but the architecture has {config.depth}",
+            fix="the file is a mixture of two models: copy it again from its original place",
         )
     with torch.device("meta"):
         model = VisionTransformer(config)
-    return filled(model, state)
+    return with_state(model, state)
 
 
-def filled(model: M, state: Mapping[str, Tensor]) -> M:
-    """The model around exactly these tensors."""
+def with_state(model: M, state: Mapping[str, Tensor]) -> M:
+    """Return `model` in eval mode with exactly these tensors as its parameters."""
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in state.items()}
     if wanted != found:
         names = sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n))
-        detail = ", ".join(f"{n} {found.get(n)} for {wanted.get(n)}" for n in names[:5])
+        detail = ", ".join(f"{n} {found.get(n)} instead of {wanted.get(n)}" for n in names[:5])
         raise RunError(
-            f"{len(names)} tensors do not fit the architecture: {detail}",
-            fix="the file and its card belong to different models; copy both again",
+            f"{len(names)} tensors do not match the architecture: {detail}",
+            fix="the file is a mixture of two models: copy it again from its original place",
         )
     model.load_state_dict(dict(state), strict=True, assign=True)
     return model.eval()
 
 
 def holds_timm(path: Path) -> bool:
-    """Whether a file is a checkpoint of ours with a model of timm in it; reads only its header."""
+    """Return whether a file is a vitft checkpoint of a timm model. Reads only the header."""
     if path.suffix.lower() != ".safetensors":
         return False
     try:
@@ -210,4 +216,4 @@ def holds_timm(path: Path) -> bool:
             card = json.loads((file.metadata() or {}).get("vitft.card", "{}"))
         return "timm" in card.get("architecture", {})
     except (SafetensorError, OSError, ValueError, AttributeError, TypeError):
-        return False  # whoever reads it says what is wrong
+        return False  # reading the file reports what is wrong with it

@@ -1,24 +1,28 @@
-"""Where a trained model lies: a run directory, a file, the latest run or a hub repository."""
+"""Locate the checkpoint of a trained model: run folder, file, latest run or hub repository."""
 
 from functools import cache
 from pathlib import Path
 
+from vitft.models.pretrained.fetch import fetch
+from vitft.models.pretrained.locate import parse_hub_name
 from vitft.system.errors import RunError
 from vitft.system.rundir import BASE, LATEST, MODEL
 
 
 def find_model(run: str | None) -> Path:
-    """The checkpoint of a run: a run folder, a .safetensors file, or by default the latest run.
+    """Return the checkpoint of a run.
 
-    `hf:owner/name` and `hf:owner/name@revision` name one on the hub, which is downloaded and
-    verified like pretrained weights.
+    Args:
+        run: A run folder, a .safetensors file, or `hf:owner/name[@revision]`, which is downloaded
+            and verified like pretrained weights. By default the latest run.
 
     Raises:
-        RunError: There is none.
-        WeightsError: The hub has none, or cannot be reached and the cache has none.
+        RunError: There is no such run.
+        WeightsError: The hub has no such repository, or it can neither be reached nor found in
+            the cache.
     """
     if run is not None and run.startswith("hf:"):
-        return fetched_model(run)
+        return fetch_model(run)
     path = Path(run).expanduser() if run is not None else BASE / LATEST
     if path.is_dir():
         path = path / MODEL
@@ -27,17 +31,14 @@ def find_model(run: str | None) -> Path:
     if run is None:
         raise RunError(
             f"no finished run in {BASE}/",
-            fix="run `vitft finetune --data DIR --weights NAME` first, or name one with --run",
+            fix="run `vitft finetune --data DIR --weights NAME` first, or name a run with --run",
         )
     raise RunError(
-        f"no model in {run}", fix="give a run folder (it holds model.safetensors) or such a file"
+        f"no model in {run}", fix=f"give a run folder, which holds {MODEL}, or that file"
     )
 
 
-@cache  # a command may ask twice: before torch is imported and when it is
-def fetched_model(name: str) -> Path:
-    """The model of a repository of the hub, from the cache or downloaded."""
-    from vitft.models.pretrained.fetch import fetch
-    from vitft.models.pretrained.locate import on_the_hub
-
-    return fetch(on_the_hub(name)).path
+@cache  # a command may ask before and after torch is imported
+def fetch_model(name: str) -> Path:
+    """Return the checkpoint of a hub repository, downloaded if it is not in the cache."""
+    return fetch(parse_hub_name(name)).path

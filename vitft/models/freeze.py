@@ -1,17 +1,20 @@
-"""What trains: which parameters lie behind the freeze boundary."""
+"""Freezing: which parameters of a model are trained.
+
+The freeze boundary divides a model into a frozen front part and a trained rest.
+"""
 
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system.errors import UsageError
 
 
 def frozen_blocks(freeze: str, depth: int) -> int | None:
-    """How many leading blocks stay as they are; None when the embedding trains as well.
+    """Return the number of leading frozen blocks; None if the embedding is trained as well.
 
-    `depth` itself means that the whole encoder is frozen: only what follows the pooled feature
-    trains.
+    A return value of `depth` means that the whole encoder is frozen: only the layers after
+    pooling are trained.
 
     Raises:
-        UsageError: More blocks to train than the model has.
+        UsageError: `freeze` names more blocks than the model has.
     """
     if freeze in ("head", "pre_logits"):
         return depth
@@ -20,40 +23,41 @@ def frozen_blocks(freeze: str, depth: int) -> int | None:
     trained = int(freeze.removeprefix("blocks:"))
     if trained > depth:
         raise UsageError(
-            f"train.freeze is {freeze}, but the model has {depth} blocks",
-            fix=f"use blocks:1 to blocks:{depth}, or none to train everything",
+            f"train.freeze={freeze} is impossible: the model has {depth} blocks",
+            fix=f"use blocks:1 to blocks:{depth}, or none to train all of them",
         )
     return depth - trained
 
 
 def freeze_model(model: Model, freeze: str) -> list[str]:
-    """Let only the parameters behind the boundary train; returns their names.
+    """Set `requires_grad` of every parameter and return the names of those that are trained.
 
     Raises:
-        UsageError: `pre_logits` is asked of a model that has none, or blocks of a model of timm.
+        UsageError: `freeze` is pre_logits and the model has no such layer, or it is blocks:N and
+            the model is a timm model.
     """
     if freeze == "pre_logits" and not model.config.pre_logits:
         raise UsageError(
-            "train.freeze is pre_logits, but the model has no pre_logits layer",
-            fix="load weights that have one with --pre-logits keep, or use --freeze head",
+            "train.freeze=pre_logits is impossible: the model has no pre_logits layer",
+            fix="use --freeze head, or load weights that have one and add --pre-logits keep",
         )
     if isinstance(model, TimmModel) and freeze.startswith("blocks:"):
         raise UsageError(
-            f"train.freeze is {freeze}, but only vitft's own ViTs are cut between blocks, and this "
-            f"is timm's {model.config.timm}",
-            fix="use head (probe) or none (train everything)",
+            f"train.freeze={freeze} does not support timm models such as {model.config.timm}, only "
+            "vitft's own Vision Transformers",
+            fix="use head (linear probe), lora or none (train all parameters)",
         )
     frozen = frozen_blocks(freeze, model.config.depth)
-    trained = []
+    trained_names = []
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(trains(name, freeze, frozen))
+        parameter.requires_grad_(is_trained(name, freeze, frozen))
         if parameter.requires_grad:
-            trained.append(name)
-    return trained
+            trained_names.append(name)
+    return trained_names
 
 
-def trains(name: str, freeze: str, frozen: int | None) -> bool:
-    """Whether the parameter `name` lies behind the freeze boundary."""
+def is_trained(name: str, freeze: str, frozen: int | None) -> bool:
+    """Return whether the parameter `name` is trained."""
     part, _, rest = name.partition(".")
     if freeze == "none":
         return True

@@ -1,7 +1,7 @@
-"""Low-rank adaptation: small matrices beside the frozen ones, folded into them at the end.
+"""LoRA: add low-rank adapters to linear layers, merge them into the weights, write them as files.
 
-peft does it; here stand which layers get them, that nothing of it is left in what is saved, and the
-folder in which they are kept by themselves for who asks for it.
+peft implements the adapters. A saved checkpoint contains the merged weights only; the adapter
+folder for peft is written in addition, on request.
 
 Source: Hu et al. 2022 (LoRA), https://arxiv.org/abs/2106.09685.
 """
@@ -23,29 +23,30 @@ from vitft.system.files import whole_folder
 
 
 def add_adapters(model: Model, spec: TrainSpec) -> None:
-    """Put a pair of matrices beside each linear layer that `spec.lora_targets` names, in place.
+    """Add an adapter to each linear layer named in `spec.lora_targets`, in place.
 
-    They start as nothing: the model still answers what it did.
+    The adapters start at zero, so the outputs of the model do not change. A model that has
+    adapters already is left as it is.
 
     Raises:
-        UsageError: peft is not installed, the model has no such layers, or they could not be kept
-            by themselves as `spec` asks.
+        UsageError: peft is not installed, the model has no such layers, or `spec` asks for an
+            adapter folder of a timm model.
     """
     require_extra("lora", feature="train.freeze=lora")
     from peft import LoraConfig, inject_adapter_in_model
 
     if spec.keep_adapter and isinstance(model, TimmModel):
         raise UsageError(
-            "--keep-adapter is for vitft's own ViTs, whose layers are called as in timm",
-            fix="leave it out: the trained model itself is saved in any case",
+            "--keep-adapter does not support timm models, only vitft's own Vision Transformers",
+            fix="omit --keep-adapter; the model with the merged weights is saved in any case",
         )
-    if adapters(model):
+    if adapted_layers(model):
         return
     targets = [name for name, _ in linear_layers(model, spec.lora_targets.split(","))]
     if not targets:
         raise UsageError(
             f"the model has no linear layers called {spec.lora_targets}",
-            fix="name those it has: --set train.lora_targets=...",
+            fix="name layers of this model with --set train.lora_targets=...",
         )
     device = next(model.parameters()).device
     torch.manual_seed(spec.seed)
@@ -55,7 +56,7 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
 
 
 def linear_layers(model: nn.Module, names: list[str]) -> list[tuple[str, nn.Linear]]:
-    """The linear layers, heads left out, whose last name is one of `names`."""
+    """Return the linear layers whose last path component is in `names`, except for heads."""
     return [
         (path, module)
         for path, module in model.named_modules()
@@ -65,39 +66,39 @@ def linear_layers(model: nn.Module, names: list[str]) -> list[tuple[str, nn.Line
     ]
 
 
-def adapters(model: nn.Module) -> list[tuple[str, Any]]:
-    """The layers that carry an adapter, each with its path."""
+def adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
+    """Return the layers that have an adapter, each with its path."""
     return [(path, m) for path, m in model.named_modules() if hasattr(m, "get_base_layer")]
 
 
-def fold_adapters(model: nn.Module) -> dict[str, Tensor]:
-    """Add each pair of matrices to the layer that it belongs to, which is put back, in place.
+def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
+    """Merge every adapter into the weights of its layer and remove it, in place.
 
     Returns:
-        Copies of the matrices, A (r, in) and B (out, r) of each layer, by peft's names for them.
+        Copies of the adapter matrices, A (r, in) and B (out, r) of each layer, under peft's names.
     """
-    pairs: dict[str, Tensor] = {}
-    for path, layer in adapters(model):
+    matrices: dict[str, Tensor] = {}
+    for path, layer in adapted_layers(model):
         for side in ("lora_A", "lora_B"):
             (matrix,) = getattr(layer, side).values()
-            pairs[f"{path}.{side}.weight"] = matrix.weight.detach().cpu().clone()
+            matrices[f"{path}.{side}.weight"] = matrix.weight.detach().cpu().clone()
         layer.merge()
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, layer.get_base_layer())
-    return pairs
+    return matrices
 
 
 def write_adapter(
-    folder: Path, pairs: Mapping[str, Tensor], model: nn.Module, spec: TrainSpec, *, base: str
+    folder: Path, matrices: Mapping[str, Tensor], model: nn.Module, spec: TrainSpec, *, base: str
 ) -> None:
-    """Write what LoRA trained, with the head, as a folder that `peft.PeftModel` opens.
+    """Write adapters and head as a folder that `peft.PeftModel` opens.
 
     Args:
-        folder: A new one.
-        pairs: What `fold_adapters` returned.
-        model: Where the trained head is taken from; as saved, so its answers are calibrated.
-        spec: Rank and weight of the matrices.
-        base: What the pretrained weights are called.
+        folder: A new folder.
+        matrices: The return value of `merge_adapters`.
+        model: The model as saved, whose head is calibrated.
+        spec: Rank and scale of the adapters.
+        base: Name of the pretrained weights.
 
     Raises:
         RunError: The folder cannot be written.
@@ -106,11 +107,11 @@ def write_adapter(
     from peft import LoraConfig
 
     heads = {n: t for n, t in model.state_dict().items() if n.startswith("head")}
-    tensors = {**pairs, **{name: tensor.detach().cpu() for name, tensor in heads.items()}}
+    tensors = {**matrices, **{name: tensor.detach().cpu() for name, tensor in heads.items()}}
     config = LoraConfig(
         r=spec.lora_rank,
         lora_alpha=spec.lora_alpha,
-        target_modules=sorted({name.rpartition(".lora_")[0] for name in pairs}),
+        target_modules=sorted({name.rpartition(".lora_")[0] for name in matrices}),
         modules_to_save=sorted({name.partition(".")[0] for name in heads}),
         base_model_name_or_path=base,
         inference_mode=True,

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 
 from vitft.data.transforms import EvalTransform
+from vitft.metrics.softmax import softmax
 
-Array = np.ndarray[Any, np.dtype[np.float32]]
-Views = np.ndarray[Any, np.dtype[np.uint8]]
+Float32Array = np.ndarray[Any, np.dtype[np.float32]]
+Uint8Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 MAX_HEADER = 100_000_000
 """Bytes; what the library for safetensors accepts."""
@@ -39,7 +40,7 @@ BEND = 0.28
 """For x >= 0, (1 - Phi(x)) exp(x^2 / 2) is a polynomial in 1 / (1 + BEND x) with the coefficients
 `TAIL`: our own least-squares fit to scipy's erfcx; the error of x Phi(x) is below 2e-9."""
 
-KNOWN = {
+CONFIG_FIELDS = {
     "image_size", "patch_size", "in_channels", "width", "depth", "heads", "mlp_ratio", "qkv_bias",
     "num_classes", "pre_logits", "pool", "drop_path", "norm", "norm_eps", "layer_scale",
     "registers", "prefix_positions", "distilled", "stem", "convs",
@@ -47,11 +48,11 @@ KNOWN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
+class MappedFile:
     """A safetensors file in memory as far as it is read: metadata, and tensors as views."""
 
     metadata: Mapping[str, str]
-    tensors: Mapping[str, Array]
+    tensors: Mapping[str, Float32Array]
     chunks: tuple[tuple[bytes, memoryview], ...]
     """What the digest covers behind the card: a line about each tensor, and its bytes."""
 
@@ -72,7 +73,7 @@ class Mapped:
         return self.metadata == known | {"vitft.sha256": self.digest()}
 
 
-def map_file(path: Path) -> Mapped | None:
+def map_file(path: Path) -> MappedFile | None:
     """Map a checkpoint; None if it is not what this room reads, and `checkpoint` shall tell why."""
     try:
         with path.open("rb") as file:
@@ -95,7 +96,7 @@ def map_file(path: Path) -> Mapped | None:
         return None
     if "vitft.card" not in metadata:
         return None
-    return Mapped(metadata, tensors, tuple(chunks))
+    return MappedFile(metadata, tensors, tuple(chunks))
 
 
 class NumpyModel:
@@ -108,7 +109,7 @@ class NumpyModel:
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], weights: Mapping[str, Array], *, threads: int = 1
+        self, settings: Mapping[str, Any], weights: Mapping[str, Float32Array], *, threads: int = 1
     ) -> None:
         self.threads = threads
         self.helpers = ThreadPoolExecutor(threads, thread_name_prefix="vitft-tokens")
@@ -123,10 +124,10 @@ class NumpyModel:
         """Numbers in the pooled feature of one image."""
         return self.width * (self.num_read if self.settings["pool"] == "cls" else 1)
 
-    def __getitem__(self, name: str) -> Array:
+    def __getitem__(self, name: str) -> Float32Array:
         return self.weights[name]
 
-    def features(self, pixels: Array) -> Array:
+    def features(self, pixels: Float32Array) -> Float32Array:
         """Normalised pixels (B, S, S, channels), channels last, to the pooled feature (B, D)."""
         x = self.embed(pixels)  # (B, N, D)
         for i in range(self.depth):
@@ -136,7 +137,7 @@ class NumpyModel:
             return self.norm(x[:, self.num_prefix :].mean(axis=1), "fc_norm.")
         return self.norm(x, "norm.").reshape(len(x), -1)  # only the class tokens are left
 
-    def embed(self, pixels: Array) -> Array:
+    def embed(self, pixels: Float32Array) -> Float32Array:
         """Cut into patches, project each, put the prefix in front, add positions (equation 1)."""
         kernel = self["patch_embed.proj.weight"]  # (D, channels, p, p)
         down, across = kernel.shape[2:]
@@ -150,7 +151,7 @@ class NumpyModel:
             return np.concatenate([*prefix, x], axis=1) + self["pos_embed"]
         return np.concatenate([*prefix, x + self["pos_embed"]], axis=1)
 
-    def block(self, x: Array, name: str, rows: int) -> Array:
+    def block(self, x: Float32Array, name: str, rows: int) -> Float32Array:
         """The first `rows` tokens after one encoder layer (equations 2 and 3)."""
         kept = x[:, :rows]
         if self.settings["norm"] == "post":
@@ -164,7 +165,7 @@ class NumpyModel:
         hidden = self.mlp(self.norm(kept, f"{name}norm2."), name)
         return kept + self.scaled(hidden, f"{name}ls2.")
 
-    def attention(self, x: Array, name: str, rows: int) -> Array:
+    def attention(self, x: Float32Array, name: str, rows: int) -> Float32Array:
         """The first `rows` tokens gather from all (appendix A): (B, rows, D)."""
         weight = self[f"{name}attn.qkv.weight"]  # queries, keys and values, one below the other
         bias = self.weights.get(f"{name}attn.qkv.bias", np.zeros(len(weight), np.float32))
@@ -176,14 +177,14 @@ class NumpyModel:
         mixed = (weights @ v).transpose(0, 2, 1, 3).reshape(len(x), rows, d)
         return self.each(lambda part: self.linear(part, f"{name}attn.proj."), mixed)
 
-    def by_head(self, x: Array) -> Array:
+    def by_head(self, x: Float32Array) -> Float32Array:
         """(B, N, D) to (B, H, N, K)."""
         return x.reshape(*x.shape[:2], self.heads, -1).transpose(0, 2, 1, 3)
 
-    def mlp(self, x: Array, name: str) -> Array:
+    def mlp(self, x: Float32Array, name: str) -> Float32Array:
         """Two layers with a GELU between, for each token alone."""
 
-        def of_tokens(part: Array) -> Array:
+        def of_tokens(part: Float32Array) -> Float32Array:
             hidden = self.linear(part, f"{name}mlp.fc1.")
             for i in range(0, len(hidden), ROWS):
                 hidden[i : i + ROWS] = gelu(hidden[i : i + ROWS])
@@ -191,7 +192,9 @@ class NumpyModel:
 
         return self.each(of_tokens, x)
 
-    def each(self, function: Callable[[Array], Array], x: Array) -> Array:
+    def each(
+        self, function: Callable[[Float32Array], Float32Array], x: Float32Array
+    ) -> Float32Array:
         """A function of single tokens (n, D) applied to all tokens (B, N, D), in threads."""
         flat = x.reshape(-1, x.shape[-1])
         if self.threads == 1 or len(flat) < 2 * ROWS:
@@ -200,25 +203,25 @@ class NumpyModel:
             done = np.concatenate([*self.helpers.map(function, np.array_split(flat, self.threads))])
         return done.reshape(*x.shape[:-1], -1)
 
-    def linear(self, x: Array, name: str) -> Array:
+    def linear(self, x: Float32Array, name: str) -> Float32Array:
         """A weight and a bias."""
         out = x @ self[f"{name}weight"].T
         out += self[f"{name}bias"]
         return out
 
-    def norm(self, x: Array, name: str) -> Array:
+    def norm(self, x: Float32Array, name: str) -> Float32Array:
         """LayerNorm over the last axis."""
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = np.einsum("...d,...d->...", centred, centred)[..., None] / x.shape[-1]
         centred /= np.sqrt(variance + np.float32(self.eps))
         return centred * self[f"{name}weight"] + self[f"{name}bias"]
 
-    def scaled(self, x: Array, name: str) -> Array:
+    def scaled(self, x: Float32Array, name: str) -> Float32Array:
         """LayerScale, where there is one."""
         gamma = self.weights.get(f"{name}gamma")
         return x if gamma is None else x * gamma
 
-    def classify(self, features: Array) -> Array:
+    def classify(self, features: Float32Array) -> Float32Array:
         """Class scores (B, C) from the pooled feature."""
         if self.settings["distilled"]:  # the mean of two heads on two class tokens
             cls, dist = features[:, : self.width], features[:, self.width :]
@@ -228,15 +231,7 @@ class NumpyModel:
         return self.linear(features, "head.")
 
 
-def softmax(scores: Array) -> Array:
-    """Shares along the last axis; overwrites `scores`."""
-    scores -= scores.max(axis=-1, keepdims=True)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    return scores
-
-
-def gelu(x: Array) -> Array:
+def gelu(x: Float32Array) -> Float32Array:
     """The exact GELU: the input times the normal distribution function Phi, not its tanh cousin.
 
     Phi(x) is 1 - r(x) for x >= 0 and r(-x) below, so in both cases the result is
@@ -253,21 +248,21 @@ def gelu(x: Array) -> Array:
     return as_floats(np.maximum(x, 0) - tail)
 
 
-def normalise(views: Views, transform: EvalTransform) -> Array:
+def normalise(views: Uint8Array, transform: EvalTransform) -> Float32Array:
     """`EvalTransform.normalise` with channels last: uint8 (B, S, S, 3) to float32, as many."""
     mean, std = np.array(transform.mean, np.float32), np.array(transform.std, np.float32)
     return (as_floats(views[..., : len(mean)]) / np.float32(255) - mean) / std
 
 
-def as_floats(x: Any) -> Array:  # noqa: ANN401 - any array of numbers
+def as_floats(x: Any) -> Float32Array:  # noqa: ANN401 - any array of numbers
     """In float32; a float32 array is returned as it is."""
     return np.asarray(x, np.float32)
 
 
-def readable(card: Mapping[str, Any]) -> bool:
+def is_supported(card: Mapping[str, Any]) -> bool:
     """Whether this room knows everything that the card's architecture says."""
     settings = card.get("architecture")
-    if not isinstance(settings, dict) or settings.keys() | {"convs"} != KNOWN:
+    if not isinstance(settings, dict) or settings.keys() | {"convs"} != CONFIG_FIELDS:
         return False  # files from before there were `convs` do not name them
     if settings["stem"] is not None or settings.get("convs"):
         return False
@@ -277,7 +272,7 @@ def readable(card: Mapping[str, Any]) -> bool:
 
 def open_model(
     path: Path, *, threads: int = 1
-) -> tuple[NumpyModel, Mapped, Mapping[str, Any]] | None:
+) -> tuple[NumpyModel, MappedFile, Mapping[str, Any]] | None:
     """The model of a checkpoint with its file and card; None if torch has to be asked.
 
     The file has not been verified: `Mapped.is_whole` does that, and may run meanwhile.
@@ -287,7 +282,7 @@ def open_model(
         return None
     try:
         card = json.loads(mapped.metadata["vitft.card"])
-        if not readable(card):
+        if not is_supported(card):
             return None
         model = NumpyModel(card["architecture"], mapped.tensors, threads=threads)
         return model, mapped, card

@@ -6,13 +6,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from vitft.models.stem import STEMS
-from vitft.models.timm_model import TimmConfig
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, ViTConfig, as_pair
 from vitft.system.errors import UsageError
 
 
-def config_of(name: str) -> ViTConfig:
+def architecture_config(name: str) -> ViTConfig:
     """Settings of an architecture name such as `vit_base_patch16_224` or `vit_base_r50_s16_224`.
 
     Raises:
@@ -52,7 +51,7 @@ def create_model(
 
     Raises a UsageError for an unknown name or field, or an image that the patches do not tile.
     """
-    config = config_of(name)
+    config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():
         raise UsageError(f"a model has no {min(unknown)}", fix="see the fields of ViTConfig")
     size = config.image_size if image_size is None else as_pair(image_size)
@@ -62,7 +61,7 @@ def create_model(
 LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
 
 
-def describe(config: ViTConfig) -> str:
+def describe_vit(config: ViTConfig) -> str:
     """An architecture as papers write it, e.g. "ViT-B/16 224 px"."""
     named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
     name = named.get((config.width, config.depth, config.heads))
@@ -77,14 +76,9 @@ def describe(config: ViTConfig) -> str:
     extras += ["LayerNorm after each branch"] * (config.norm == "post")
     extras += [f"{config.in_channels} channels"] * (config.in_channels != 3)
     tail = "".join(f", {extra}" for extra in extras)
-    return f"ViT{size}/{shown(config.patch_size)} {shown(config.image_size)} px{tail}"
+    return f"ViT{size}/{format_size(config.patch_size)} {format_size(config.image_size)} px{tail}"
 
 
-def describe_timm(config: TimmConfig) -> str:
-    """A model of timm by its own name, e.g. "timm's resnet18, 224 px"."""
-    return f"timm's {config.timm}, {shown(config.image_size)} px"
-
-
-def shown(sides: tuple[int, int]) -> str:
+def format_size(sides: tuple[int, int]) -> str:
     """One number for a square, else height x width."""
     return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"

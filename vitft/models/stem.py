@@ -109,7 +109,7 @@ class Bottleneck(nn.Module):
         return F.relu(self.norm3(self.conv3(branch)) + self.downsample(x))
 
 
-class Stage(nn.Module):
+class ResNetStage(nn.Module):
     """Bottlenecks of one width; the first halves the feature map, except in the first stage."""
 
     def __init__(self, inputs: int, outputs: int, depth: int, stride: int) -> None:
@@ -131,7 +131,7 @@ class ResNet(nn.Module):
         self.stages = nn.Sequential()
         channels = 64
         for i, depth in enumerate(stages):
-            self.stages.append(Stage(channels, 256 * 2**i, depth, stride=1 if i == 0 else 2))
+            self.stages.append(ResNetStage(channels, 256 * 2**i, depth, stride=1 if i == 0 else 2))
             channels = 256 * 2**i
 
     def forward(self, pixels: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class TimmModel(nn.Module):
     def __init__(self, config: TimmConfig, *, file: Path | None = None) -> None:
         super().__init__()
         self.config = config
-        self.net = built_by_timm(config, file)
+        self.net = create_timm(config, file)
         outer = self.net.get_classifier()
         names = [name for name, module in self.net.named_modules() if module is outer]
         if not isinstance(outer, nn.Linear | nn.Conv2d) or not names:
@@ -81,7 +81,7 @@ class TimmModel(nn.Module):
                 f"the head of {config.timm} is not one linear layer, which is what is trained here",
                 fix="choose another model of timm",
             )
-        self.place = names[0]
+        self.head_name = names[0]
         """Where timm has the head among its modules."""
         self.is_conv = isinstance(outer, nn.Conv2d)
         self.feature_size = outer.in_channels if isinstance(outer, nn.Conv2d) else outer.in_features
@@ -94,8 +94,8 @@ class TimmModel(nn.Module):
         )
         for parameter in self.head.parameters():
             nn.init.zeros_(parameter)
-        self.register_state_dict_post_hook(with_timm_names)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(with_own_names)  # type: ignore[no-untyped-call]
+        self.register_state_dict_post_hook(rename_to_timm)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(rename_from_timm)  # type: ignore[no-untyped-call]
 
     def features(self, pixels: Tensor) -> Tensor:
         """Normalised pixels (B, channels, S, S) to pooled features (B, D)."""
@@ -109,7 +109,7 @@ class TimmModel(nn.Module):
         return self.classify(self.features(pixels))
 
 
-def built_by_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 - timm's own type
+def create_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 - timm's own type
     """Let timm build the model with a classifier, which tells where the head belongs."""
     import timm  # takes seconds, so only where it is used
 
@@ -140,25 +140,27 @@ def built_by_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401
         ) from error
 
 
-def with_timm_names(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+def rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Rename the entries of a `state_dict` that was just made: the net's as timm has them."""
     assert isinstance(model, TimmModel)
     for name in [n for n in state if n.startswith(prefix)]:
-        tensor, own = state.pop(name), name.removeprefix(prefix)
-        part, rest = own.split(".", 1)
+        tensor, inner = state.pop(name), name.removeprefix(prefix)
+        part, rest = inner.split(".", 1)
         if part == "head":
             flat = model.is_conv and rest == "weight"
-            state[f"{prefix}{model.place}.{rest}"] = tensor[:, :, None, None] if flat else tensor
+            state[f"{prefix}{model.head_name}.{rest}"] = (
+                tensor[:, :, None, None] if flat else tensor
+            )
         else:
             state[prefix + rest] = tensor
 
 
-def with_own_names(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+def rename_from_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Rename the entries of a `state_dict` that is about to be loaded: what stands here."""
     assert isinstance(model, TimmModel)
     for name in [n for n in state if n.startswith(prefix)]:
         tensor, known = state.pop(name), name.removeprefix(prefix)
-        if known.removeprefix(f"{model.place}.") in ("weight", "bias"):
+        if known.removeprefix(f"{model.head_name}.") in ("weight", "bias"):
             state[f"{prefix}head.{known.rpartition('.')[2]}"] = (
                 tensor.flatten(1) if tensor.ndim == 4 else tensor
             )
@@ -180,7 +182,7 @@ def untrained(config: AnyConfig) -> Model:
     return TimmModel(config) if isinstance(config, TimmConfig) else VisionTransformer(config)
 
 
-def own(model: Model, what: str) -> VisionTransformer:
+def require_vit(model: Model, what: str) -> VisionTransformer:
     """The model, if it is our Vision Transformer.
 
     Raises:

@@ -69,13 +69,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.split_heads(x)
-        return self.proj(mix(q, k, v).transpose(1, 2).flatten(2))  # (B, N, D)
+        return self.proj(weighted_values(q, k, v).transpose(1, 2).flatten(2))  # (B, N, D)
 
     def for_class_token(self, x: Tensor) -> Tensor:
         """The rows of `forward` that the heads read, (B, 1 or 2, D), and no others."""
         if type(self.qkv) is not nn.Linear:  # an adapter (LoRA) adds to it: its rows are not apart
             q, k, v = self.split_heads(x)
-            mixed = mix(q[:, :, : self.num_read], k, v)
+            mixed = weighted_values(q[:, :, : self.num_read], k, v)
             return self.proj(mixed.transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
         width, bias = self.qkv.in_features, cast("Tensor | None", self.qkv.bias)
         q = F.linear(
@@ -84,20 +84,20 @@ class Attention(nn.Module):
         kv = F.linear(x, self.qkv.weight[width:], None if bias is None else bias[width:])
         k, v = kv.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, N, K)
         q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, 1 or 2, K)
-        return self.proj(mix(q, k, v).transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
+        return self.proj(weighted_values(q, k, v).transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
 
     def maps(self, x: Tensor) -> Tensor:
         """The weights `forward` applies without ever storing them: (B, H, N, N), rows sum to 1."""
         q, k, _ = self.split_heads(x)
-        return shares(q, k)
+        return attention_weights(q, k)
 
 
-def shares(q: Tensor, k: Tensor) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor) -> Tensor:
     """How much of each key (B, H, N, K) each query takes: (B, H, N, N), rows sum to 1."""
     return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)
 
 
-def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(K)) v: values (B, H, N, K) mixed for each query (B, H, M, K).
 
     On a CPU in bf16 the fused kernel is slower than the three steps spelled out

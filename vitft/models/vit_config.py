@@ -17,7 +17,7 @@ Pool = Literal["cls", "mean"]
 Norm = Literal["pre", "post"]
 
 
-class Size(NamedTuple):
+class NamedSize(NamedTuple):
     """One row of the size table; `patches` are the patch sides that published weights use."""
 
     width: int
@@ -26,12 +26,12 @@ class Size(NamedTuple):
     patches: tuple[int, ...]
 
 
-SIZES: Mapping[str, Size] = {
-    "tiny": Size(192, 12, 3, (16,)),
-    "small": Size(384, 12, 6, (8, 14, 16, 32)),
-    "base": Size(768, 12, 12, (8, 14, 16, 32)),
-    "large": Size(1024, 24, 16, (14, 16, 32)),
-    "huge": Size(1280, 32, 16, (14, 16)),
+SIZES: Mapping[str, NamedSize] = {
+    "tiny": NamedSize(192, 12, 3, (16,)),
+    "small": NamedSize(384, 12, 6, (8, 14, 16, 32)),
+    "base": NamedSize(768, 12, 12, (8, 14, 16, 32)),
+    "large": NamedSize(1024, 24, 16, (14, 16, 32)),
+    "huge": NamedSize(1280, 32, 16, (14, 16)),
 }
 
 

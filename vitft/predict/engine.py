@@ -1,13 +1,12 @@
-"""Images in, answers out, whatever computes them: the part of predict that needs no torch.
+"""Prediction pipeline, whatever computes the scores: load images, run an engine, postprocess.
 
-An `Engine` turns views into scores; here images are read and viewed in threads, in the order of
-their sources, and scores become classes with probabilities and notes. Torch's engine is in
-`predict`, NumPy's in `numpy_engine`.
+Images are read and decoded in threads, and predictions come in the order of their sources. Nothing
+here imports torch; the engines are in `torch_engine` and `numpy_engine`.
 """
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -17,48 +16,23 @@ from vitft.data.images import MAX_PIXELS, decode
 from vitft.data.loading import in_order
 from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
-from vitft.features.ood import Reference
-from vitft.system.errors import ImageError, RunError
-
-UNSURE, UNLIKE = "not sure", "unlike the training images"
+from vitft.predict.postprocess import Postprocess, Scores
+from vitft.predict.prediction import Prediction
+from vitft.system.errors import ImageError
 
 Views = np.ndarray[Any, np.dtype[np.uint8]]
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """The answer for one input: classes with probabilities, best first, or why there is none."""
-
-    path: str
-    classes: tuple[str, ...] = ()
-    probabilities: tuple[float, ...] = ()
-    """Shares of one, over all classes of the model, in the order of `classes`."""
-    error: str = ""
-    notes: tuple[str, ...] = ()
-    """`not sure` below the threshold; `unlike the training images` by the picture's feature."""
-    view: Views | None = field(default=None, repr=False, compare=False)
-    """What the model was shown, (S, S, 3), if views are kept."""
-
-
-class Scores(NamedTuple):
-    """What an engine says of some views."""
-
-    logits: Floats
-    """(B, C)"""
-    features: Floats
-    """What the head read of each, (B, D)."""
+"""Preprocessed images before normalisation: (B, S, S, 3), or one of them (S, S, 3)."""
 
 
 class Engine(Protocol):
-    """A model at work."""
+    """A model that computes scores."""
 
     batch: int
-    """Views per call."""
+    """Images per call."""
     workers: int
-    """Threads that read and decode; 0: the caller's own."""
+    """Threads that read and decode images; 0: the caller's own."""
     in_workers: bool
-    """Whether each worker also computes, on one core, the batch that it has decoded."""
+    """Whether each worker also scores, on one core, the batch that it has decoded."""
 
     @property
     def transform(self) -> EvalTransform: ...
@@ -70,149 +44,115 @@ class Engine(Protocol):
     def feature_size(self) -> int: ...
 
     def view(self, data: bytes, name: str) -> Views:
-        """The model's view (S, S, 3) of a file's bytes; ImageError if they are no image."""
+        """Preprocess an image file: (S, S, 3); ImageError if it cannot be decoded."""
         ...
 
     def scores(self, views: Views) -> Scores:
-        """Scores of views (B, S, S, 3), float32."""
+        """Compute float32 scores of views (B, S, S, 3)."""
         ...
 
     def enter_worker(self) -> None:
-        """Called in a worker before each batch."""
+        """Prepare a worker thread; called before each batch."""
+        ...
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        """Restore on exit what workers change in the whole process."""
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judge:
-    """From scores to answers."""
+class LoadedImage(NamedTuple):
+    """A preprocessed image, or the reason why it could not be loaded."""
 
-    classes: Sequence[str]
-    top_k: int = 1
-    threshold: float = 0.0
-    """Answers whose best probability is smaller are noted as not sure."""
-    reference: Reference | None = None
-    """What the training images look like."""
-    keeps_views: bool = False
-
-    def predictions(self, names: Sequence[str], scores: Scores) -> list[Prediction]:
-        """One for each name and row of scores.
-
-        Raises:
-            RunError: A score is not a finite number.
-        """
-        if not np.isfinite(scores.logits).all():
-            raise RunError(
-                "the model's scores are not finite numbers",
-                fix="train again; it diverged or is damaged",
-            )
-        unlike = [False] * len(names)
-        if self.reference is not None:
-            unlike = self.reference.are_unlike(scores.features)
-        shares = probabilities(scores.logits)
-        best = np.argsort(-shares, axis=1, kind="stable")[:, : self.top_k]
-        found = []
-        for name, row, order, is_unlike in zip(names, shares, best, unlike, strict=True):
-            notes = (UNSURE,) * bool(row[order[0]] < self.threshold) + (UNLIKE,) * is_unlike
-            found.append(
-                Prediction(
-                    path=name,
-                    classes=tuple(self.classes[i] for i in order),
-                    probabilities=tuple(row[order].tolist()),
-                    notes=notes,
-                )
-            )
-        return found
-
-
-def probabilities(logits: Floats) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Shares of one (B, C)."""
-    scores = logits.astype(np.float64)
-    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
-
-
-class Looked(NamedTuple):
-    """One source on its way: its view, or why there is none."""
-
-    name: str
+    path: str
     view: Views | None
     error: str = ""
 
 
-def answers(engine: Engine, sources: Iterable[ImageSource], judge: Judge) -> Iterator[Prediction]:
-    """One prediction per source, in order; what is no image gets its reason instead.
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """An engine and the postprocessing of its scores."""
 
-    `engine.batch` sources in a row are always computed together, bad ones among them, so that
-    an answer does not depend on where a run was resumed. At most some batches are under way.
-    """
+    engine: Engine
+    postprocess: Postprocess
+    keep_views: bool = False
+    """Whether predictions carry their preprocessed image."""
 
-    def work(chunk: Sequence[ImageSource]) -> list[Prediction] | list[Looked]:
-        engine.enter_worker()
-        looked = [look(engine, source) for source in chunk]
-        return judged(engine, looked, judge) if engine.in_workers else looked
+    def predict(self, sources: Iterable[ImageSource]) -> Iterator[Prediction]:
+        """Yield one prediction per source, in order; an unusable image gets an error instead.
 
-    chunks = in_chunks(with_fetched(sources), engine.batch)
-    results = in_order(work, chunks, workers=engine.workers, ahead=2 * max(1, engine.workers))
-    with contextlib.closing(results):
-        for chunk in results:
-            looked = [item for item in chunk if isinstance(item, Looked)]
-            yield from judged(engine, looked, judge)
-            yield from (item for item in chunk if isinstance(item, Prediction))
+        `engine.batch` consecutive sources are always scored together, unusable ones included, so a
+        prediction does not depend on where a run was resumed. At most a few batches are in memory.
+        """
+        engine = self.engine
+
+        def work(chunk: Sequence[ImageSource]) -> list[Prediction] | list[LoadedImage]:
+            engine.enter_worker()
+            loaded = [load_image(engine, source) for source in chunk]
+            return self.predict_batch(loaded) if engine.in_workers else loaded
+
+        chunks = in_chunks(with_fetched(sources), engine.batch)
+        results = in_order(work, chunks, workers=engine.workers, ahead=2 * max(1, engine.workers))
+        with engine.running(), contextlib.closing(results):
+            for chunk in results:
+                loaded = [item for item in chunk if isinstance(item, LoadedImage)]
+                yield from self.predict_batch(loaded)
+                yield from (item for item in chunk if isinstance(item, Prediction))
+
+    def predict_batch(self, loaded: Sequence[LoadedImage]) -> list[Prediction]:
+        """Score the usable images of a batch in one call of the engine."""
+        usable = [(item.path, item.view) for item in loaded if item.view is not None]
+        scored: Iterator[Prediction] = iter(())
+        if usable:
+            scores = self.engine.scores(np.stack([view for _, view in usable]))
+            scored = iter(self.postprocess([path for path, _ in usable], scores))
+        predictions = []
+        for item in loaded:
+            if item.view is None:
+                predictions.append(Prediction(path=item.path, error=item.error))
+            else:
+                prediction = next(scored)
+                if self.keep_views:
+                    prediction = replace(prediction, view=item.view)
+                predictions.append(prediction)
+        return predictions
 
 
 def in_chunks(sources: Iterable[ImageSource], size: int) -> Iterator[list[ImageSource]]:
-    """`size` sources at a time."""
+    """Yield `size` sources at a time."""
     remaining = iter(sources)
     while chunk := list(islice(remaining, size)):
         yield chunk
 
 
-def look(engine: Engine, source: ImageSource) -> Looked:
-    """Read and view one image."""
+def load_image(engine: Engine, source: ImageSource) -> LoadedImage:
+    """Read and preprocess one image."""
     try:
-        return Looked(
-            source.name, engine.view(source_bytes(source, max_pixels=MAX_PIXELS), source.name)
-        )
+        data = source_bytes(source, max_pixels=MAX_PIXELS)
+        return LoadedImage(source.name, engine.view(data, source.name))
     except ImageError as error:
-        return Looked(source.name, None, error.reason)
+        return LoadedImage(source.name, None, error.reason)
 
 
-def documented_view(data: bytes, name: str, transform: EvalTransform) -> Views:
-    """The view (S, S, 3) that the checkpoint's card describes.
+def decode_view(
+    data: bytes, name: str, transform: EvalTransform, *, max_pixels: int = MAX_PIXELS
+) -> Views:
+    """Decode an image file and apply the evaluation transform: (S, S, 3).
 
     Raises:
-        ImageError: The bytes are no whole image.
+        ImageError: It cannot be decoded.
     """
-    return transform.pixels(decode(data, name, max_pixels=MAX_PIXELS).image)
+    return transform.pixels(decode(data, name, max_pixels=max_pixels).image)
 
 
-def judged(engine: Engine, looked: Sequence[Looked], judge: Judge) -> list[Prediction]:
-    """Predictions for a batch; its views meet the model together."""
-    good = [(item.name, item.view) for item in looked if item.view is not None]
-    found: Iterator[Prediction] = iter(())
-    if good:
-        scores = engine.scores(np.stack([view for _, view in good]))
-        found = iter(judge.predictions([name for name, _ in good], scores))
-    done = []
-    for item in looked:
-        if item.view is None:
-            done.append(Prediction(path=item.name, error=item.error))
-        else:
-            prediction = next(found)
-            if judge.keeps_views:
-                prediction = replace(prediction, view=item.view)
-            done.append(prediction)
-    return done
-
-
-class Mirrored:
-    """An engine that shows each view and its mirror image, and answers with the mean score."""
+class MirroredEngine:
+    """An engine that averages the logits of each image and of its mirror image."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.batch, self.workers = engine.batch, engine.workers
         self.in_workers = engine.in_workers
-        self.view, self.enter_worker = engine.view, engine.enter_worker
+        self.view = engine.view
+        self.enter_worker, self.running = engine.enter_worker, engine.running
 
     @property
     def transform(self) -> EvalTransform:
@@ -227,6 +167,7 @@ class Mirrored:
         return self.engine.feature_size
 
     def scores(self, views: Views) -> Scores:
-        seen = self.engine.scores(views)
-        flipped = self.engine.scores(np.ascontiguousarray(views[:, :, ::-1]))
-        return Scores(np.asarray((seen.logits + flipped.logits) / 2, np.float32), seen.features)
+        original = self.engine.scores(views)
+        mirrored = self.engine.scores(np.ascontiguousarray(views[:, :, ::-1]))
+        logits = np.asarray((original.logits + mirrored.logits) / 2, np.float32)
+        return Scores(logits, original.features)

@@ -1,18 +1,19 @@
-"""`vitft evaluate`: a trained model and labelled images in, the figures of eval.json out.
+"""Evaluation of a trained model on labelled images.
 
-Images that trained the model are recognised by their bytes and left out: they would tell how well
-it remembers, not how well it will do. Printing and writing are the door's.
+Images that trained the model are recognised by their digests and left out, because they would
+measure how well it remembers instead of how well it generalises.
 """
 
 import contextlib
 import difflib
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,103 +25,136 @@ from vitft.data.loading import in_order
 from vitft.data.split import Manifest
 from vitft.metrics.calibration import binned, calibration_error, confidences
 from vitft.metrics.classification import evaluation, fixed_probabilities
-from vitft.metrics.results import EvaluatedData, EvaluationResults, FileRemark
+from vitft.metrics.results import EvaluatedData, EvaluationResults
 from vitft.models.checkpoint import Card
 from vitft.models.find import find_model
-from vitft.predict.torch_engine import BATCH, Predictor
+from vitft.predict.engine import Views
+from vitft.predict.postprocess import Postprocess
+from vitft.predict.prediction import Prediction
+from vitft.predict.rows import csv_cell
+from vitft.predict.torch_engine import BATCH_SIZE, Predictor
 from vitft.predict.validation import read_json
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
-from vitft.system.rundir import RunDir
+from vitft.system.files import write_atomically
+from vitft.system.rundir import RunDir, create_run
 from vitft.system.text import listing
 
+log = logging.getLogger(__name__)
+
 TRAINED = "trained this model"
+"""Note on an image that was left out."""
+MOST_NAMED = 10
+"""Unreadable files that are named in the log."""
+COLUMNS = (
+    "path", "label", "class", "probability", "label_probability", "correct", "notes", "error",
+)  # fmt: skip
+
+
+class LabelledPrediction(NamedTuple):
+    """The label of an image and its prediction, which has no classes if the image was left out."""
+
+    label: str
+    prediction: Prediction
+
+    @property
+    def is_correct(self) -> bool:
+        return self.prediction.classes[:1] == (self.label,)
+
+    def to_csv(self) -> str:
+        """Return the row of predictions.csv under `COLUMNS`."""
+        path, name, probability, notes, error = self.prediction.to_cells(1)
+        label_probability = self.prediction.target_probability if name else None
+        is_correct = str(int(self.is_correct)) if name else None
+        cells = (path, self.label, name, probability, label_probability, is_correct, notes, error)
+        return console.csv_line([csv_cell(cell) for cell in cells])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One labelled image and what the model said, or why it was left out."""
+class Evaluation:
+    """Results of an evaluation."""
+
+    results: EvaluationResults
+    """Contents of eval.json."""
+    predictions: tuple[LabelledPrediction, ...]
+    """One for each image, in the order of the data."""
+
+    def write(self, folder: Path) -> Path:
+        """Write eval.json and predictions.csv into a new folder; return the folder."""
+        run = create_run(folder)
+        run.write_json("eval.json", self.results)
+        rows = [console.csv_line(COLUMNS), *(row.to_csv() for row in self.predictions)]
+        table = "".join(f"{row}\r\n" for row in rows).encode("utf-8", "surrogateescape")
+        write_atomically(run.path / "predictions.csv", table)
+        return run.path
+
+
+class HashedImage(NamedTuple):
+    """A file that was read once: its digest, and its view or the reason why it is left out."""
 
     path: str
     label: str
-    predicted: str = ""
-    probability: float = 0.0
-    """Of the predicted class."""
-    label_probability: float = 0.0
-    left_out: str = ""
+    sha256: str = ""
+    view: Views | None = None
+    is_trained: bool = False
+    error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """What an evaluation came to."""
+def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> Evaluation:
+    """Evaluate the model of a run folder or checkpoint file on labelled images.
 
-    figures: EvaluationResults
-    """Contents of eval.json."""
-    answers: tuple[Answer, ...]
-    """One for each image, in the order of the data."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """An image on its way: its bytes' digest, and its view or why there is none."""
-
-    sha256: str
-    pixels: np.ndarray[Any, np.dtype[np.uint8]] | None
-    left_out: str = ""
-
-
-def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> Evaluated:
-    """Judge the model of a run folder or checkpoint file on labelled images.
+    Logs a warning for images that are left out and for anything that biases the results.
 
     Raises:
-        RunError: There is no such model, or a file beside it is not the run's.
-        DataError: A class is unknown to the model, or no image is left to judge.
+        RunError: There is no such model, or a file beside it belongs to another run.
+        DataError: A class is unknown to the model, or no image is left to evaluate.
     """
     predictor = Predictor.from_run(run, device=device)
-    names = predictor.card.classes
-    check_classes(data, names)
-    home = find_model(run).parent
-    roles = roles_of(home, predictor.card)
-    index = {name: number for number, name in enumerate(names)}
-    judged: list[Judged] = []
-    scores: list[Tensor] = []
-    with console.Progress("judging", len(data.images)) as progress:
-        for group in groups(data, predictor.card, roles):
-            judged += [replace(item, pixels=None) for item in group]
-            views = [item.pixels for item in group if item.pixels is not None]
-            if views:
-                scores.append(predictor.logits(np.stack(views)).cpu())
+    classes = predictor.classes
+    check_classes(data, classes)
+    folder = find_model(run).parent
+    splits = read_splits(folder, predictor.card)
+    index = {name: number for number, name in enumerate(classes)}
+    postprocess = Postprocess.for_run(folder, classes, predictor.feature_size)
+    digests: list[str] = []
+    predictions: list[LabelledPrediction] = []
+    logits: list[np.ndarray[Any, Any]] = []
+    with console.Progress("evaluate", len(data.images)) as progress:
+        for group in image_groups(data, predictor.card, splits):
+            usable = [image for image in group if image.view is not None]
+            scored: Iterator[Prediction] = iter(())
+            if usable:
+                scores = predictor.scores(np.stack([i.view for i in usable if i.view is not None]))
+                logits.append(scores.logits)
+                targets = [index[image.label] for image in usable]
+                scored = iter(postprocess([image.path for image in usable], scores, targets))
+            for image in group:
+                prediction = left_out(image) if image.view is None else next(scored)
+                predictions.append(LabelledPrediction(image.label, prediction))
+                digests.append(image.sha256 if image.view is not None else "")
             progress.advance(len(group))
-    kept = [not item.left_out for item in judged]
-    if not any(kept):
-        raise nothing_left(data, judged)
-    logits = torch.cat(scores)
-    if not bool(torch.isfinite(logits).all()):
-        raise RunError(
-            "the model's scores are not finite numbers",
-            fix="train again; it diverged or is damaged",
-        )
-    chosen = [label for (_, label), keep in zip(data.images, kept, strict=True) if keep]
-    labels = torch.tensor([index[label] for label in chosen])
-    ece_before, temperature = before_temperature(home, logits, labels)
-    probabilities = fixed_probabilities(
-        logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
-    )
-    figures: EvaluationResults = {
-        **evaluation(logits, labels, names),
-        **probabilities,
-        "data": about(data, judged, roles),
+    if not logits:
+        raise nothing_left(data, predictions)
+    all_logits = torch.from_numpy(np.concatenate(logits))
+    labels = torch.tensor([index[p.label] for p in predictions if p.prediction.classes])
+    predictions += [LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
+    ece_before, temperature = before_temperature(folder, all_logits, labels)
+    results: EvaluationResults = {
+        **evaluation(all_logits, labels, classes),
+        **fixed_probabilities(
+            all_logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
+        ),
+        "data": describe_data(data, predictions, digests, splits),
     }
-    return Evaluated(
-        figures=figures, answers=tuple(answers_of(data, judged, logits, labels, names))
-    )
+    warn_of_bias(results)
+    return Evaluation(results=results, predictions=tuple(predictions))
 
 
 def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
-    """Refuse names that are not the model's; some of the model's may be missing.
+    """Refuse classes that the model does not know; some of the model's may be missing.
 
     Raises:
-        DataError: With both differences.
+        DataError: With the classes that only one of both has.
     """
     unknown = sorted({*data.classes} - {*known})
     if not unknown:
@@ -129,80 +163,87 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.75)
     raise DataError(
         f"the classes of {data.source} are not the model's: unknown to the model: "
-        f"{listing(unknown, 10)}; of the model's, not in the data: "
-        f"{listing(missing, 10) or 'none'}",
+        f"{listing(unknown, 10)}; missing from the data: {listing(missing, 10) or 'none'}",
         fix=f"rename {unknown[0]} to {near[0]}, if that is meant"
         if near
-        else "name the classes as the model does, and leave others out",
+        else "use the model's class names, and leave other classes out",
     )
 
 
-def roles_of(home: Path, card: Card) -> Mapping[str, str] | None:
-    """Which image (sha256) trained or validated the model; None without split.csv beside it.
+def read_splits(folder: Path, card: Card) -> Mapping[str, str] | None:
+    """Return which images (by sha256) trained or validated the model; None without split.csv.
 
     Raises:
-        RunError: The table beside the model belongs to another one.
+        RunError: split.csv belongs to another model.
     """
-    path = RunDir(home).split
+    path = RunDir(folder).split
     if not path.is_file():
         return None
-    manifest = Manifest.read(path, home)
+    manifest = Manifest.read(path, folder)
     if hashlib.sha256(path.read_bytes()).hexdigest() != card.split:
         raise RunError(
             f"{path} is not the split that the model beside it was trained with",
-            fix="restore the file; or copy the model elsewhere, and what trained it is not known",
+            fix="restore the file, or copy the model to another folder to evaluate it without",
         )
-    roles = {row.sha256: row.split for row in manifest.val}
-    return roles | {row.sha256: row.split for row in manifest.train}  # in both: it trained
+    splits = {row.sha256: row.split for row in manifest.val}
+    return splits | {row.sha256: row.split for row in manifest.train}  # train wins
 
 
-def groups(
-    data: LabelledImages, card: Card, roles: Mapping[str, str] | None
-) -> Iterator[list[Judged]]:
-    """Every image read once, hashed, and viewed unless it trained the model."""
+def image_groups(
+    data: LabelledImages, card: Card, splits: Mapping[str, str] | None
+) -> Iterator[list[HashedImage]]:
+    """Read every image once, hash it, and preprocess it unless it trained the model."""
 
-    def look(path: str) -> Judged:
+    def load(item: tuple[str, str]) -> HashedImage:
+        path, label = item
         digest = ""
         try:
             content = read_bytes(data.locate(path))
             digest = hashlib.sha256(content).hexdigest()
-            if roles and roles.get(digest) == "train":
-                return Judged(digest, None, TRAINED)
-            return Judged(digest, card.transform.pixels(read_image(content, path)))
+            if splits and splits.get(digest) == "train":
+                return HashedImage(path, label, digest, is_trained=True)
+            view = card.transform.pixels(read_image(content, path))
+            return HashedImage(path, label, digest, view)
         except ImageError as error:
-            return Judged(digest, None, error.reason)
+            return HashedImage(path, label, digest, error=error.reason)
 
-    results = in_order(look, (path for path, _ in data.images), workers=torch.get_num_threads())
+    results = in_order(load, data.images, workers=torch.get_num_threads())
     with contextlib.closing(results):
-        while group := list(islice(results, BATCH)):
+        while group := list(islice(results, BATCH_SIZE)):
             yield group
 
 
-def nothing_left(data: LabelledImages, judged: Sequence[Judged]) -> DataError:
-    """The error of data without a single image to judge."""
-    trained = sum(item.left_out == TRAINED for item in judged)
+def left_out(image: HashedImage) -> Prediction:
+    """Return the prediction of an image that is not evaluated."""
+    notes = (TRAINED,) if image.is_trained else ()
+    return Prediction(path=image.path, notes=notes, error=image.error)
+
+
+def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> DataError:
+    """Return the error for data without a single image to evaluate."""
+    total = len(predictions)
+    trained = sum(TRAINED in row.prediction.notes for row in predictions)
     if trained:
-        unread = len(judged) - trained
-        more = f", {unread} are unreadable" if unread else ""
+        unread = f" and {total - trained} are unreadable" if total > trained else ""
         return DataError(
-            f"{trained} of {len(judged)} images of {data.source} trained this model{more}: "
-            "none is left to judge it by",
-            fix="give images that it has not seen",
+            f"{trained} of {total} images of {data.source} trained this model{unread}, so none is "
+            "left to evaluate it on",
+            fix="give images that the model has not seen",
         )
     examples = "; ".join(
-        f"{path}: {item.left_out}" for (path, _), item in zip(data.images[:3], judged, strict=False)
+        f"{row.prediction.path}: {row.prediction.error}" for row in predictions[:3]
     )
     return DataError(
-        f"none of {len(judged)} images of {data.source} can be read ({examples})",
+        f"none of {total} images of {data.source} can be read ({examples})",
         fix="check the paths: those of a table are relative to its folder",
     )
 
 
 def before_temperature(
-    home: Path, logits: Tensor, labels: Tensor
+    folder: Path, logits: Tensor, labels: Tensor
 ) -> tuple[float | None, float | None]:
-    """Calibration error without the temperature that the run folded into the head, and that."""
-    kept = read_json(RunDir(home).eval)
+    """Return the calibration error without the run's temperature, and that temperature."""
+    kept = read_json(RunDir(folder).eval)
     calibration = kept.get("calibration") if isinstance(kept, dict) else None
     temperature = calibration.get("temperature") if isinstance(calibration, dict) else None
     if not isinstance(temperature, float | int) or not temperature > 0:
@@ -211,55 +252,47 @@ def before_temperature(
     return calibration_error(binned(*confidences(raw, labels.numpy())))[0], float(temperature)
 
 
-def about(
-    data: LabelledImages, judged: Sequence[Judged], roles: Mapping[str, str] | None
+def describe_data(
+    data: LabelledImages,
+    predictions: Sequence[LabelledPrediction],
+    digests: Sequence[str],
+    splits: Mapping[str, str] | None,
 ) -> EvaluatedData:
-    """Where the images came from, and which of them are not among those counted."""
-    counted = [item.sha256 for item in judged if not item.left_out]
-    unreadable: list[FileRemark] = [
-        {"path": path, "reason": item.left_out}
-        for (path, _), item in zip(data.images, judged, strict=True)
-        if item.left_out not in ("", TRAINED)
-    ]
-    unreadable += [{"path": path, "reason": reason} for path, reason in data.bad]
+    """Return where the images came from, and how many of them are left out or special."""
+    rows = [row.prediction for row in predictions]
+    counted = [digest for digest in digests if digest]
     return {
         "path": str(data.source),
-        "unreadable": unreadable,
-        "trained": None if roles is None else sum(item.left_out == TRAINED for item in judged),
+        "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
+        "trained": None if splits is None else sum(TRAINED in row.notes for row in rows),
         "validated": None
-        if roles is None
-        else sum(roles.get(digest) == "val" for digest in counted),
+        if splits is None
+        else sum(splits.get(digest) == "val" for digest in counted),
         "copies": sum(number - 1 for number in Counter(counted).values()),
     }
 
 
-def answers_of(
-    data: LabelledImages,
-    judged: Sequence[Judged],
-    logits: Tensor,
-    labels: Tensor,
-    names: Sequence[str],
-) -> Iterator[Answer]:
-    """The answers in the order of the data, those left out among them."""
-    shares = logits.double().softmax(dim=-1)
-    best = shares.max(dim=-1)
-    rows = zip(
-        best.indices.tolist(),
-        best.values.tolist(),
-        shares.gather(1, labels[:, None])[:, 0].tolist(),
-        strict=True,
-    )
-    for (path, label), item in zip(data.images, judged, strict=True):
-        if item.left_out:
-            yield Answer(path=path, label=label, left_out=item.left_out)
-            continue
-        index, share, label_share = next(rows)
-        yield Answer(
-            path=path,
-            label=label,
-            predicted=names[index],
-            probability=share,
-            label_probability=label_share,
+def warn_of_bias(results: EvaluationResults) -> None:
+    """Log which images were left out, and which of the others bias the results."""
+    data, images = results["data"], results["images"]
+    unreadable = data["unreadable"]
+    for row in unreadable[:MOST_NAMED]:
+        log.warning(f"left out: {row['path']}: {row['reason']}")
+    if len(unreadable) > MOST_NAMED:
+        log.warning(f"left out: {len(unreadable) - MOST_NAMED} more unreadable files")
+    if data["trained"] is None:
+        log.warning(
+            "there is no split.csv beside the model, so some of these images may have trained it"
         )
-    for path, reason in data.bad:
-        yield Answer(path=path, label="", left_out=reason)
+    elif data["trained"]:
+        total = images + data["trained"] + len(unreadable)
+        log.warning(f"left out: {data['trained']:,} of {total:,} images, which trained this model")
+    if data["validated"]:
+        log.warning(
+            f"{data['validated']:,} of the {images:,} evaluated images were validation images of "
+            "the run, on which the model was selected, so the results are slightly optimistic"
+        )
+    if data["copies"]:
+        log.warning(
+            f"duplicates among the images: {data['copies']:,}, so the intervals are too narrow"
+        )

@@ -1,10 +1,12 @@
-"""The engine that needs no torch: for a few images on a CPU, an answer in half a second.
+"""The NumPy engine: predictions for a few images on a CPU in half a second, without torch.
 
-The file is mapped, and its digest is computed in a thread while images are decoded and scored; no
-answer leaves before it fits. Each image has one core to itself: the door tells OpenBLAS so, whose
-threads burn what they wait for (a product on two cores of a busy machine took ten times as long).
+The file is mapped into memory, and its digest is computed in a thread while images are decoded and
+scored; no score is returned before the digest is right. Each image has one core to itself: the
+command line limits OpenBLAS to one thread, because its threads spin while they wait (a product on
+two cores of a busy machine took ten times as long).
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -12,17 +14,18 @@ from pathlib import Path
 from typing import Self
 
 from vitft.data.transforms import EvalTransform
-from vitft.models.numpy_vit import Mapped, NumpyModel, map_file, normalise, open_model
-from vitft.predict.engine import Scores, Views, documented_view
+from vitft.models.numpy_vit import MappedFile, NumpyModel, map_file, normalise, open_model
+from vitft.predict.engine import Views, decode_view
+from vitft.predict.postprocess import Scores
 from vitft.system.errors import RunError
 
-CORES = min(4, os.cpu_count() or 1)
-FEW = 8
-"""Images up to which NumPy is done before torch would be: importing it takes as long as these."""
+MAX_THREADS = min(4, os.cpu_count() or 1)
+FEW_IMAGES = 8
+"""Images up to which NumPy finishes before torch would have been imported."""
 
 
-class QuickEngine:
-    """A trained model in NumPy, as an engine of `answering`: one image per core at a time."""
+class NumpyEngine:
+    """A trained model in NumPy, as an `Engine`: one image per core at a time."""
 
     batch, in_workers = 1, True
 
@@ -30,21 +33,21 @@ class QuickEngine:
         self,
         path: Path,
         model: NumpyModel,
-        mapped: Mapped,
+        mapped: MappedFile,
         transform: EvalTransform,
         classes: tuple[str, ...],
     ) -> None:
         self.path, self.model, self.mapped = path, model, mapped
         self.transform, self.classes = transform, classes
-        self.workers = min(FEW, CORES)
-        self.is_whole = False
-        self.check = threading.Thread(target=self.verify, name="vitft-digest", daemon=True)
-        self.check.start()
+        self.workers = min(FEW_IMAGES, MAX_THREADS)
+        self.is_verified = False
+        self.verification = threading.Thread(target=self.verify, name="vitft-digest", daemon=True)
+        self.verification.start()
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
-        """The engine of a checkpoint; None if only torch can run or refuse it."""
-        found = open_model(path, threads=CORES)
+        """Open a checkpoint; None if only torch can run it, or report what is wrong with it."""
+        found = open_model(path, threads=MAX_THREADS)
         if found is None:
             return None
         model, mapped, card = found
@@ -56,30 +59,34 @@ class QuickEngine:
 
     @property
     def feature_size(self) -> int:
-        """Numbers in the feature of one image."""
+        """Dimensions of the feature of one image."""
         return self.model.feature_size
 
     def verify(self) -> None:
-        """Read the whole file."""
-        self.is_whole = self.mapped.is_whole()
+        """Compare the digest of the whole file with the recorded one."""
+        self.is_verified = self.mapped.is_whole()
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        """Do nothing: no process-wide setting is changed."""
+        return contextlib.nullcontext()
 
     def enter_worker(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing: a worker needs no preparation."""
 
     def view(self, data: bytes, name: str) -> Views:
-        """The model's view (S, S, 3) of a file's bytes."""
-        return documented_view(data, name, self.transform)
+        """Preprocess an image file: (S, S, 3)."""
+        return decode_view(data, name, self.transform)
 
     def scores(self, views: Views) -> Scores:
-        """Scores and features of views (B, S, S, 3).
+        """Compute scores of views (B, S, S, 3).
 
         Raises:
-            RunError: The file is not what was written.
+            RunError: The file is damaged.
         """
         features = self.model.features(normalise(views, self.transform))
         scores = Scores(self.model.classify(features), features)
-        self.check.join()
-        if not self.is_whole:
+        self.verification.join()
+        if not self.is_verified:
             raise RunError(
                 f"damaged checkpoint: {self.path} (the sha256 of its contents differs from the "
                 "recorded one)",
@@ -88,17 +95,17 @@ class QuickEngine:
         return scores
 
 
-def begin_digest(path: Path) -> Callable[[], str] | None:
-    """Compute a checkpoint's digest in a thread; gives a function that waits for it."""
+def start_digest(path: Path) -> Callable[[], str] | None:
+    """Compute a checkpoint's digest in a thread; return a function that waits for it."""
     mapped = map_file(path)
     if mapped is None:
         return None
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(mapped.digest()), daemon=True)
+    digests: list[str] = []
+    thread = threading.Thread(target=lambda: digests.append(mapped.digest()), daemon=True)
     thread.start()
 
     def wait() -> str:
         thread.join()
-        return found[0]
+        return digests[0]
 
     return wait

@@ -1,8 +1,8 @@
-"""Files of rows: named when they are whole, gone on with after an interruption, merged from parts.
+"""Files of predictions: renamed when complete, resumed after an interruption, merged from shards.
 
-A file is called `NAME.part` until all of its rows are there, and a run that was killed goes on
-there. Several processes write `NAME.part-0-of-2` and so on; whoever ends last puts the rows in
-order. What a row looks like is told in `rows`.
+A file is written as `NAME.part`, from which an interrupted run is resumed. Several processes write
+`NAME.part-0-of-2` and so on; the last one to finish merges the rows in order. The format of a row
+is defined in `prediction` and `rows`.
 """
 
 import contextlib
@@ -14,109 +14,135 @@ from dataclasses import dataclass
 from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Self
 
-from vitft.predict.rows import DIGITS, Row, Rows, cells_of, header
+from vitft.predict.prediction import Prediction, column_names
+from vitft.predict.rows import RowWriter
 from vitft.system.console import csv_line, harmless, visible
 from vitft.system.errors import RunError
 from vitft.system.files import temporary_beside, writing
 
 RESUMABLE = ("jsonl", "csv")
-GROUP = 1024
-"""Rows that Parquet keeps together."""
+ROW_GROUP = 1024
+"""Rows that are written to Parquet at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Which part of the rows this process answers: chunk `rank`, `rank + world`, ..."""
+class Shard:
+    """The rows of one process: chunks `rank`, `rank + world`, and so on."""
 
     rank: int = 0
     world: int = 1
     chunk: int = 16
     """Rows that are computed together; a resumed run starts at a multiple of it."""
 
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Return this process's shard: everything, unless torchrun has started several."""
+        rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+        if rank.isdigit() and world.isdigit() and int(world) > 1:
+            return cls(rank=int(rank), world=int(world))
+        return cls()
 
-def part_path(out: Path, share: Share) -> Path:
-    """Where a process writes until its part is whole."""
-    tail = "" if share.world == 1 else f"-{share.rank}-of-{share.world}"
+
+class ResumePoint(NamedTuple):
+    """How much of an unfinished file is kept."""
+
+    rows: int = 0
+    """Complete rows, a multiple of the chunk."""
+    size: int = 0
+    """Bytes of these rows and the header."""
+    errors: int = 0
+    """Error rows among them."""
+
+
+def part_path(out: Path, shard: Shard) -> Path:
+    """Return the file that a process writes until its rows are complete."""
+    tail = "" if shard.world == 1 else f"-{shard.rank}-of-{shard.world}"
     return out.with_name(f"{out.name}.part{tail}")
 
 
-def check_out(out: Path, share: Share, *, resume: bool) -> None:
-    """Refuse to overwrite what is there.
+def finished_path(out: Path, shard: Shard) -> Path:
+    """Return the name of a shard's part whose rows are complete."""
+    part = part_path(out, shard)
+    return part.with_name(f"{part.name}.done")
+
+
+def check_output(out: Path, shard: Shard, *, resume: bool) -> None:
+    """Refuse to overwrite a file.
 
     Raises:
-        RunError: A finished or unfinished file of this name, or no folder for it.
+        RunError: A finished or unfinished file of this name exists, or its folder does not.
     """
-    part = part_path(out, share)
     if not out.parent.is_dir():
-        raise RunError(f"no folder {out.parent} for {out.name}", fix="make it, or name another")
-    if out.exists() and not resume:
-        raise RunError(f"{out} exists; nothing is overwritten", fix="choose another --out")
-    if (part.exists() or ended(part).exists()) and not resume:
         raise RunError(
-            f"{part} is there: an unfinished run, perhaps one that is still at work",
-            fix="go on with it: --resume; or remove it",
+            f"cannot write {out.name}: there is no folder {out.parent}",
+            fix="create the folder, or choose another --out",
+        )
+    if out.exists() and not resume:
+        raise RunError(f"{out} already exists", fix="choose another --out; nothing is overwritten")
+    part = part_path(out, shard)
+    if (part.exists() or finished_path(out, shard).exists()) and not resume:
+        raise RunError(
+            f"{part} already exists: an unfinished run, perhaps one that is still active",
+            fix="continue it with --resume, or remove the file",
         )
 
 
-def records(file: BinaryIO, style: str) -> Iterator[bytes]:
-    """Whole rows of a file with their line ends; a torn last one is left out.
+def read_records(file: BinaryIO, style: str) -> Iterator[bytes]:
+    """Yield the complete rows of a file with their line ends; a torn last row is left out.
 
-    A path in a CSV cell may hold line breaks: then the quotes around it are not closed yet.
+    A quoted path in a CSV cell may contain line breaks, which do not end the row.
     """
-    kept = b""
+    record = b""
     for line in file:
-        kept += line
-        if line.endswith(b"\n") and (style == "jsonl" or kept.count(b'"') % 2 == 0):
-            yield kept
-            kept = b""
+        record += line
+        if line.endswith(b"\n") and (style == "jsonl" or record.count(b'"') % 2 == 0):
+            yield record
+            record = b""
 
 
-class Kept(NamedTuple):
-    """What an earlier run has left in a file."""
-
-    rows: int
-    """Whole rows, a multiple of the chunk."""
-    size: int
-    """Bytes up to and with the last of them, and the header."""
-    errors: int
-
-
-def kept_rows(path: Path, style: str, top_k: int, names: Iterator[str], chunk: int) -> Kept:
-    """Compare the rows of an unfinished file with what is asked for now; takes from `names`.
+def find_resume_point(
+    path: Path, style: str, top_k: int, names: Iterator[str], chunk: int
+) -> ResumePoint:
+    """Compare an unfinished file with the images that are asked for now; consumes `names`.
 
     Raises:
-        RunError: They are rows of other images or other columns.
+        RunError: The file has other images or other columns.
     """
     size = done = errors = 0
-    mark = Kept(0, 0, 0)
+    point = ResumePoint()
     with path.open("rb") as file:
-        rows = records(file, style)
+        records = read_records(file, style)
         if style == "csv":
-            head = next(rows, None)
-            if head is None:
-                return mark
-            if head != encoded(csv_line(header(top_k)), style):
-                raise other_rows(path, "its columns are others (--top-k?)")
-            size = len(head)
-            mark = Kept(0, size, 0)
-        for record in rows:
-            found, answers, error = told_by(record, style, path)
+            header = next(records, None)
+            if header is None:
+                return point
+            if header != (expected := encode_line(csv_line(column_names(top_k)), style)):
+                found = header.decode("utf-8", "replace").strip()[:100]
+                raise cannot_resume(
+                    path, f"its columns are {visible(found)}, not {expected.decode().strip()}"
+                )
+            size = len(header)
+            point = ResumePoint(0, size, 0)
+        for record in records:
+            found, classes, is_error = parse_record(record, style, path)
             name = next(names, None)
             if name is None or found != (harmless(name) if style == "csv" else name):
-                wanted = "none" if name is None else visible(name)
-                raise other_rows(path, f"row {done + 1} is of {visible(found)}, wanted: {wanted}")
-            if style == "jsonl" and not error and answers > top_k:
-                raise other_rows(path, f"row {done + 1} holds {answers} classes")
-            done, size, errors = done + 1, size + len(record), errors + error
+                wanted = "no further image" if name is None else visible(name)
+                raise cannot_resume(
+                    path, f"row {done + 1} is {visible(found)}, but should be {wanted}"
+                )
+            if style == "jsonl" and not is_error and classes > top_k:
+                raise cannot_resume(path, f"row {done + 1} has {classes} classes, not {top_k}")
+            done, size, errors = done + 1, size + len(record), errors + is_error
             if done % chunk == 0:
-                mark = Kept(done, size, errors)
-    return mark
+                point = ResumePoint(done, size, errors)
+    return point
 
 
-def told_by(record: bytes, style: str, path: Path) -> tuple[str, int, bool]:
-    """Path, number of classes and whether it is an error, from one row of a file."""
+def parse_record(record: bytes, style: str, path: Path) -> tuple[str, int, bool]:
+    """Return the path, the number of classes and whether it is an error, from one row."""
     try:
         if style == "jsonl":
             row = json.loads(record)
@@ -124,66 +150,68 @@ def told_by(record: bytes, style: str, path: Path) -> tuple[str, int, bool]:
         cells = next(csv.reader([record.decode("utf-8", "surrogateescape")]))
         return cells[0], 0, bool(cells[-1])
     except (ValueError, KeyError, TypeError, IndexError, StopIteration, csv.Error) as error:
-        raise other_rows(path, f"it holds what vitft did not write: {record[:60]!r}") from error
+        raise cannot_resume(path, f"vitft did not write this row: {record[:60]!r}") from error
 
 
-def errors_in(path: Path, style: str) -> int:
-    """Error rows of a finished file."""
+def count_errors(path: Path, style: str) -> int:
+    """Count the error rows of a finished file."""
     with path.open("rb") as file:
-        rows = records(file, style)
+        records = read_records(file, style)
         if style == "csv":
-            next(rows, None)
-        return sum(told_by(record, style, path)[2] for record in rows)
+            next(records, None)
+        return sum(parse_record(record, style, path)[2] for record in records)
 
 
-def other_rows(path: Path, reason: str) -> RunError:
-    """The error of a file that cannot be gone on with."""
+def cannot_resume(path: Path, reason: str) -> RunError:
+    """Return the error for a file that does not match the request."""
     return RunError(
         f"cannot resume {path}: {reason}",
-        fix="give the same images and options as before, or another --out",
+        fix="repeat the images and options of the first run, or choose another --out",
     )
 
 
-def encoded(line: str, style: str) -> bytes:
-    """A line as bytes; names that are not UTF-8 stay as they were."""
+def encode_line(line: str, style: str) -> bytes:
+    """Encode a line; names that are not valid UTF-8 keep their bytes."""
     return (line + ("\r\n" if style == "csv" else "\n")).encode("utf-8", "surrogateescape")
 
 
 @contextlib.contextmanager
-def into_file(out: Path, style: str, top_k: int, share: Share, kept: Kept) -> Iterator[Rows]:
-    """Rows into a file that gets its name at the end.
+def open_rows(
+    out: Path, style: str, top_k: int, shard: Shard, start: ResumePoint
+) -> Iterator[RowWriter]:
+    """Open a file for rows; it gets its name when all rows are written.
 
     Raises:
         ResourceError: The disk is full.
-        RunError: The place cannot be written.
+        RunError: The file cannot be written.
     """
-    part = part_path(out, share)
+    part = part_path(out, shard)
     if style == "parquet":
-        with parquet_into(out, top_k) as rows:
+        with open_parquet(out, top_k) as rows:
             yield rows
         return
     with writing(part):
-        file = part.open("ab", buffering=0)  # a row is on its way when it is written
+        file = part.open("ab", buffering=0)  # each row is on disk as soon as it is written
     with file:
-        if file.tell() > kept.size:  # opened at its end
-            file.truncate(kept.size)
-        rows = Rows(style, top_k, lambda line: put(file, part, encoded(line, style)))
-        rows.count, rows.errors = kept.rows, kept.errors
-        rows.has_begun = kept.size > 0
+        if file.tell() > start.size:  # "ab" opens at the end
+            file.truncate(start.size)
+        rows = RowWriter(style, top_k, lambda line: write_all(file, part, encode_line(line, style)))
+        rows.count, rows.errors = start.rows, start.errors
+        rows.has_begun = start.size > 0
         yield rows
         rows.close()
         with writing(part):
             os.fsync(file.fileno())
     with writing(out):
-        if share.world == 1:
+        if shard.world == 1:
             part.replace(out)
         else:
-            part.replace(ended(part))
-            merge(out, style, share)
+            part.replace(finished_path(out, shard))
+            merge_shards(out, style, shard)
 
 
-def put(file: FileIO, path: Path, data: bytes) -> None:
-    """Write all of it, with a sentence if that fails."""
+def write_all(file: FileIO, path: Path, data: bytes) -> None:
+    """Write all of `data`; an OSError becomes an error of ours."""
     try:
         while data:
             data = data[file.write(data) :]
@@ -192,93 +220,83 @@ def put(file: FileIO, path: Path, data: bytes) -> None:
             raise
 
 
-def ended(part: Path) -> Path:
-    """The name of a part when all of its rows are there."""
-    return part.with_name(f"{part.name}.done")
+def merge_shards(out: Path, style: str, shard: Shard) -> None:
+    """Merge the rows of all shards in the order of the images, if every shard is finished.
 
-
-def merge(out: Path, style: str, share: Share) -> None:
-    """Put the rows of all parts in the order of the inputs, if this process ended last.
-
-    The parts go only when the whole file has its name. Two processes that end at once write the
-    same bytes.
+    The parts are removed only after the merged file has its name. Two processes that finish at the
+    same time write the same bytes.
     """
-    parts = [
-        ended(part_path(out, Share(rank=rank, world=share.world))) for rank in range(share.world)
-    ]
+    world = shard.world
+    parts = [finished_path(out, Shard(rank=rank, world=world)) for rank in range(world)]
     if not all(part.exists() for part in parts):
         return
     with contextlib.ExitStack() as stack:
         try:
             files = [stack.enter_context(part.open("rb")) for part in parts]
-        except FileNotFoundError:  # another process has just merged
+        except FileNotFoundError:  # another process has just merged them
             return
         descriptor, temporary = stack.enter_context(temporary_beside(out))
-        with open(descriptor, "wb") as whole:  # noqa: PTH123 - a descriptor, not a path
-            readers = [records(file, style) for file in files]
+        with open(descriptor, "wb") as merged:  # noqa: PTH123 - a descriptor, not a path
+            readers = [read_records(file, style) for file in files]
             if style == "csv":
-                heads = [next(reader) for reader in readers]
-                whole.write(heads[0])
-            while readers:  # one chunk from each process in turn, until the first that has none
-                chunks = [[*islice(reader, share.chunk)] for reader in readers]
-                whole.writelines(row for chunk in chunks for row in chunk)
+                headers = [next(reader) for reader in readers]
+                merged.write(headers[0])
+            while readers:  # one chunk of each process in turn, until one has none left
+                chunks = [[*islice(reader, shard.chunk)] for reader in readers]
+                merged.writelines(row for chunk in chunks for row in chunk)
                 if not all(chunks):
                     break
-            whole.flush()
-            os.fsync(whole.fileno())
+            merged.flush()
+            os.fsync(merged.fileno())
         temporary.replace(out)
     for part in parts:
-        with contextlib.suppress(OSError):  # the whole file is there; a part more does no harm
+        with contextlib.suppress(OSError):  # a part that stays does no harm
             part.unlink()
 
 
 @contextlib.contextmanager
-def parquet_into(out: Path, top_k: int) -> Iterator[Rows]:
-    """Rows into a Parquet file: the columns of CSV, shares as numbers, names as they are."""
+def open_parquet(out: Path, top_k: int) -> Iterator[RowWriter]:
+    """Open a Parquet file with the columns of CSV, whose probabilities are float64."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = header(top_k)
-    kinds = [pa.float64() if name.startswith("share_") else pa.string() for name in names]
-    schema = pa.schema(list(zip(names, kinds, strict=True)))
+    names = column_names(top_k)
+    types = [pa.float64() if name.startswith("probability") else pa.string() for name in names]
+    schema = pa.schema(list(zip(names, types, strict=True)))
     with writing(out), temporary_beside(out) as (descriptor, temporary):
         os.close(descriptor)
         with pq.ParquetWriter(temporary, schema) as writer:
-            rows = ParquetRows(top_k, lambda t: writer.write_table(pa.table(t, schema=schema)))
+            rows = ParquetRowWriter(top_k, lambda t: writer.write_table(pa.table(t, schema=schema)))
             yield rows
             rows.close()
         temporary.replace(out)
 
 
-class ParquetRows(Rows):
-    """Rows that are written some hundred at a time."""
+class ParquetRowWriter(RowWriter):
+    """Collects rows and writes them one row group at a time."""
 
     def __init__(self, top_k: int, write_table: Callable[[dict[str, list[Any]]], None]) -> None:
-        super().__init__("parquet", top_k)
+        super().__init__("parquet", top_k, write=lambda _: None)
         self.write_table = write_table
-        self.waiting: list[list[Any]] = []
+        self.pending: list[list[str | float | None]] = []
 
-    def put(self, row: Row) -> None:
-        cells: list[Any] = cells_of(row, self.top_k)
-        for i in range(self.top_k):
-            cells[2 + 2 * i] = round(row.shares[i], DIGITS) if i < len(row.shares) else None
-            cells[1 + 2 * i] = cells[1 + 2 * i] or None
-        self.waiting.append(
+    def write_row(self, prediction: Prediction) -> None:
+        cells = prediction.to_cells(self.top_k)
+        self.pending.append(
             [
-                c.encode("utf-8", "backslashreplace").decode() if isinstance(c, str) else c
-                for c in cells
+                cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
+                for cell in cells
             ]
         )
-        if len(self.waiting) >= GROUP:
+        if len(self.pending) >= ROW_GROUP:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is waiting."""
-        columns = [*zip(*self.waiting, strict=True)] or [()] * len(header(self.top_k))
-        self.write_table(
-            {name: [*column] for name, column in zip(header(self.top_k), columns, strict=True)}
-        )
-        self.waiting = []
+        """Write the collected rows."""
+        names = column_names(self.top_k)
+        columns = [*zip(*self.pending, strict=True)] or [()] * len(names)
+        self.write_table({name: [*cells] for name, cells in zip(names, columns, strict=True)})
+        self.pending = []
 
     def close(self) -> None:
         self.flush()

@@ -1,170 +1,137 @@
-"""Answers as text: one row per input in one of `FORMATS`, printed through the console.
+"""Predictions as text: one row per image as a table, JSON, JSONL or CSV.
 
-Files of rows, and how they are resumed, are `rowfile`'s.
+Files of rows, and how they are resumed, are in `output`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from vitft.system import console
+from vitft.predict.prediction import DECIMALS, Prediction, column_names
 from vitft.system.console import csv_line, json_line, visible
 from vitft.system.errors import UsageError
 from vitft.system.extras import require_extra
 
 FORMATS = ("table", "json", "jsonl", "csv", "parquet")
-SUFFIXES = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
-            ".parquet": "parquet", ".pq": "parquet", ".txt": "table"}  # fmt: skip
-LOOK = 100
+FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
+                    ".parquet": "parquet", ".pq": "parquet", ".txt": "table"}  # fmt: skip
+ALIGNED_ROWS = 100
 """Rows of a table that decide how wide its first column is."""
-DIGITS = 6
-"""Decimals of a probability; the last bits are not the same on every machine."""
 
 
-class Row(NamedTuple):
-    """The answer to one input."""
-
-    path: str
-    classes: Sequence[str] = ()
-    shares: Sequence[float] = ()
-    error: str = ""
-    notes: Sequence[str] = ()
-    """What to think of the answer: `not sure`, `unlike the training images`."""
-
-
-class Rows:
-    """Rows written one by one as text.
+class RowWriter:
+    """Writes predictions one by one as text.
 
     Args:
         style: table, json, jsonl or csv.
         top_k: Classes per row.
-        write: Takes one line without its end; default: stdout.
+        write: Takes one line without its end.
     """
 
-    def __init__(
-        self, style: str, top_k: int, write: Callable[[str], object] = console.exact
-    ) -> None:
+    def __init__(self, style: str, top_k: int, write: Callable[[str], object]) -> None:
         self.style, self.top_k, self.write = style, top_k, write
         self.count = self.errors = 0
         self.has_begun = False
-        self.held = ""
-        self.first: list[tuple[str, str]] | None = [("image", "answer")]
+        self.pending_json = ""
+        self.unaligned: list[tuple[str, str]] | None = [("path", "prediction")]
         self.width = 0
 
     def begin(self) -> None:
-        """What comes before the first row, once."""
+        """Write what comes before the first row, once."""
         if self.has_begun:
             return
         self.has_begun = True
         if self.style == "csv":
-            self.write(csv_line(header(self.top_k)))
+            self.write(csv_line(column_names(self.top_k)))
         elif self.style == "json":
             self.write("[")
 
-    def add(
-        self,
-        path: str,
-        classes: Sequence[str],
-        shares: Sequence[float],
-        error: str = "",
-        notes: Sequence[str] = (),
-    ) -> None:
-        """One input's answer, or why there is none."""
+    def add(self, prediction: Prediction) -> None:
+        """Write one prediction."""
         self.begin()
         self.count += 1
-        self.errors += bool(error)
-        self.put(Row(path, classes, shares, error, notes))
+        self.errors += bool(prediction.error)
+        self.write_row(prediction)
 
-    def put(self, row: Row) -> None:
-        """One row in the style of the file."""
+    def write_row(self, prediction: Prediction) -> None:
+        """Write the row of a prediction."""
         if self.style == "csv":
-            self.write(csv_line(cells_of(row, self.top_k)))
+            cells = prediction.to_cells(self.top_k)
+            self.write(csv_line([csv_cell(cell) for cell in cells]))
         elif self.style == "jsonl":
-            self.write(json_line(fields_of(row)))
+            self.write(json_line(prediction.to_dict()))
         elif self.style == "json":
-            self.hold(f"  {json_line(fields_of(row))}")
+            self.write_json_item(f"  {json_line(prediction.to_dict())}")
         else:
-            self.add_line(visible(row.path), in_words(row))
+            self.write_table_row(visible(prediction.path), summarise(prediction))
 
-    def hold(self, line: str) -> None:
-        """A line of JSON, which ends in a comma if another one follows."""
-        if self.held:
-            self.write(f"{self.held},")
-        self.held = line
+    def write_json_item(self, line: str) -> None:
+        """Hold back a line of JSON, which ends in a comma only if another one follows."""
+        if self.pending_json:
+            self.write(f"{self.pending_json},")
+        self.pending_json = line
 
-    def add_line(self, path: str, answer: str) -> None:
-        """A line of the table, as soon as the width of its first column is known."""
-        if self.first is None:
-            self.write(f"{path:<{self.width}}  {answer}")
+    def write_table_row(self, path: str, text: str) -> None:
+        """Write a row of the table as soon as the width of its first column is known."""
+        if self.unaligned is None:
+            self.write(f"{path:<{self.width}}  {text}")
             return
-        self.first.append((path, answer))
-        if len(self.first) > LOOK:
-            self.show_first()
+        self.unaligned.append((path, text))
+        if len(self.unaligned) > ALIGNED_ROWS:
+            self.align()
 
-    def show_first(self) -> None:
-        """The lines whose paths decided the width."""
-        lines, self.first = self.first or [], None
-        self.width = max((len(path) for path, _ in lines), default=0)
-        for path, answer in lines:
-            self.add_line(path, answer)
+    def align(self) -> None:
+        """Write the rows whose paths decided the width of the first column."""
+        rows, self.unaligned = self.unaligned or [], None
+        self.width = max((len(path) for path, _ in rows), default=0)
+        for path, text in rows:
+            self.write_table_row(path, text)
 
     def close(self) -> None:
-        """What comes after the last row."""
+        """Write what comes after the last row."""
         self.begin()
         if self.style == "json":
-            if self.held:
-                self.write(self.held)
+            if self.pending_json:
+                self.write(self.pending_json)
             self.write("]")
-        elif self.style == "table" and self.first is not None:
-            self.show_first()
+        elif self.style == "table" and self.unaligned is not None:
+            self.align()
 
 
-def header(top_k: int) -> list[str]:
-    """Columns of CSV and Parquet."""
-    ranks = [name for i in range(1, top_k + 1) for name in (f"class_{i}", f"share_{i}")]
-    return ["path", *ranks, "note", "error"]
+def csv_cell(cell: str | float | None) -> str:
+    """Format one cell of CSV: a probability with all its decimals, nothing for None."""
+    if isinstance(cell, float):
+        return f"{cell:.{DECIMALS}f}"
+    return cell or ""
 
 
-def cells_of(row: Row, top_k: int) -> list[str]:
-    """One row under `header`; no cell is a formula once `csv_line` has seen it."""
-    pairs = zip(row.classes, row.shares, strict=True)
-    cells = [cell for name, share in pairs for cell in (name, f"{share:.{DIGITS}f}")]
-    blanks = [""] * (2 * top_k - len(cells))
-    return [row.path, *cells, *blanks, "; ".join(row.notes), row.error]
+def summarise(prediction: Prediction) -> str:
+    """Format a prediction in words, such as `rose 97.1%, lily 2.0% (not sure)`."""
+    if prediction.error:
+        return visible(f"error: {prediction.error}")
+    pairs = zip(prediction.classes, prediction.probabilities, strict=True)
+    best = ", ".join(f"{visible(name)} {probability:.1%}" for name, probability in pairs)
+    return f"{best} ({', '.join(prediction.notes)})" if prediction.notes else best
 
 
-def fields_of(row: Row) -> dict[str, Any]:
-    """One row of JSON; `notes` only if there are any."""
-    if row.error:
-        return {"path": row.path, "error": row.error}
-    pairs = zip(row.classes, row.shares, strict=True)
-    answers = [{"class": name, "probability": round(share, DIGITS)} for name, share in pairs]
-    return {"path": row.path, "classes": answers} | ({"notes": [*row.notes]} if row.notes else {})
-
-
-def in_words(row: Row) -> str:
-    """One row of the table behind the path."""
-    if row.error:
-        return visible(f"error: {row.error}")
-    pairs = zip(row.classes, row.shares, strict=True)
-    best = ", ".join(f"{visible(name)} {share:.1%}" for name, share in pairs)
-    return f"{best} ({', '.join(row.notes)})" if row.notes else best
-
-
-def style_of(wanted: str | None, out: str | None) -> str:
-    """The format that was asked for, or that the name of the file says.
+def choose_format(wanted: str | None, out: str | None) -> str:
+    """Return the format that was asked for, or that the suffix of the file implies.
 
     Raises:
-        UsageError: Neither says, or Parquet without a file or without its library.
+        UsageError: Neither names one; or Parquet is asked for without a file or pyarrow.
     """
-    style = wanted or ("table" if out is None else SUFFIXES.get(Path(out).suffix.lower(), ""))
+    style = wanted or (
+        "table" if out is None else FORMAT_OF_SUFFIX.get(Path(out).suffix.lower(), "")
+    )
     if not style:
         raise UsageError(
-            f"--out {out}: its suffix is none of {', '.join(SUFFIXES)}",
+            f"the suffix of --out {out} implies no format; known suffixes are "
+            f"{', '.join(FORMAT_OF_SUFFIX)}",
             fix="add --format jsonl (or csv, json, table, parquet)",
         )
     if style == "parquet":
         if out is None:
-            raise UsageError("parquet is not for a terminal", fix="add --out predictions.parquet")
+            raise UsageError(
+                "Parquet cannot be written to the terminal", fix="add --out predictions.parquet"
+            )
         require_extra("parquet", feature="--format parquet")
     return style

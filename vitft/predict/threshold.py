@@ -1,4 +1,4 @@
-"""How sure an answer has to be: a probability chosen on the run's own validation images.
+"""Choice of the threshold below which predictions are not sure, from a run's validation images.
 
 Nothing here imports torch.
 """
@@ -9,64 +9,74 @@ from pathlib import Path
 
 from vitft.metrics.intervals import wilson
 from vitft.metrics.results import Interval
-from vitft.predict.validation import Verdict, read_verdicts
+from vitft.predict.validation import ValidationPrediction, read_validation_predictions
 from vitft.system.errors import RunError, UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """From which probability on answers were right as often as was asked for."""
+    """The smallest probability above which predictions reach a requested precision."""
 
     value: float
-    """Answers with a smaller probability are not sure."""
+    """Predictions with a smaller probability are noted as not sure."""
     precision: float
-    """Share of right answers among the validation images at or above it."""
+    """Fraction of correct predictions among the validation images at or above it."""
     interval: Interval
-    """Of the precision, 95 %; the threshold was chosen on the same images."""
+    """95 % interval of the precision; the threshold was chosen on the same images."""
     coverage: float
-    """Share of the validation images at or above it."""
+    """Fraction of the validation images at or above it."""
     images: int
-    """Validation images in all."""
+    """Number of validation images."""
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return (
+            f"threshold {self.value:.1%}: precision {self.precision:.1%} (95 % interval {low:.1%} "
+            f"to {high:.1%}) on {round(self.coverage * self.images):,} of {self.images:,} "
+            "validation images"
+        )
 
 
-def threshold_for(run: Path, precision: float) -> Threshold:
-    """The smallest threshold of a run folder with the requested share of right answers.
+def choose_threshold(run: Path, precision: float) -> Threshold:
+    """Return the smallest threshold at which a run reaches a precision on its validation images.
 
     Raises:
-        RunError: The run keeps no answers to validation images.
-        UsageError: No threshold reaches so much.
+        RunError: The run has no validation predictions.
+        UsageError: No threshold reaches the precision.
     """
-    verdicts = read_verdicts(run)
-    if not verdicts:
+    predictions = read_validation_predictions(run)
+    if not predictions:
         raise RunError(
-            f"{run} keeps no answers to validation images, on which a threshold could be chosen",
-            fix="name the probability itself: --threshold 0.8",
+            f"cannot choose a threshold: {run} has no validation predictions",
+            fix="give the probability itself: --threshold 0.8",
         )
-    found = chosen(verdicts, precision)
-    if found is None:
-        most = max(v.confidence for v in verdicts if not v.right)
+    threshold = smallest_threshold(predictions, precision)
+    if threshold is None:
+        highest = max(p.probability for p in predictions if not p.is_correct)
         raise UsageError(
-            f"no threshold gives a precision of {precision:.1%}: even at {most:.1%} an answer to a "
-            f"validation image was wrong",
-            fix="ask for less, or look at the doubtful labels: vitft report",
+            f"no threshold reaches a precision of {precision:.1%}: a validation image was "
+            f"misclassified with a probability of {highest:.1%}",
+            fix="ask for a lower --precision, or check the doubtful labels: vitft report",
         )
-    return found
+    return threshold
 
 
-def chosen(verdicts: Sequence[Verdict], precision: float) -> Threshold | None:
-    """The smallest confidence of a verdict from which on enough of them are right."""
-    ranked = sorted(verdicts, key=lambda v: -v.confidence)
-    found: Threshold | None = None
-    right = 0
-    for count, verdict in enumerate(ranked, start=1):
-        right += verdict.right
-        is_tied = count < len(ranked) and ranked[count].confidence == verdict.confidence
-        if not is_tied and right >= precision * count:
-            found = Threshold(
-                value=verdict.confidence,
-                precision=right / count,
-                interval=wilson(right, count),
-                coverage=count / len(ranked),
-                images=len(ranked),
+def smallest_threshold(
+    predictions: Sequence[ValidationPrediction], precision: float
+) -> Threshold | None:
+    """Return the smallest probability at or above which enough predictions are correct."""
+    ranking = sorted(predictions, key=lambda p: -p.probability)
+    threshold: Threshold | None = None
+    correct = 0
+    for count, prediction in enumerate(ranking, start=1):
+        correct += prediction.is_correct
+        is_tied = count < len(ranking) and ranking[count].probability == prediction.probability
+        if not is_tied and correct >= precision * count:
+            threshold = Threshold(
+                value=prediction.probability,
+                precision=correct / count,
+                interval=wilson(correct, count),
+                coverage=count / len(ranking),
+                images=len(ranking),
             )
-    return found
+    return threshold

@@ -1,9 +1,10 @@
-"""`vitft predict` through torch: a trained model that scores views, many at a time.
+"""The torch engine: a trained model that scores many images at a time.
 
-The model, the class names and the transform all come from one checkpoint. Reading images, and what
-scores come to, is `answering`'s; printing is the console's.
+Model, class names and transform all come from one checkpoint. Images are read, and scores become
+predictions, in `engine` and `postprocess`.
 """
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -14,46 +15,38 @@ from torch import Tensor
 
 from vitft.data.images import MAX_PIXELS
 from vitft.data.sources import ImageSource
-from vitft.data.sources import expand as expand
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, build_model, load_checkpoint
 from vitft.models.find import find_model
 from vitft.models.timm_model import Model, TimmModel
-from vitft.predict.engine import (
-    Engine,
-    Floats,
-    Judge,
-    Prediction,
-    Scores,
-    Views,
-    answers,
-    documented_view,
-)
+from vitft.predict.engine import Pipeline, Views, decode_view
+from vitft.predict.postprocess import Postprocess, Scores
+from vitft.predict.prediction import Prediction
 from vitft.system.device import pick_device
 from vitft.system.errors import RunError
 
 if TYPE_CHECKING:
     from vitft.features.cut import Prefix
 
-BATCH = 32
-"""Views per call where torch spreads one call over all cores."""
-PER_WORKER = {"cpu": 16, "cuda": 128, "mps": 32}
-"""Views per call of a stream; on a CPU one core gains nothing from more (docs/experiments.md)."""
-CLOSE = 4.0
-"""Scores of two classes nearer than so many typical errors of bf16 are computed in float32."""
-ROUNDING = 0.0155
-"""Length of the error of a bf16 feature as a share of its own (docs/experiments.md)."""
+BATCH_SIZE = 32
+"""Images per call where torch spreads one call over all cores."""
+WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 128, "mps": 32}
+"""Images per call of a stream; on a CPU one core gains nothing from more (docs/experiments.md)."""
+CLOSE_CALL = 4.0
+"""Logits of two classes nearer than so many typical errors of bf16 are computed in float32."""
+BF16_ERROR = 0.0155
+"""Length of the error of a bf16 feature relative to the feature's (docs/experiments.md)."""
 
 
 class Predictor:
-    """A loaded model that names images.
+    """A loaded model that classifies images: the `Engine` in torch.
 
     Args:
         model: Ours or timm's, with a head.
-        card: Of the model.
+        card: The card of its checkpoint.
         device: auto, cpu, cuda, cuda:1, mps.
-        precision: `bf16` computes features with bf16 weights and views JPEGs by the fast way; where
-            that could have changed the answer, float32 has the last word.
+        precision: `bf16` computes features with bf16 weights and decodes JPEGs the fast way; images
+            whose best class could have changed by that are computed again in float32.
     """
 
     def __init__(
@@ -64,11 +57,11 @@ class Predictor:
                 "the checkpoint holds a backbone without classes",
                 fix="fine-tune it first: vitft finetune --data DIR --weights FILE",
             )
-        self.device = pick_device(own_device(device))
+        self.device = pick_device(local_device(device))
         self.model, self.card, self.precision = model.eval().to(self.device), card, precision
-        self.batch, self.workers = PER_WORKER[self.device.type], torch.get_num_threads()
+        self.batch, self.workers = WORKER_BATCH_SIZE[self.device.type], torch.get_num_threads()
         self.in_workers = self.device.type == "cpu"
-        self.lean: Prefix | None = None if precision == "fp32" else lean_prefix(model)
+        self.bf16_prefix: Prefix | None = None if precision == "fp32" else bf16_copy(model)
 
     @classmethod
     def from_run(
@@ -79,138 +72,126 @@ class Predictor:
         precision: str = "fp32",
         digest: Callable[[], str] | None = None,
     ) -> Self:
-        """The model of a run folder or checkpoint file; by default of the latest run.
+        """Load the model of a run folder or checkpoint file; by default of the latest run.
 
-        `digest` is that of `load_checkpoint`.
+        `digest` is passed to `load_checkpoint`.
 
         Raises:
-            RunError: There is none, or it is damaged.
+            RunError: There is no such model, or it is damaged.
         """
         state, card = load_checkpoint(find_model(run), digest=digest)
         return cls(build_model(state, card.architecture), card, device=device, precision=precision)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names in the order of the scores."""
+        """Class names in the order of the logits."""
         return self.card.classes
 
     @property
     def feature_size(self) -> int:
-        """Numbers in the feature of one image."""
+        """Dimensions of the feature of one image."""
         return self.model.feature_size
 
     @property
     def transform(self) -> EvalTransform:
-        """How an image becomes the model's input."""
+        """The evaluation transform."""
         return self.card.transform
 
     def stream(self, paths: Iterable[str], *, top_k: int = 1) -> Iterator[Prediction]:
-        """One prediction per path, in order; a file that is no image gets its reason instead."""
-        judge = Judge(classes=self.card.classes, top_k=top_k)
-        return self.answers((ImageSource(path, path) for path in paths), judge)
+        """Yield one prediction per path, in order; an unusable file gets an error instead."""
+        pipeline = Pipeline(self, Postprocess(classes=self.classes, top_k=top_k))
+        return pipeline.predict(ImageSource(path, path) for path in paths)
 
-    def answers(
-        self, sources: Iterable[ImageSource], judge: Judge, *, through: Engine | None = None
-    ) -> Iterator[Prediction]:
-        """One prediction per source, in order; `through` wraps this engine in another."""
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Restore torch's number of threads, which workers change for threads to come."""
         before = torch.get_num_threads()
         try:
-            yield from answers(through or self, sources, judge)
+            yield
         finally:
             torch.set_num_threads(before)
 
-    def work_together(self) -> None:
-        """Let all cores compute each batch: for fewer images than would keep them busy apart."""
+    def use_all_cores_per_batch(self) -> None:
+        """Score batches one after another, for fewer images than would keep every core busy."""
         self.in_workers = False
 
     def enter_worker(self) -> None:
-        """One core decodes and computes: no thread of it ever waits for another."""
+        """Use one core per worker, so that no thread waits for another."""
         if self.in_workers:
-            torch.set_num_threads(1)  # of this thread
+            torch.set_num_threads(1)  # of this thread, and of threads that begin later
 
     def view(self, data: bytes, name: str) -> Views:
-        """The model's view (S, S, 3) of a file's bytes.
+        """Preprocess an image file: (S, S, 3).
 
         Raises:
-            ImageError: They are no whole image.
+            ImageError: It cannot be decoded.
         """
-        if self.lean is not None:
-            from vitft.data.jpeg import fast_view
+        if self.bf16_prefix is not None:
+            from vitft.data.jpeg import fast_view  # simplejpeg
 
-            quick = fast_view(data, self.transform, max_pixels=MAX_PIXELS)
-            if quick is not None:
-                return quick[0]
-        return documented_view(data, name, self.transform)
+            fast = fast_view(data, self.transform, max_pixels=MAX_PIXELS)
+            if fast is not None:
+                return fast[0]
+        return decode_view(data, name, self.transform)
 
     @torch.inference_mode()
     def scores(self, views: Views) -> Scores:
-        """Scores and features of views (B, S, S, 3)."""
+        """Compute scores of views (B, S, S, 3)."""
         inputs = self.inputs(views)
-        if self.lean is None:
+        if self.bf16_prefix is None:
             features = self.model.features(inputs)
             logits = self.model.classify(features)
         else:
-            features, logits = self.confirmed(inputs)
+            features, logits = self.bf16_scores(inputs, self.bf16_prefix)
         return Scores(logits.float().cpu().numpy(), features.float().cpu().numpy())
 
-    @torch.inference_mode()
-    def logits(self, pixels: Views) -> Tensor:
-        """Calibrated class scores (B, C), float32, of transformed images (B, S, S, 3)."""
-        return self.model.classify(self.model.features(self.inputs(pixels))).float()
-
-    @torch.inference_mode()
-    def features(self, pixels: Views) -> Floats:
-        """What the head reads of transformed images (B, S, S, 3): (B, D), float32."""
-        features: Floats = self.model.features(self.inputs(pixels)).float().cpu().numpy()
-        return features
-
     def inputs(self, views: Views) -> Tensor:
-        """Normalised pixels (B, 3, S, S) on the device."""
+        """Normalise views to pixels (B, 3, S, S) on the device."""
         return self.card.transform.normalise(torch.from_numpy(views).to(self.device))
 
-    def confirmed(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and scores in bf16, close calls in float32.
+    def bf16_scores(self, inputs: Tensor, prefix: "Prefix") -> tuple[Tensor, Tensor]:
+        """Compute features and logits in bf16, and those of close calls again in float32.
 
-        The rounding of a feature is a vector of about `ROUNDING` times its length that points
-        anywhere, so it moves the gap between two classes by that, times the distance of their rows
-        of the head, over sqrt(D). Gaps below `CLOSE` times as much are computed again. The rule
-        looks at one image alone, so an answer does not depend on its neighbours.
+        The error of a bf16 feature is a vector of about `BF16_ERROR` times its length in a random
+        direction, so it moves the gap between two classes by that, times the distance of their rows
+        of the head, over sqrt(D). Gaps below `CLOSE_CALL` times as much are computed again. This
+        expected error depends on one image alone, so its prediction does not depend on the rest of
+        the batch; `training.finish` has all validation images and measures the error instead.
         """
-        from vitft.features.cut import run_prefix
+        from vitft.features.cut import run_prefix  # it imports torch's optimisers
 
-        assert self.lean is not None
-        features = run_prefix(self.lean, inputs).float()
+        features = run_prefix(prefix, inputs).float()
         logits = self.model.classify(features)
         if logits.shape[1] > 1:
             best = logits.topk(2, dim=1)
             gap = best.values[:, 0] - best.values[:, 1]
-            close = gap < CLOSE * rounding(self.model, features, best.indices)
+            close = gap < CLOSE_CALL * expected_gap_error(self.model, features, best.indices)
             if bool(close.any()):
                 exact = self.model.features(inputs[close])
                 features[close], logits[close] = exact, self.model.classify(exact)
         return features, logits
 
 
-def rounding(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
-    """How far bf16 typically moves the gap between two classes (B, 2) of each feature: (B,)."""
+def expected_gap_error(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
+    """Return how far bf16 typically moves the gap between two classes (B, 2): (B,)."""
     heads = [h for h in (model.head, getattr(model, "head_dist", None)) if h is not None]
     weights = [cast("Tensor", head.weight) for head in heads]  # each (C, D)
     parts = [weight[pairs[:, 0]] - weight[pairs[:, 1]] for weight in weights]  # (B, D)
-    rows, read = torch.cat(parts, dim=1) / len(heads), model.pre_logits(features)
-    return ROUNDING * read.norm(dim=1) * rows.norm(dim=1) / math.sqrt(rows.shape[1])
+    rows, inputs = torch.cat(parts, dim=1) / len(heads), model.pre_logits(features)
+    return BF16_ERROR * inputs.norm(dim=1) * rows.norm(dim=1) / math.sqrt(rows.shape[1])
 
 
-def lean_prefix(model: Model) -> "Prefix":
-    """A copy of the model that computes features in bf16, as the feature pass does."""
-    from vitft.features.cut import Prefix  # not at the top: it brings the optimisers of torch
+def bf16_copy(model: Model) -> "Prefix":
+    """Return a copy of the model that computes features in bf16, as feature extraction does."""
+    from vitft.features.cut import Prefix  # it imports torch's optimisers
 
     depth = 0 if isinstance(model, TimmModel) else model.config.depth
     return Prefix(model, depth).in_precision("bf16")
 
 
-def own_device(wanted: str) -> str:
-    """Of several processes on one machine (torchrun) each takes its own GPU."""
+def local_device(device: str) -> str:
+    """Give each process that torchrun started on this machine its own GPU."""
     rank = os.environ.get("LOCAL_RANK", "")
-    if wanted == "auto" and rank.isdigit() and torch.cuda.device_count() > 1:
+    if device == "auto" and rank.isdigit() and torch.cuda.device_count() > 1:
         return f"cuda:{int(rank) % torch.cuda.device_count()}"
-    return wanted
+    return device

@@ -79,7 +79,7 @@ def mislabelled(run: Run) -> Advice | None:
 def confused_pair(run: Run) -> Advice | None:
     """Two classes that make up much of all mistakes."""
     wrong = mistakes(run.verdicts)
-    pairs = Counter(tuple(sorted((v.label, v.guess))) for v in wrong)
+    pairs = Counter(tuple(sorted((v.label, v.predicted))) for v in wrong)
     if len(wrong) < 4 or len(run.classes) < 3:
         return None
     (one, other), times = pairs.most_common(1)[0]

@@ -206,8 +206,8 @@ def compare(runs: Sequence[Run]) -> Comparison:
                 sha256,
                 verdicts[0].path,
                 verdicts[0].label,
-                tuple(v.guess for v in verdicts),
-                tuple(v.confidence for v in verdicts),
+                tuple(v.predicted for v in verdicts),
+                tuple(v.probability for v in verdicts),
             )
         )
     return Comparison(

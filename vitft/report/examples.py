@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitft.predict.validation import Verdict, mistakes, unsure
+from vitft.predict.validation import ValidationPrediction, least_confident, mistakes
 from vitft.report.palette import SHADES
 from vitft.report.run_files import Run
 from vitft.system.text import percent, whole_percent
@@ -57,15 +57,15 @@ class Album:
         self.left -= len(uri)
         return uri
 
-    def card(self, verdict: Verdict, *, attention: bool = False) -> Card:
+    def card(self, verdict: ValidationPrediction, *, attention: bool = False) -> Card:
         """An image of the validation part."""
         return Card(
             path=verdict.path,
             label=verdict.label,
-            guess=verdict.guess,
-            confidence=whole_percent(verdict.confidence),
-            cell=f"{self.place[verdict.label]}-{self.place[verdict.guess]}",
-            right=verdict.right,
+            guess=verdict.predicted,
+            confidence=whole_percent(verdict.probability),
+            cell=f"{self.place[verdict.label]}-{self.place[verdict.predicted]}",
+            right=verdict.is_correct,
             thumb=self.picture(verdict.sha256),
             attention=self.picture(verdict.sha256, attention=True) if attention else "",
         )
@@ -98,7 +98,7 @@ def confusion(run: Run, album: Album) -> Part:
         totals[i] += n
     pairs = sorted(((n, i, j) for (i, j), n in counts.items() if i != j), key=lambda p: (-p[0], *p))
     small = len(run.classes) <= MATRIX_CLASSES
-    barely = unsure(run.verdicts, per_class=3, most=60) if small else []
+    barely = least_confident(run.verdicts, per_class=3, most=60) if small else []
     return {
         "classes": list(enumerate(run.classes)) if small else [],
         "matrix": matrix(run.classes, counts, totals) if small else [],
@@ -121,7 +121,7 @@ def cells(run: Run) -> Mapping[tuple[int, int], int]:
     """How often each class (first) was taken for each (second); zeros left out."""
     place = {name: i for i, name in enumerate(run.classes)}
     if run.verdicts:
-        return Counter((place[v.label], place[v.guess]) for v in run.verdicts)
+        return Counter((place[v.label], place[v.predicted]) for v in run.verdicts)
     table = run.figures.get("confusion") or []
     if len(table) != len(run.classes):
         return {}

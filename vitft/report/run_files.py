@@ -17,13 +17,13 @@ from vitft.config.run import read_toml
 from vitft.data.split import Row
 from vitft.predict.validation import (
     THUMBS,
-    Verdict,
-    damaged,
+    ValidationPrediction,
+    damaged_file,
     read_classes,
     read_json,
     read_rows,
     thumb_name,
-    verdicts_in,
+    validation_predictions,
 )
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import BASE, LATEST, RunDir
@@ -47,7 +47,7 @@ class Run:
     config_text: str
     classes: tuple[str, ...]
     rows: tuple[Row, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ValidationPrediction, ...]
     """On the validation images; empty in runs that did not keep their scores."""
     figures: Table
     """eval.json; empty if nothing was measured."""
@@ -123,7 +123,7 @@ def read_run(path: Path) -> Run:
         config_text=config_text,
         classes=classes,
         rows=rows,
-        verdicts=verdicts_in(path, held_back, classes),
+        verdicts=validation_predictions(path, held_back, classes),
         figures=read_table(path / "eval.json"),
         log=read_log(path / "metrics.jsonl"),
         environment=read_table(path / "environment.json"),
@@ -138,7 +138,7 @@ def read_table(path: Path) -> Table:
     """A JSON object; empty if there is no such file."""
     table = read_json(path)
     if table is not None and not isinstance(table, dict):
-        raise damaged(path, "not a JSON object")
+        raise damaged_file(path, "not a JSON object")
     return table or {}
 
 
@@ -149,7 +149,7 @@ def read_config(path: Path) -> tuple[str, Table]:
     try:
         return path.read_text(encoding="utf-8"), read_toml(path)
     except (UsageError, OSError, ValueError) as error:
-        raise damaged(path, str(error).partition("\n")[0]) from error
+        raise damaged_file(path, str(error).partition("\n")[0]) from error
 
 
 def read_log(path: Path) -> tuple[Table, ...]:
@@ -159,14 +159,14 @@ def read_log(path: Path) -> tuple[Table, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_file(path, str(error)) from error
     whole = lines[:-1]  # what follows the last line break was never finished
     try:
         tables = [json.loads(line) for line in whole if line.strip()]
     except ValueError as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_file(path, str(error)) from error
     if not all(isinstance(table, dict) for table in tables):
-        raise damaged(path, "a line is not a JSON object")
+        raise damaged_file(path, "a line is not a JSON object")
     return tuple(tables)
 
 
@@ -181,11 +181,11 @@ def read_card(path: Path) -> tuple[Table, str, int]:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > LARGEST_HEADER:
-                raise damaged(path, "its header is too long")
+                raise damaged_file(path, "its header is too long")
             header = json.loads(file.read(length))
         metadata = header.pop("__metadata__", {})
         parameters = sum(math.prod(tensor["shape"]) for tensor in header.values())
         card = json.loads(metadata.get("vitft.card", "{}"))
         return card, metadata.get("vitft.sha256", ""), parameters
     except (OSError, ValueError, struct.error, AttributeError, KeyError, TypeError) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_file(path, str(error)) from error

@@ -138,7 +138,7 @@ def per_class(run: Run) -> Part:
         return None
     taken: dict[str, Counter[str]] = {}
     for verdict in mistakes(run.verdicts):
-        taken.setdefault(verdict.label, Counter())[verdict.guess] += 1
+        taken.setdefault(verdict.label, Counter())[verdict.predicted] += 1
     train = Counter(run.classes[row.label] for row in run.rows if row.split == "train")
     rows = []
     for name, table in tables.items():

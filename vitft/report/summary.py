@@ -183,7 +183,7 @@ def tiles(run: Run) -> list[Tile]:
         )
     wrong = mistakes(run.verdicts)
     if run.verdicts:
-        confident = sum(v.confidence > 0.9 for v in wrong)
+        confident = sum(v.probability > 0.9 for v in wrong)
         found.append(
             Tile(
                 "mistakes",

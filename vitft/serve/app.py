@@ -1,202 +1,198 @@
-"""The routes, their schema, and errors as JSON."""
+"""Routes, their OpenAPI schema, and error responses."""
 
 import asyncio
 import http
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from vitft.serve.access import Access
-from vitft.serve.answers import Answers, Health, Json, Labels, Problem
-from vitft.serve.engine import BusyError, Engine, Shares
-from vitft.serve.forms import FormError, Upload, read_form
-from vitft.serve.guard import Guard
+from vitft.serve.batching import BatchQueue, QueueFullError
+from vitft.serve.body import RETRY_SOON, MemoryBudget, read_body
 from vitft.serve.limits import ANSWER_SECONDS
+from vitft.serve.middleware import SecurityMiddleware
+from vitft.serve.multipart import FormError, Upload, read_form
 from vitft.serve.page import build_page
-from vitft.serve.upload import BUSY, Memory, read_body
+from vitft.serve.schemas import (
+    ErrorSchema,
+    HealthSchema,
+    JsonResponse,
+    LabelsSchema,
+    PredictionsSchema,
+)
 from vitft.system.errors import ImageError
 
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    408: {"model": Problem, "description": "The body came too slowly."},
-    413: {"model": Problem, "description": "The body is too large."},
-    415: {"model": Problem, "description": "The Content-Type is neither a form nor an image."},
-    422: {"model": Problem, "description": "No usable image, or an impossible parameter."},
-    503: {"model": Problem, "description": "Busy; Retry-After says when to come back."},
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    408: {"model": ErrorSchema, "description": "The body was sent too slowly."},
+    413: {"model": ErrorSchema, "description": "The body is too large."},
+    415: {"model": ErrorSchema, "description": "The Content-Type is neither a form nor an image."},
+    422: {"model": ErrorSchema, "description": "No usable image, or an invalid parameter."},
+    503: {"model": ErrorSchema, "description": "Busy; see Retry-After."},
 }
 BINARY = {"type": "string", "format": "binary"}
 FORM = {"type": "object", "properties": {"images": {"type": "array", "items": BINARY}}}
-BODY = {
+REQUEST_BODY = {
     "requestBody": {
         "required": True,
-        "description": "Files of a form, whatever their fields are called, or the bytes of one.",
+        "description": "Files of a form, in fields of any name, or the bytes of one image.",
         "content": {"multipart/form-data": {"schema": FORM}, "image/*": {"schema": BINARY}},
     }
 }
 
 
-class Service:
-    """The functions behind the routes."""
+class Handlers:
+    """The request handlers of the routes."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.limits = engine, engine.limits
-        self.memory = Memory(self.limits.memory)
-        self.page = build_page(max_bytes=self.limits.max_bytes, explains=engine.can_explain)
+    def __init__(self, queue: BatchQueue) -> None:
+        self.queue, self.limits = queue, queue.limits
+        self.memory = MemoryBudget(self.limits.memory)
+        self.page = build_page(max_bytes=self.limits.max_bytes, explains=queue.can_explain)
 
     async def show_page(self) -> Response:
         """The page to drop images on."""
         return HTMLResponse(self.page.html, headers={"content-security-policy": self.page.policy})
 
     async def healthz(self) -> Response:
-        """That the server is alive, and how busy."""
-        waiting = {"waiting": self.engine.admitted, "queue": self.limits.queue}
-        return Json(200, {"status": "ok", **waiting})
+        """Whether the server is alive, and how many images are queued."""
+        counts = {"waiting": self.queue.admitted, "queue": self.limits.queue}
+        return JsonResponse(200, {"status": "ok", **counts})
 
     async def labels(self) -> Response:
-        """What the model knows and takes."""
+        """Class names, image size and limits."""
         fields = {
-            "classes": self.engine.classes,
-            "image_size": self.engine.transform.image_size,
-            "explains": self.engine.can_explain,
+            "classes": self.queue.classes,
+            "image_size": self.queue.transform.image_size,
+            "explains": self.queue.can_explain,
             "max_bytes": self.limits.max_bytes,
             "max_images": self.limits.images,
         }
-        return Json(200, fields)
+        return JsonResponse(200, fields)
 
     async def predict(
         self, request: Request, top_k: Annotated[int, Query(ge=1, le=10_000)] = 5
     ) -> Response:
-        """The best classes of each image. One bad image spoils no other's answer."""
+        """The most probable classes of each image; an unusable image has an error instead."""
         async with self.uploads(request) as files, asyncio.timeout(ANSWER_SECONDS):
-            results = await asyncio.gather(*(self.answer(file, top_k) for file in files))
-        if any("classes" in result for result in results):
-            return Json(200, {"results": results})
-        only = results[0]["error"] if len(results) == 1 else "none of the files is a usable image"
-        return Json(422, {"error": only, "results": results})
+            predictions = await asyncio.gather(
+                *(self.queue.predict(file.data, file.name, top_k) for file in files)
+            )
+        results = [prediction.to_dict() for prediction in predictions]
+        if not all(prediction.error for prediction in predictions):
+            return JsonResponse(200, {"results": results})
+        only = predictions[0].error if len(results) == 1 else "none of the files is a usable image"
+        return JsonResponse(422, {"error": only, "results": results})
 
     async def explain(
         self, request: Request, name: Annotated[str | None, Query(alias="class")] = None
     ) -> Response:
-        """A picture of what spoke for a class (default: the best) in one image."""
-        if name is not None and name not in self.engine.classes:
+        """A PNG of one image under its relevance for a class (default: the most probable)."""
+        if name is not None and name not in self.queue.classes:
             raise HTTPException(422, "the model has no such class; GET /labels lists them")
-        target = None if name is None else self.engine.classes.index(name)
+        target = None if name is None else self.queue.classes.index(name)
         async with self.uploads(request) as files, asyncio.timeout(ANSWER_SECONDS):
             if len(files) != 1:
-                raise HTTPException(422, "one image at a time can be explained")
+                raise HTTPException(422, "only one image at a time can be explained")
             try:
-                png = await self.engine.explained(files[0].data, files[0].name, target)
+                png = await self.queue.explain(files[0].data, files[0].name, target)
             except ImageError as error:
                 raise HTTPException(422, error.reason) from None
         return Response(png, media_type="image/png")
 
-    async def answer(self, file: Upload, top_k: int) -> dict[str, Any]:
-        """The row of one image, with classes or an error."""
-        try:
-            shares = await self.engine.shares(file.data, file.name)
-        except ImageError as error:
-            return {"name": file.name, "error": error.reason}
-        return {"name": file.name, "classes": best(shares, self.engine.classes, top_k)}
-
     @asynccontextmanager
     async def uploads(self, request: Request) -> AsyncIterator[list[Upload]]:
-        """The files of a request, with places in the queue while they are worked on."""
-        if self.engine.is_full:
-            raise BusyError
-        kind = request.headers.get("content-type", "")
-        media = kind.partition(";")[0].strip().lower()
+        """Read the files of a request and keep their places in the queue."""
+        if self.queue.is_full:
+            raise QueueFullError
+        content_type = request.headers.get("content-type", "")
+        media = content_type.partition(";")[0].strip().lower()
         is_form = media == "multipart/form-data"
         if not is_form and not media.startswith("image/") and media != "application/octet-stream":
             raise HTTPException(415, "send multipart/form-data, or an image with its Content-Type")
-        with self.memory.loan() as loan:
-            announced = request.headers.get("content-length")
+        with self.memory.reservation() as reservation:
+            length = request.headers.get("content-length")
             body = await read_body(
-                request.receive, announced, loan, max_bytes=self.limits.max_bytes
+                request.receive, length, reservation, max_bytes=self.limits.max_bytes
             )
-            with form_errors():
+            with form_errors_as_400():
                 files = (
-                    read_form(body, kind, max_files=self.limits.images)
+                    read_form(body, content_type, max_files=self.limits.images)
                     if is_form
                     else [Upload("", body)]
                 )
             del body
-            with self.engine.places(len(files)):
+            with self.queue.admit(len(files)):
                 yield files
 
 
 @contextmanager
-def form_errors() -> Any:  # noqa: ANN401 - a generator that contextlib wraps
-    """A damaged form as 400."""
+def form_errors_as_400() -> Iterator[None]:
+    """Turn a damaged form into status 400."""
     try:
         yield
     except FormError as error:
         raise HTTPException(400, str(error)) from None
 
 
-def best(shares: Shares, classes: Sequence[str], top_k: int) -> list[dict[str, Any]]:
-    """The classes with the largest shares (C,), best first; equal ones in the model's order."""
-    order = np.argsort(-shares, kind="stable")[:top_k]
-    return [{"class": classes[i], "probability": float(shares[i])} for i in order]
-
-
-def make_app(engine: Engine, access: Access) -> Guard:
-    """The whole application; its engine runs as long as it does."""
+def make_app(queue: BatchQueue, access: Access) -> SecurityMiddleware:
+    """Return the whole application, which runs the queue as long as it runs."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        work = asyncio.create_task(engine.serve())
+        work = asyncio.create_task(queue.serve())
         yield
         work.cancel()
 
     app = FastAPI(
         title="vitft",
-        description="Images in, class names out.",
+        description="Image classification.",
         version=version("vitft"),
-        openapi_url=None,  # offered below; the usual documentation pages load foreign scripts
+        openapi_url=None,  # added below; FastAPI's own documentation pages load foreign scripts
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    service = Service(engine)
+    handlers = Handlers(queue)
 
     async def openapi() -> Response:
-        return Json(200, app.openapi())
+        return JsonResponse(200, app.openapi())
 
-    told = {
-        "/": offer(app, "/", service.show_page, "GET", include_in_schema=False),
-        "/openapi.json": offer(app, "/openapi.json", openapi, "GET", include_in_schema=False),
-        "/healthz": offer(app, "/healthz", service.healthz, "GET", response_model=Health),
-        "/labels": offer(app, "/labels", service.labels, "GET", response_model=Labels),
+    allowed = {
+        "/": add_route(app, "/", handlers.show_page, "GET", include_in_schema=False),
+        "/openapi.json": add_route(app, "/openapi.json", openapi, "GET", include_in_schema=False),
+        "/healthz": add_route(
+            app, "/healthz", handlers.healthz, "GET", response_model=HealthSchema
+        ),
+        "/labels": add_route(app, "/labels", handlers.labels, "GET", response_model=LabelsSchema),
     }
-    asked: dict[str, Any] = {"responses": PROBLEMS, "openapi_extra": BODY}
-    told["/predict"] = offer(
-        app, "/predict", service.predict, "POST", response_model=Answers, **asked
+    schema: dict[str, Any] = {"responses": ERROR_RESPONSES, "openapi_extra": REQUEST_BODY}
+    allowed["/predict"] = add_route(
+        app, "/predict", handlers.predict, "POST", response_model=PredictionsSchema, **schema
     )
-    if engine.can_explain:
-        asked["responses"] = {
-            **PROBLEMS,
+    if queue.can_explain:
+        schema["responses"] = {
+            **ERROR_RESPONSES,
             200: {"content": {"image/png": {}}, "description": "A PNG."},
         }
-        told["/explain"] = offer(
-            app, "/explain", service.explain, "POST", response_class=Response, **asked
+        allowed["/explain"] = add_route(
+            app, "/explain", handlers.explain, "POST", response_class=Response, **schema
         )
-    handle_errors(app, told)
-    return Guard(app, access)
+    add_error_handlers(app, allowed)
+    return SecurityMiddleware(app, access)
 
 
-def offer(
+def add_route(
     app: FastAPI,
     path: str,
     function: Callable[..., Any],
     method: str,
     **schema: Any,  # noqa: ANN401 - FastAPI's own arguments
 ) -> str:
-    """Add a route with HEAD beside GET, and OPTIONS; returns its Allow header."""
+    """Add a route, with OPTIONS, and HEAD if it takes GET; return its Allow header."""
     methods = [method, "HEAD"] if method == "GET" else [method]
     allow = ", ".join((*methods, "OPTIONS"))
 
@@ -210,37 +206,39 @@ def offer(
     return allow
 
 
-def handle_errors(app: FastAPI, allowed: dict[str, str]) -> None:
-    """Every error as `{"error": ...}`, without paths and tracebacks; those go to the log."""
+def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
+    """Answer every error with `{"error": ...}`; paths and tracebacks go to the log only."""
 
-    async def told(_: Request, error: Exception) -> Response:
+    async def http_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         problem = error.detail
         if problem == http.HTTPStatus(error.status_code).phrase:
             problem = problem.lower()
-        return Json(error.status_code, {"error": problem}, error.headers)
+        return JsonResponse(error.status_code, {"error": problem}, error.headers)
 
     async def wrong_method(request: Request, _: Exception) -> Response:
         allow = allowed.get(request.url.path, "")
-        return Json(405, {"error": f"this address takes {allow}"}, {"allow": allow})
+        return JsonResponse(
+            405, {"error": f"the methods of this path are {allow}"}, {"allow": allow}
+        )
 
-    async def wrong_parameter(_: Request, error: Exception) -> Response:
+    async def invalid_parameter(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        return Json(422, {"error": f"{first['loc'][-1]}: {first['msg']}"})
+        return JsonResponse(422, {"error": f"{first['loc'][-1]}: {first['msg']}"})
 
-    async def busy(_: Request, __: Exception) -> Response:
-        return Json(503, {"error": "too many images at once; try again"}, BUSY)
+    async def queue_full(_: Request, __: Exception) -> Response:
+        return JsonResponse(503, {"error": "too many images at once; try again"}, RETRY_SOON)
 
-    async def late(_: Request, __: Exception) -> Response:
-        return Json(503, {"error": "this took too long; try again"}, {"Retry-After": "5"})
+    async def timed_out(_: Request, __: Exception) -> Response:
+        return JsonResponse(503, {"error": "timeout; try again"}, {"Retry-After": "5"})
 
-    async def bug(_: Request, __: Exception) -> Response:
-        return Json(500, {"error": "a mistake of the program; the server's log has the details"})
+    async def internal_error(_: Request, __: Exception) -> Response:
+        return JsonResponse(500, {"error": "internal server error; see the server log"})
 
-    app.add_exception_handler(HTTPException, told)
+    app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(405, wrong_method)
-    app.add_exception_handler(RequestValidationError, wrong_parameter)
-    app.add_exception_handler(BusyError, busy)
-    app.add_exception_handler(TimeoutError, late)
-    app.add_exception_handler(Exception, bug)
+    app.add_exception_handler(RequestValidationError, invalid_parameter)
+    app.add_exception_handler(QueueFullError, queue_full)
+    app.add_exception_handler(TimeoutError, timed_out)
+    app.add_exception_handler(Exception, internal_error)

@@ -1,69 +1,72 @@
-"""What one client may ask of the server, as numbers. They are checked before torch is imported."""
+"""Limits of size, number and time for the clients of the server."""
 
 from dataclasses import dataclass
 
 from vitft.system.errors import UsageError
 
 MAX_BATCH = 32
-"""Images that the model sees at once."""
+"""Images per call of the model."""
 MAX_IMAGES = 32
-"""Images in one request."""
-MAX_PIXELS = 50_000_000
-"""Of one image: 150 MB as RGB, in as many threads as decode."""
+"""Images per request."""
+MAX_IMAGE_PIXELS = 50_000_000
+"""Pixels of one image: 150 MB as RGB, in each of the decoding threads."""
 MAX_SCANS = 100
-"""Passes over the picture in one progressive JPEG; encoders make about ten. Each costs a decoder
-the time of a whole picture and an attacker 50 bytes."""
+"""Scans of one progressive JPEG; encoders write about ten. Each costs an attacker 50 bytes, and the
+decoder the time of a whole image."""
 MAX_CONNECTIONS = 512
-"""Open at once; the usual limit of file descriptors is 1024."""
+"""Open connections; the usual limit of file descriptors is 1024."""
 READ_BYTES = 16_384
-"""Taken from one connection before it is the next one's turn."""
-LINE_BYTES = 128
-"""Bytes per line end, on average, of a body in chunks; with less, its chunks are tiny."""
+"""Bytes read from one connection before the next one is served."""
+MIN_BYTES_PER_LINE = 128
+"""Average bytes per line end of a body in chunks; below it, the chunks are refused as tiny."""
 PART_HEADERS = 8192
-"""Bytes of headers in front of one file of a form."""
+"""Bytes of one header line of a part of a form."""
+MAX_HEADER_LINES = 16
+"""Header lines of one part of a form."""
 
 HEAD_SECONDS = 10.0
-"""From the opening of a connection, or the last answer on it, to the end of a request's headers."""
+"""From the opening of a connection, or its last response, to the end of a request's headers."""
 BODY_SECONDS = 15.0
-SLOWEST = 20_000.0
-"""A body may take `BODY_SECONDS`, and a second more for this many bytes that have come."""
+"""For the body of a request, plus the time that its bytes take at `MIN_BYTES_PER_SECOND`."""
+MIN_BYTES_PER_SECOND = 20_000.0
+"""Slowest upload."""
 WRITE_SECONDS = 20.0
-"""How long a client may leave an answer unread."""
+"""For the client to read a response."""
 ANSWER_SECONDS = 30.0
-"""From a whole request to its answer."""
+"""From the end of a request to its response."""
 TIDY_SECONDS = 2.0
-"""Between two returns of freed memory, if images came in between."""
-TURN_SECONDS = 0.0005
-"""After which a thread lets another one go on. With Python's 0.005 each step of an answer to
-/healthz may wait so long for every thread that decodes."""
+"""Between two returns of freed memory to the system, while there are requests."""
+SWITCH_SECONDS = 0.0005
+"""Switch interval of Python's threads. With the usual 0.005, each step of a response to /healthz
+could wait that long for every thread that decodes."""
 STOP_SECONDS = 5
-"""From the signal to stop until requests under way are cut off."""
+"""From the signal to stop until open requests are cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The limits that a user sets."""
+class ServeLimits:
+    """The limits that are options of `vitft serve`."""
 
     max_bytes: int = 20_000_000
-    """Of one request's body."""
+    """Bytes of one request's body."""
     queue: int = 64
-    """Images that have been read and wait for their answer; further ones are sent away."""
+    """Images that may wait for the model; further ones are refused."""
 
     def __post_init__(self) -> None:
         if self.max_bytes < 1000:
             raise UsageError(
-                f"--max-bytes is {self.max_bytes}, which no photo fits into",
+                f"invalid --max-bytes {self.max_bytes}: no photo is that small",
                 fix="give the bytes of the largest request, e.g. --max-bytes 20000000",
             )
         if self.queue < 1:
-            raise UsageError(f"--queue is {self.queue}", fix="let at least one image wait")
+            raise UsageError(f"invalid --queue {self.queue}", fix="use at least 1")
 
     @property
     def images(self) -> int:
-        """Images in one request."""
+        """Images per request."""
         return min(MAX_IMAGES, self.queue)
 
     @property
     def memory(self) -> int:
-        """Bytes of bodies held at once, of all requests together."""
+        """Bytes of the bodies of all requests together."""
         return 8 * self.max_bytes

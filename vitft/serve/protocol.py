@@ -1,7 +1,7 @@
-"""Connections that must not stay for ever; what uvicorn's protocol leaves to a proxy in front.
+"""Connection timeouts and a limit of connections, which uvicorn leaves to a reverse proxy.
 
-Its own timers begin after a first answer. Here a request's headers have to come in time, an answer
-has to be read in time, and there is a limit of connections. Bodies have theirs in `upload`.
+uvicorn's own timer starts after a first response. Here the headers of a request have to arrive in
+time and a response has to be read in time. Bodies have their own limits in `body`.
 """
 
 import asyncio
@@ -12,20 +12,26 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vitft.serve.limits import HEAD_SECONDS, LINE_BYTES, MAX_CONNECTIONS, READ_BYTES, WRITE_SECONDS
+from vitft.serve.limits import (
+    HEAD_SECONDS,
+    MAX_CONNECTIONS,
+    MIN_BYTES_PER_LINE,
+    READ_BYTES,
+    WRITE_SECONDS,
+)
 
 
-class PatientProtocol(H11Protocol):
-    """HTTP/1.1 with an end to patience."""
+class TimeoutProtocol(H11Protocol):
+    """HTTP/1.1 with timeouts for headers and responses."""
 
     head_timer: asyncio.TimerHandle | None = None
     write_timer: asyncio.TimerHandle | None = None
     has_begun = False
-    """Whether bytes have come since the last answer."""
+    """Whether bytes have arrived since the last response."""
     is_chunked = False
-    """Whether the request sends its body in chunks."""
+    """Whether the body has the chunked transfer coding."""
     num_bytes = num_line_ends = 0
-    """Of the request."""
+    """Received for the current request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -33,7 +39,7 @@ class PatientProtocol(H11Protocol):
         if len(self.connections) > MAX_CONNECTIONS:
             self.refuse(503, "too many connections; try again", [(b"retry-after", b"1")])
             return
-        self.watch()
+        self.update_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self.head_timer, self.write_timer):
@@ -45,15 +51,15 @@ class PatientProtocol(H11Protocol):
         self.has_begun = True
         self.num_bytes += len(data)
         self.num_line_ends += data.count(b"\r\n")
-        if self.is_crumbled(data):
+        if self.has_tiny_chunks(data):
             self.refuse(400, "not a valid HTTP request: its chunks are too small")
             return
         super().data_received(data)
-        self.watch()
+        self.update_head_timer()
 
-    def is_crumbled(self, data: bytes) -> bool:
-        """Whether a body comes in chunks of a few bytes, each of which costs 40 microseconds."""
-        if self.num_bytes < 4096 or self.num_line_ends * LINE_BYTES < self.num_bytes:
+    def has_tiny_chunks(self, data: bytes) -> bool:
+        """Return whether a body has chunks of a few bytes, each of which costs 40 µs."""
+        if self.num_bytes < 4096 or self.num_line_ends * MIN_BYTES_PER_LINE < self.num_bytes:
             return False
         self.is_chunked = self.is_chunked or b"chunked" in data.lower()
         return self.is_chunked
@@ -64,32 +70,32 @@ class PatientProtocol(H11Protocol):
             self.head_timer.cancel()
             self.head_timer = None
         super().on_response_complete()
-        if self.conn.their_state is h11.IDLE:  # the request has been read to its end
+        if self.conn.their_state is h11.IDLE:  # the request was read completely
             self.is_chunked, self.num_bytes, self.num_line_ends = False, 0, 0
-        self.watch()
+        self.update_head_timer()
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
 
-    def watch(self) -> None:
-        """Count the seconds while there is no request, and only then."""
+    def update_head_timer(self) -> None:
+        """Run the timer for headers while no request is being answered."""
         if self.headers is not None and not self.is_chunked:  # type: ignore[redundant-expr]
             self.is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         if self.is_idle and self.head_timer is None and not self.transport.is_closing():
-            self.head_timer = self.loop.call_later(HEAD_SECONDS, self.head_is_late)
+            self.head_timer = self.loop.call_later(HEAD_SECONDS, self.head_timed_out)
         elif not self.is_idle and self.head_timer is not None:
             self.head_timer.cancel()
             self.head_timer = None
 
-    def head_is_late(self) -> None:
-        """No whole request came."""
+    def head_timed_out(self) -> None:
+        """Close the connection, because no complete request has arrived in time."""
         self.head_timer = None
         if not self.is_idle or self.transport.is_closing():
             return
         if self.has_begun:
-            self.refuse(408, "the request came too slowly")
+            self.refuse(408, "the request was sent too slowly")
         else:
             self.transport.close()
 
@@ -103,14 +109,14 @@ class PatientProtocol(H11Protocol):
             self.write_timer = None
         super().resume_writing()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - our own words
-        """Called by uvicorn for bytes that are no HTTP."""
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - it may hold request data
+        """Answer bytes that are not HTTP; uvicorn calls this."""
         self.refuse(400, "not a valid HTTP request")
 
     def refuse(self, status: int, problem: str, headers: list[tuple[bytes, bytes]] = []) -> None:  # noqa: B006
-        """Answer from outside of the application, if it has not begun to answer, and hang up."""
+        """Close the connection, after an error response unless the application has begun one."""
         if not self.is_idle:
-            self.cycle.disconnected = True  # what the application still says goes nowhere
+            self.cycle.disconnected = True  # what the application still sends is dropped
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"error": problem}).encode()

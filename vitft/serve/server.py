@@ -1,4 +1,4 @@
-"""The socket, start and stop."""
+"""Socket and uvicorn settings of the server."""
 
 import socket
 import sys
@@ -6,20 +6,21 @@ from types import FrameType
 
 import uvicorn
 
+from vitft.predict.postprocess import Postprocess
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.access import Access
 from vitft.serve.app import make_app
-from vitft.serve.engine import Engine
-from vitft.serve.limits import STOP_SECONDS, TURN_SECONDS, Limits
-from vitft.serve.protocol import PatientProtocol
+from vitft.serve.batching import BatchQueue
+from vitft.serve.limits import STOP_SECONDS, SWITCH_SECONDS, ServeLimits
+from vitft.serve.protocol import TimeoutProtocol
 from vitft.system.errors import UsageError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to an address; port 0 takes a free one.
+    """Return a socket that listens on an address; port 0 takes a free one.
 
     Raises:
-        UsageError: The address is not this machine's, or taken.
+        UsageError: The address is not one of this machine, or is in use.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -28,28 +29,28 @@ def listen(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
         raise UsageError(
-            f"--host {host} is no address: {error.strerror}", fix="use 127.0.0.1 or 0.0.0.0"
+            f"invalid --host {host}: {error.strerror}", fix="use 127.0.0.1 or 0.0.0.0"
         ) from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-        bound.listen(128)  # a second server is refused now, not when its model is loaded
+        bound.listen(128)  # a second server fails here, before it loads its model
     except OSError as error:
         bound.close()
         raise UsageError(
             f"cannot listen on {host} port {port}: {error.strerror}",
-            fix="choose another one: --port 0 takes any that is free",
+            fix="choose another port; --port 0 takes a free one",
         ) from error
     return bound
 
 
 class Server(uvicorn.Server):
-    """One signal stops it, in `STOP_SECONDS` at the latest; further ones change nothing."""
+    """A uvicorn server that stops `STOP_SECONDS` after the first signal; ignores further ones."""
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until told to stop; meanwhile Python's threads take short turns."""
+        """Serve until stopped, with a short switch interval of Python's threads."""
         before = sys.getswitchinterval()
-        sys.setswitchinterval(TURN_SECONDS)
+        sys.setswitchinterval(SWITCH_SECONDS)
         try:
             super().run(sockets)
         finally:
@@ -60,11 +61,13 @@ class Server(uvicorn.Server):
             super().handle_exit(sig, frame)
 
 
-def make_server(predictor: Predictor, limits: Limits, access: Access) -> Server:
-    """A server that is ready to `run(sockets=[...])`."""
+def make_server(
+    predictor: Predictor, postprocess: Postprocess, limits: ServeLimits, access: Access
+) -> Server:
+    """Return a server that is ready to `run(sockets=[...])`."""
     config = uvicorn.Config(
-        make_app(Engine(predictor, limits), access),
-        http=PatientProtocol,
+        make_app(BatchQueue(predictor, postprocess, limits), access),
+        http=TimeoutProtocol,
         ws="none",
         loop="asyncio",
         lifespan="on",

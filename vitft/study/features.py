@@ -22,9 +22,9 @@ from vitft.features.extract import vanished_error
 from vitft.features.pipeline import build_pipeline, inspect_images
 from vitft.features.views import eval_view
 from vitft.models.pretrained import load_backbone
-from vitft.models.pretrained.catalog import Entry
+from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
-from vitft.models.pretrained.timm_weights import resolved, transform_of
+from vitft.models.pretrained.timm_weights import complete_entry, timm_transform
 from vitft.models.timm_model import Model, TimmConfig, untrained
 from vitft.study.plan import Contestant
 from vitft.system import console
@@ -97,13 +97,13 @@ def backbone(weights: str, classes: int, config: Config) -> tuple[Model, EvalTra
     """
     name = weights.removeprefix("random:")
     is_random, found = name != weights, locate(name)
-    if is_random and isinstance(found, Entry) and found.is_of_timm:
-        entry = resolved(found)
+    if is_random and isinstance(found, CatalogEntry) and found.is_timm:
+        entry = complete_entry(found)
         wanted = TimmConfig(
             timm=entry.architecture, image_size=entry.image_size, num_classes=classes
         )
         torch.manual_seed(config.train.seed)
-        return untrained(wanted).eval(), transform_of(entry, entry.image_size, None, None)
+        return untrained(wanted).eval(), timm_transform(entry, entry.image_size, None, None)
     model, report = load_backbone(
         name, num_classes=classes, allow_pickle=config.weights.allow_pickle
     )

@@ -8,7 +8,8 @@ from pathlib import Path
 from vitft.data.folder import Folder, scan
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.system.errors import DataError, UsageError
-from vitft.system.rundir import free_name, plan_run
+from vitft.system.files import free_name
+from vitft.system.rundir import plan_run
 
 BASELINES = ("pixels", "histogram")
 """What needs no weights: logistic regression on small pictures, and on their colours."""

@@ -12,14 +12,12 @@ import csv
 import io
 import json
 import logging
-import shlex
 import sys
 import time
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitft.system.errors import VitftError
@@ -160,21 +158,6 @@ def table(
     stdout().print(grid)
 
 
-def chart(title: str, counts: Mapping[str, Sequence[int]], parts: Sequence[str]) -> None:
-    """Log bars of images per class: one shade per part (training, validation)."""
-    shades = ("█", "░", "▒")
-    widest = max((len(visible(name)) for name in counts), default=0)
-    most = max((sum(numbers) for numbers in counts.values()), default=1)
-    legend = ", ".join(f"{shade} {part}" for shade, part in zip(shades, parts, strict=False))
-    log.info(f"{title} ({legend})")
-    for name, numbers in counts.items():
-        bar = "".join(
-            shade * round(40 * n / max(1, most)) for shade, n in zip(shades, numbers, strict=False)
-        )
-        detail = " + ".join(str(n) for n in numbers)
-        log.info(f"  {visible(name):<{widest}}  {bar} {detail}")
-
-
 class Progress:
     """A live bar on a terminal, a log record now and then elsewhere; a context manager.
 
@@ -279,75 +262,3 @@ def interrupted() -> None:
 def bug() -> None:
     """What to do with a traceback."""
     print(f"vitft: this is a bug in vitft {version('vitft')}; please report it", file=sys.stderr)
-
-
-def summary(
-    run: Path, figures: Mapping[str, Any], *, status: str = "finished", is_latest: bool = True
-) -> None:
-    """What a finished or stopped run came to, and what to do next."""
-    interrupted = status != "finished"
-    if interrupted:
-        folder = shlex.quote(visible(str(run)))
-        warn(f"{status}; what was done is kept: vitft finetune --resume {folder}")
-    if not figures:
-        return
-    low, high = figures["top1_interval"]
-    result(
-        f"accuracy {figures['top1']:.1%} (95 % interval {low:.1%} to {high:.1%}) on "
-        f"{figures['images']} validation images; always naming the largest class gives "
-        f"{figures['majority']:.1%}"
-    )
-    if figures["selected_on_validation"]:
-        note(
-            f"epoch {figures['best_epoch']} of {figures['epochs']} did best on the same images "
-            "that are counted here, so the figure is slightly optimistic"
-        )
-    say_calibration(figures.get("calibration"))
-    more = figures.get("cross_validation")
-    if more:
-        low, high = more["top1_interval"]
-        result(
-            f"cross-validated over {counted_of(more['images'], more['of'])} images: "
-            f"{more['top1']:.1%} ({low:.1%} to {high:.1%}); nearest neighbours alone: "
-            f"{figures['knn_top1']:.1%}"
-        )
-        gain = more["gain_from_twice"]
-        if gain is not None:
-            result(f"twice the images would give about {100 * gain:+.1f} points (extrapolated)")
-    spots = more["weak_spots"][:2] if more else weakest(figures["per_class"])
-    for spot in (spot for spot in spots if spot["recall"] < 1):
-        taken = f", taken most for {visible(spot['taken_for'])}" if spot.get("taken_for") else ""
-        result(f"weak spot: {visible(spot['class'])}, {spot['recall']:.1%} found{taken}")
-    result(f"run: {visible(str(run))}")
-    if not interrupted:
-        which = "" if is_latest else f" --run {shlex.quote(visible(str(run)))}"
-        note(f"next: vitft predict{which} IMAGE ...   or   vitft export --safetensors{which}")
-
-
-def say_calibration(calibration: Mapping[str, Any] | None) -> None:
-    """How far probabilities are from the truth, if a temperature was fitted to bring them there."""
-    if not calibration or calibration["temperature"] == 1:
-        return
-    low, high = calibration["ece_interval"]
-    result(
-        f"calibration error of the probabilities {calibration['ece']:.1%} (95 % interval {low:.1%} "
-        f"to {high:.1%}); {calibration['ece_before']:.1%} before calibration"
-    )
-
-
-def duration(seconds: float) -> str:
-    """`40 s`, `12 min` or `3.5 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def counted_of(some: int, total: int) -> str:
-    """`all 1,200`, or `20,000 of 53,000`."""
-    return f"all {total:,}" if some == total else f"{some:,} of {total:,}"
-
-
-def weakest(per_class: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The class found least often among the validation images."""
-    known = [{"class": n, "recall": row["recall"]} for n, row in per_class.items() if row["images"]]
-    return sorted(known, key=lambda spot: spot["recall"])[:1]

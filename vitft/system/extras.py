@@ -12,7 +12,7 @@ EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "parquet": ("pyarrow",),
-    "serve": ("fastapi", "uvicorn"),
+    "serve": ("fastapi", "uvicorn", "python_multipart"),
     "tensorboard": ("tensorboard",),
     "transformers": ("transformers",),
     "wandb": ("wandb",),

@@ -85,3 +85,15 @@ def whole_folder(path: Path) -> Iterator[Path]:
             temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def free_name(path: Path, *, suffix: str = "") -> Path:
+    """Return `path`, or the first of path-2, path-3, ... that does not exist.
+
+    Args:
+        path: The wanted path.
+        suffix: The end of its name that stays at the end, such as `.csv`.
+    """
+    stem = path.name.removesuffix(suffix)
+    names = [path, *(path.with_name(f"{stem}-{i}{suffix}") for i in range(2, 1000))]
+    return next(name for name in names if not name.exists())

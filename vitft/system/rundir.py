@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from vitft.system.errors import LockedError, RunError
-from vitft.system.files import write_atomically, writing
+from vitft.system.files import free_name, write_atomically, writing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -174,12 +174,6 @@ def writable(folder: Path) -> bool:
             return True
     except OSError:
         return False
-
-
-def free_name(path: Path) -> Path:
-    """`path`, or the first of path-2, path-3, ... that does not exist."""
-    names = [path, *(path.with_name(f"{path.name}-{i}") for i in range(2, 1000))]
-    return next(name for name in names if not name.exists())
 
 
 def create_run(path: Path) -> RunDir:

@@ -1,6 +1,11 @@
-"""Percentages, intervals, counts and lists as text, for messages, tables and pages."""
+"""Numbers, lists and rows as text, for messages, tables and pages."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
@@ -38,3 +43,32 @@ def listing(names: Iterable[str], most: int = 6) -> str:
     if len(every) > most + 1:
         every = [*every[:most], f"{len(every) - most:,} more"]
     return " and ".join([", ".join(every[:-1]), every[-1]]) if len(every) > 1 else "".join(every)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as `40 s`, `12 min` or `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def json_line(fields: Mapping[str, Any]) -> str:
+    """Return strict JSON on one line, in ASCII."""
+    return json.dumps(fields, allow_nan=False)
+
+
+def csv_line(cells: Sequence[object]) -> str:
+    """Return one CSV row without its line end, with formulas escaped (OWASP; CWE-1236)."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\r\n").writerow([escape_formula(str(c)) for c in cells])
+    return buffer.getvalue().removesuffix("\r\n")
+
+
+def escape_formula(cell: str) -> str:
+    """Prefix a cell that a spreadsheet would run as a formula with an apostrophe; keep numbers."""
+    if not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    with contextlib.suppress(ValueError):
+        float(cell)
+        return cell
+    return f"'{cell}"

@@ -15,7 +15,7 @@ from vitft.metrics.calibration import temperature_for
 from vitft.metrics.classification import evaluation, probabilities
 from vitft.metrics.results import Metrics, RunResults
 from vitft.models.checkpoint import Card, save_checkpoint
-from vitft.models.lora import fold_adapters, write_adapter
+from vitft.models.lora import merge_adapters, write_adapter
 from vitft.models.pretrained import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system.files import writing
@@ -116,7 +116,7 @@ def keep_best(run: RunDir, best: Best, card: Card) -> None:
     """Write the best weights so far and their figures, if there are any."""
     if best.epochs:
         best.restore()
-        best.adapter = fold_adapters(best.model)
+        best.adapter = merge_adapters(best.model)
         if best.extra is not None:
             best.figures = cast("RunResults", {**best.figures, **best.extra})
         keep_weights(run, best.model, card)

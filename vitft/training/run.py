@@ -58,9 +58,9 @@ from vitft.training.trackers import reach_trackers
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Result:
-    """What a run came to."""
+    """Outcome of a run: directory, metrics and exit status."""
 
     run: Path
     figures: RunResults
@@ -75,6 +75,10 @@ class Result:
     def interrupted(self) -> bool:
         """Whether the run ended before its training did."""
         return self.status != "finished"
+
+    def __repr__(self) -> str:
+        top1 = self.figures.get("top1")
+        return f"Result(run='{self.run}', status={self.status!r}, top1={top1})"
 
 
 def finetune(

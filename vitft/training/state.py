@@ -21,7 +21,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from vitft.data.split import Manifest
-from vitft.models.checkpoint import digest_of
+from vitft.models.checkpoint import state_digest
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, writing
 from vitft.system.rundir import RunDir
@@ -89,7 +89,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -
 
 def metadata_of(facts: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """The whole of a file's metadata, so that no byte of it can change unnoticed."""
-    return {"format": "pt", "facts": facts, "sha256": digest_of(facts, tensors)}
+    return {"format": "pt", "facts": facts, "sha256": state_digest(facts, tensors)}
 
 
 def read(path: Path) -> State | None:

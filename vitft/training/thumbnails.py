@@ -24,7 +24,14 @@ from vitft.data.loading import in_order
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform
 from vitft.models.vit import VisionTransformer
-from vitft.predict.validation import THUMBS, mistakes, read_json, read_verdicts, thumb_name, unsure
+from vitft.predict.validation import (
+    THUMBS,
+    least_confident,
+    mistakes,
+    read_json,
+    read_validation_predictions,
+    thumb_name,
+)
 from vitft.system import console
 from vitft.system.errors import ImageError, VitftError
 from vitft.system.files import writing
@@ -175,15 +182,15 @@ def chosen(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[Row]]:
 
     Each picture comes once.
     """
-    verdicts = read_verdicts(run)
+    verdicts = read_validation_predictions(run)
     wrong = mistakes(verdicts)[:MISTAKES]
     doubtful = suspects(read_json(run / "audit.json") or {})[:SUSPECTS]
-    sure = unsure(verdicts, per_class=UNSURE_PER_CLASS, most=UNSURE)
+    sure = least_confident(verdicts, per_class=UNSURE_PER_CLASS, most=UNSURE)
     by_path = {row.path: row for row in manifest.rows}
     paths = [v.path for v in wrong] + doubtful + [v.path for v in sure]
     rows = {by_path[path].sha256: by_path[path] for path in paths if path in by_path}
     place = {name: number for number, name in enumerate(manifest.classes)}
-    return {v.sha256: place[v.guess] for v in wrong[:LOOKED_AT]}, list(rows.values())
+    return {v.sha256: place[v.predicted] for v in wrong[:LOOKED_AT]}, list(rows.values())
 
 
 def suspects(audit: Mapping[str, Any]) -> list[str]:

@@ -389,13 +389,13 @@ def test_the_command_takes_a_known_name_from_another_address(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        pytest.param([], "nothing to fetch", id="nothing"),
+        pytest.param([], "no dataset given", id="nothing"),
         pytest.param(["flower_photo"], "did you mean flower_photos", id="near"),
-        pytest.param(["http://x/y.tgz"], "behind --url", id="an address as a name"),
+        pytest.param(["http://x/y.tgz"], "use --url for an address", id="an address as a name"),
         pytest.param(["--url", "ftp://x/y.tgz"], "is no address", id="ftp"),
         pytest.param(["--url", "http://127.0.0.1/"], "does not tell a name", id="no name"),
-        pytest.param(["flower_photos", "--sha256", "12"], "is no sha256", id="digest"),
-        pytest.param(["flower_photos", "--to", ".."], "is no folder to make", id="up"),
+        pytest.param(["flower_photos", "--sha256", "12"], "invalid --sha256", id="digest"),
+        pytest.param(["flower_photos", "--to", ".."], "invalid --to", id="up"),
     ],
 )
 def test_wrong_words_are_refused_before_anything_is_asked(words: list[str], said: str) -> None:

@@ -14,14 +14,14 @@ import transformers
 from timm.models import get_pretrained_cfg
 
 from vitft.models.pretrained import catalog, check_weights_name
-from vitft.models.pretrained.catalog import Entry
-from vitft.models.pretrained.locate import bundled, locate
-from vitft.models.registry import config_of
+from vitft.models.pretrained.catalog import CatalogEntry
+from vitft.models.pretrained.locate import bundled_file, locate
+from vitft.models.registry import architecture_config
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import WeightsError
 
-PUBLISHED = [entry for entry in catalog.entries() if entry.repo]
+PUBLISHED = [entry for entry in catalog.catalog_entries() if entry.repo]
 TIMMS = [entry for entry in PUBLISHED if entry.repo.startswith("timm/")]
 
 PARAMETERS = {
@@ -120,9 +120,9 @@ PARAMETERS = {
 """What each file holds, counted once with timm 1.0.31 or transformers 5.23."""
 
 
-def config_for(entry: Entry) -> ViTConfig:
+def config_for(entry: CatalogEntry) -> ViTConfig:
     return replace(
-        config_of(entry.architecture),
+        architecture_config(entry.architecture),
         num_classes=entry.num_classes,
         pre_logits=entry.pre_logits,
         **entry.options,
@@ -135,7 +135,7 @@ def count_theirs(name: str, repo: str) -> int:
     with torch.device("meta"):
         if repo.startswith("timm/"):
             return sum(p.numel() for p in timm.create_model(name).parameters())
-        config = config_of(catalog.find(name).architecture)
+        config = architecture_config(catalog.find_entry(name).architecture)
         fields = {
             "hidden_size": config.width,
             "num_hidden_layers": config.depth,
@@ -152,7 +152,7 @@ def test_every_row_has_a_parameter_count_and_every_count_a_row() -> None:
 
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
-def test_a_row_has_as_many_parameters_as_its_publishers_model(entry: Entry) -> None:
+def test_a_row_has_as_many_parameters_as_its_publishers_model(entry: CatalogEntry) -> None:
     with torch.device("meta"):
         ours = VisionTransformer(config_for(entry))
 
@@ -177,7 +177,7 @@ def test_no_plain_vit_or_hybrid_that_timm_publishes_in_these_families_is_missing
 
 
 @pytest.mark.parametrize("entry", TIMMS, ids=lambda entry: entry.name)
-def test_a_row_agrees_with_timms_configuration(entry: Entry) -> None:
+def test_a_row_agrees_with_timms_configuration(entry: CatalogEntry) -> None:
     theirs = get_pretrained_cfg(entry.name)
 
     assert theirs is not None
@@ -189,17 +189,17 @@ def test_a_row_agrees_with_timms_configuration(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("entry", TIMMS, ids=lambda entry: entry.name)
-def test_a_short_name_means_what_timm_means_by_it(entry: Entry) -> None:
+def test_a_short_name_means_what_timm_means_by_it(entry: CatalogEntry) -> None:
     short, _, tag = entry.name.partition(".")
     default = get_pretrained_cfg(short)
 
     is_default = default is not None and default.tag == tag
     assert (short in entry.aliases) == is_default
-    assert catalog.find(entry.repo) is entry
+    assert catalog.find_entry(entry.repo) is entry
 
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
-def test_a_row_names_an_architecture_that_can_be_built(entry: Entry) -> None:
+def test_a_row_names_an_architecture_that_can_be_built(entry: CatalogEntry) -> None:
     assert config_for(entry).image_size == entry.image_size
     assert entry.licence
     assert entry.data
@@ -216,12 +216,14 @@ def test_a_row_names_an_architecture_that_can_be_built(entry: Entry) -> None:
     ],
 )
 def test_a_tower_that_is_no_plain_vit_is_refused_with_the_reason(name: str, reason: str) -> None:
-    with pytest.raises(WeightsError, match=f"does not build {name}: .*{reason}"):
-        catalog.find(name)
+    with pytest.raises(WeightsError, match=f"does not support {name}: .*{reason}"):
+        catalog.find_entry(name)
 
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
-def test_a_licence_that_forbids_commerce_is_in_the_note_that_everybody_sees(entry: Entry) -> None:
+def test_a_licence_that_forbids_commerce_is_in_the_note_that_everybody_sees(
+    entry: CatalogEntry,
+) -> None:
     assert ("-nc" in entry.licence) == ("commercial use" in entry.note)
 
 
@@ -236,18 +238,18 @@ def test_a_licence_that_forbids_commerce_is_in_the_note_that_everybody_sees(entr
 def test_any_repository_of_the_hub_has_a_name(name: str, repo: str, revision: str) -> None:
     found = locate(name)
 
-    assert isinstance(found, Entry)
-    assert (found.repo, found.revision, found.is_foreign) == (repo, revision, True)
+    assert isinstance(found, CatalogEntry)
+    assert (found.repo, found.revision, found.is_hub_repository) == (repo, revision, True)
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:a", "hf:a/b/c", "hf:../b", "hf:a/b@", "hf:a/b@../x"])
 def test_what_is_no_repository_is_refused_without_a_network(name: str) -> None:
-    with pytest.raises(WeightsError, match=r"names no repository"):
+    with pytest.raises(WeightsError, match=r"invalid hub name"):
         check_weights_name(name)
 
 
 def test_the_headline_name_is_the_original_checkpoint_and_says_so() -> None:
-    entry = catalog.find("vit_base_patch16_224_in21k")
+    entry = catalog.find_entry("vit_base_patch16_224_in21k")
 
     assert entry.repo == "google/vit-base-patch16-224-in21k"
     assert entry.pre_logits
@@ -276,10 +278,10 @@ def test_names_are_checked_without_torch_and_without_the_hub_client() -> None:
 
 
 def test_weights_that_travel_with_vitft_are_missed_only_when_asked_for() -> None:
-    absent = Entry(name="gone", licence="apache-2.0", path="gone.safetensors")
+    absent = CatalogEntry(name="gone", licence="apache-2.0", path="gone.safetensors")
 
     with pytest.raises(WeightsError, match=r"missing from this installation.*gone\.safetensors"):
-        bundled(absent)
+        bundled_file(absent)
 
 
 @pytest.mark.parametrize(
@@ -288,9 +290,9 @@ def test_weights_that_travel_with_vitft_are_missed_only_when_asked_for() -> None
         pytest.param("missing.safetensors", "weights not found", id="missing file"),
         pytest.param("./vit_base", "weights not found", id="missing path"),
         pytest.param("model.onnx", "weights not found", id="missing file of another kind"),
-        pytest.param("notes.txt", "suffix '.txt'", id="wrong suffix"),
-        pytest.param("bare", "suffix 'none'", id="no suffix"),
-        pytest.param("empty", "without a model.safetensors", id="folder"),
+        pytest.param("notes.txt", "the suffix .txt", id="wrong suffix"),
+        pytest.param("bare", "no suffix", id="no suffix"),
+        pytest.param("empty", "no model.safetensors in", id="folder"),
         pytest.param("model.pth", "is a Python pickle", id="pickle"),
         pytest.param("  ", "is empty", id="no name"),
     ],

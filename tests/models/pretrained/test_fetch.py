@@ -18,7 +18,7 @@ from safetensors.torch import save
 from tests.conftest import random_timm
 from tests.models.pretrained.test_flavours import hf_folder
 from tests.support.hub_server import COMMIT, HubServer, Repo
-from vitft.models.pretrained.fetch import Bar, short
+from vitft.models.pretrained.hub import DownloadBar, first_line
 from vitft.system import console
 
 TOKEN = "hf_thisIsASecretThatNobodySees"
@@ -29,7 +29,7 @@ CONTENT = b"not a model, but content all the same" * 100
 FETCH = """
 import json, sys, time
 from vitft.system.errors import VitftError
-from vitft.models.pretrained.catalog import Entry
+from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained import fetch as module
 from vitft.models.pretrained.fetch import fetch
 
@@ -38,7 +38,7 @@ answers = {}
 for case, fields in json.loads(sys.argv[1]).items():
     start = time.perf_counter()
     try:
-        got = fetch(Entry(name=case, licence="", file="model.safetensors", **fields))
+        got = fetch(CatalogEntry(name=case, licence="", file="model.safetensors", **fields))
         answer = {"path": str(got.path), "revision": got.revision, "sha256": got.sha256}
     except VitftError as error:
         answer = {"problem": error.problem, "fix": error.fix, "code": error.exit_code}
@@ -120,11 +120,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SIZES = [len(CONTENT + f"{fault}1000000".encode()) for fault in ("shorter", "longer")]
 FIRST = "download of test/{}/model.safetensors failed: "
 REFUSED = {
-    "gated": "the publisher of test/gated asks for consent",
+    "gated": "the publisher of test/gated requires",
     "corrupt": "test/corrupt/model.safetensors is damaged: sha256",
     "wrong_etag": "test/wrong-etag/model.safetensors is damaged: sha256",
-    "shorter": FIRST.format("shorter") + f"{SIZES[0] - 10} bytes came instead of {SIZES[0]}",
-    "longer": FIRST.format("longer") + f"{SIZES[1] + 10} bytes came instead of {SIZES[1]}",
+    "shorter": FIRST.format("shorter") + f"received {SIZES[0] - 10} bytes instead of {SIZES[0]}",
+    "longer": FIRST.format("longer") + f"received {SIZES[1] + 10} bytes instead of {SIZES[1]}",
     "status": FIRST.format("status") + "status 503",
     "reset": FIRST.format("reset") + "[Errno 104] Connection reset",
     "html": "does not answer like a hub",
@@ -202,8 +202,8 @@ def test_the_token_goes_to_the_hub_and_nowhere_else(answers: Answers, hub: HubSe
 def test_a_token_in_a_librarys_message_is_not_repeated() -> None:
     error = ValueError(f"Illegal header value b'Bearer {TOKEN}\\n'")
 
-    assert TOKEN not in short(error)
-    assert "Illegal header" in short(error)
+    assert TOKEN not in first_line(error)
+    assert "Illegal header" in first_line(error)
 
 
 def test_nothing_damaged_stays_in_the_cache(answers: Answers, cache: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_blob_that_rotted_in_the_cache_is_fetched_again_once(
 def test_progress_is_counted_in_megabytes(capsys: pytest.CaptureFixture[str]) -> None:
     console.stderr.cache_clear()
 
-    with Bar(desc="model.safetensors", total=2_500_000) as bar:
+    with DownloadBar(desc="model.safetensors", total=2_500_000) as bar:
         bar.update(1_000_000)
         bar.update(1_500_000)
 

@@ -108,7 +108,7 @@ def test_statistics_come_from_the_user_then_the_file_then_nowhere(tmp_path: Path
     ("options", "mean", "why"),
     [
         pytest.param({}, 0.5, "0.5 assumed", id="nothing is known"),
-        pytest.param({"pre_logits": True}, 0.5, "as all of Google's", id="pre_logits"),
+        pytest.param({"pre_logits": True}, 0.5, "as in all of Google's", id="pre_logits"),
         pytest.param({"layer_scale": 1e-5}, 0.485, "with LayerScale or", id="DINOv2"),
         pytest.param({"distilled": True}, 0.485, "or distillation", id="distilled DeiT"),
     ],
@@ -127,7 +127,7 @@ def test_statistics_are_told_by_the_maker_where_only_one_makes_such_files(
 def test_one_mean_is_not_enough(tmp_path: Path) -> None:
     save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
 
-    with pytest.raises(UsageError, match=r"for 3 channels\n.*one number per channel"):
+    with pytest.raises(UsageError, match=r"has 3 channels\n.*one value per channel"):
         load_pretrained(tmp_path, mean=(0.5,), std=(0.5,))
 
 
@@ -148,6 +148,6 @@ def test_heads_that_nothing_states_are_said_to_be_assumed(tmp_path: Path) -> Non
     write_timm_config(tmp_path, model_args={"num_heads": 6})
     model, stated = load_pretrained(tmp_path)
 
-    assert unstated.notes == ("3 heads are assumed for a width of 192: nothing states them",)
+    assert unstated.notes == ("no file states the number of heads: assumed 3 for a width of 192",)
     assert stated.notes == ()
     assert model.config.heads == 6

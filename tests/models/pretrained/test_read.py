@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitft import load_pretrained
 from vitft.models.pretrained.convert import convert
-from vitft.models.pretrained.read import read
+from vitft.models.pretrained.read import read_weights
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import WeightsError
@@ -139,7 +139,7 @@ def test_a_damaged_or_hostile_file_is_one_sentence(
     (tmp_path / name).write_bytes(content)
 
     with pytest.raises(WeightsError, match=message) as caught:
-        read(tmp_path / name, allow_pickle=True)
+        read_weights(tmp_path / name, allow_pickle=True)
 
     assert "\n" not in caught.value.problem
     assert name in caught.value.problem
@@ -153,7 +153,7 @@ def test_code_in_a_pickle_is_named_and_not_run(
     torch.save({"weight": Evil()}, "evil.pth", _use_new_zipfile_serialization=zipped)
 
     with pytest.raises(WeightsError, match=r"refused: evil\.pth needs (posix|nt)\.system"):
-        read(Path("evil.pth"), allow_pickle=True)
+        read_weights(Path("evil.pth"), allow_pickle=True)
 
     assert not Path(MARKER).exists()
 
@@ -162,9 +162,9 @@ def test_a_pickle_is_read_only_when_allowed(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(1)}, tmp_path / "a.pth")
 
     with pytest.raises(WeightsError, match=r"is a Python pickle.*\n.*--allow-pickle"):
-        read(tmp_path / "a.pth")
+        read_weights(tmp_path / "a.pth")
 
-    assert read(tmp_path / "a.pth", allow_pickle=True).tensors.keys() == {"weight"}
+    assert read_weights(tmp_path / "a.pth", allow_pickle=True).tensors.keys() == {"weight"}
 
 
 def test_numbers_that_are_not_finite_are_counted(tmp_path: Path, state: dict[str, Tensor]) -> None:
@@ -172,16 +172,16 @@ def test_numbers_that_are_not_finite_are_counted(tmp_path: Path, state: dict[str
     save_file(state, tmp_path / "a.safetensors")
 
     with pytest.raises(WeightsError, match=r"tensor norm\.weight has 3 values that are not finite"):
-        read(tmp_path / "a.safetensors")
+        read_weights(tmp_path / "a.safetensors")
 
 
 def test_a_known_digest_is_compared(tmp_path: Path, state: dict[str, Tensor]) -> None:
     save_file(state, tmp_path / "a.safetensors")
-    digest = read(tmp_path / "a.safetensors").sha256
+    digest = read_weights(tmp_path / "a.safetensors").sha256
 
-    read(tmp_path / "a.safetensors", sha256=digest)
+    read_weights(tmp_path / "a.safetensors", sha256=digest)
     with pytest.raises(WeightsError, match=f"has the sha256 {digest}, not 00ff"):
-        read(tmp_path / "a.safetensors", sha256="00ff")
+        read_weights(tmp_path / "a.safetensors", sha256="00ff")
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
@@ -269,7 +269,7 @@ def deep(levels: int) -> str:
         pytest.param('{"pretrained_cfg": {"mean": 5, "std": 5}}', "mean is 5", id="mean"),
         pytest.param('{"mean": [NaN, 0, 0], "std": [1, 1, 1]}', "mean is", id="NaN"),
         pytest.param('{"mean": [0, 0, 0], "std": [0, 1, 1]}', "cannot normalise", id="zero std"),
-        pytest.param('{"mean": [0, 0], "std": [1, 1]}', "2 channel means", id="two channels"),
+        pytest.param('{"mean": [0, 0], "std": [1, 1]}', "for 2 channels", id="two channels"),
         pytest.param('{"crop_pct": 7}', "the crop is 7", id="crop"),
         pytest.param('{"interpolation": "magic"}', "interpolation is magic", id="filter"),
         pytest.param('{"label_names": {"a": "b"}}', "label_names is", id="labels"),
@@ -297,5 +297,5 @@ def test_what_a_config_claims_about_shapes_is_only_believed_if_the_tensors_agree
 
     assert model.config == CONFIG
     assert report.classes == ()
-    assert any("(8192, 8192) does not fit" in note for note in report.notes)
-    assert any("names 2 classes, the head has 7" in note for note in report.notes)
+    assert any("(8192, 8192) does not match" in note for note in report.notes)
+    assert any("names 2 classes, but the head has 7" in note for note in report.notes)

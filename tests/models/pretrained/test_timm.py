@@ -56,14 +56,16 @@ def test_the_digits_in_the_name_of_a_published_file_are_those_of_its_digest(tmp_
 def test_a_head_behind_pre_logits_is_not_kept_without_them(tmp_path: Path) -> None:
     save_file(random_weights(replace(CONFIG, pre_logits=True)), tmp_path / "model.safetensors")
 
-    with pytest.raises(WeightsError, match=r"trained behind pre_logits.*\n.*give num_classes"):
+    with pytest.raises(
+        WeightsError, match=r"only works together with its pre_logits.*\n.*give num_classes"
+    ):
         load_pretrained(tmp_path)
 
 
 def test_pre_logits_that_are_not_there_cannot_be_kept(tmp_path: Path) -> None:
     save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
 
-    with pytest.raises(WeightsError, match=r"has no pre_logits to keep.*\n.*in21k"):
+    with pytest.raises(WeightsError, match=r"has no pre_logits layer to keep.*\n.*in21k"):
         load_pretrained(tmp_path, num_classes=5, pre_logits="keep")
 
 

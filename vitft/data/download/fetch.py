@@ -8,13 +8,14 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from vitft.data.download.archive import unpack
 from vitft.data.download.entries import ArchiveLimits
-from vitft.data.download.registry import Archive
+from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
 from vitft.data.download.resumable import DownloadLimits, download_file, remove_part
 from vitft.data.download.web_image import is_url
 from vitft.data.folder import Folder, scan
@@ -238,3 +239,45 @@ def folder_name(url: str) -> str:
     if not name:
         raise UsageError(f"the address {url} has no file name", fix="name a folder with --to DIR")
     return name
+
+
+def select_archive(
+    name: str | None,
+    *,
+    url: str | None = None,
+    folder: str | None = None,
+    sha256: str | None = None,
+) -> Archive:
+    """Return the archive to download: a known one, also from another address, or any address.
+
+    Args:
+        name: Name of a known archive.
+        url: Address of the archive; default: the published one.
+        folder: Name of the folder to create; default: from the name or the address.
+        sha256: Expected digest, in hexadecimal.
+
+    Raises:
+        UsageError: The name is unknown, the address or the digest invalid, or both are missing.
+    """
+    names = ", ".join(KNOWN_ARCHIVES)
+    if name is None and url is None:
+        raise UsageError("no dataset given", fix=f"give a name ({names}), or an address with --url")
+    if name is not None and name not in KNOWN_ARCHIVES:
+        near = get_close_matches(name, KNOWN_ARCHIVES, n=1)
+        also = "use --url for an address" if ":" in name else f"known datasets: {names}"
+        raise UsageError(
+            f"unknown dataset {name!r}",
+            fix=f"did you mean {near[0]}?" if near else f"{also}; --url accepts any archive",
+        )
+    if url is not None:
+        check_address(url)
+    if name is not None:
+        archive = replace(KNOWN_ARCHIVES[name], url=url or KNOWN_ARCHIVES[name].url)
+    else:
+        assert url is not None
+        archive = Archive(name=folder or folder_name(url), url=url)
+    if sha256 is None:
+        return archive
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256.lower()):
+        raise UsageError(f"invalid --sha256 {sha256!r}", fix="use 64 hexadecimal digits")
+    return replace(archive, sha256=sha256.lower())

@@ -1,20 +1,24 @@
-"""Pretrained weights: from a name or a file of any flavour to our model and a report.
+"""Pretrained weights: from a name or a file of any flavour to a model and a report.
 
-    locate   what the user typed -> a catalogue row or a file        (no torch)
-    catalog  the rows of weights/catalog.toml                        (no torch)
-    fetch    a row, or any hub repository -> a verified file
-    read     a file -> tensors, nothing of it executed
-    convert  foreign names and layouts -> ours
-    beside   what a config.json next to the file says
-    source   all of the above: a file understood and checked
-    adapt    another class count, image size, patch size, channels, pooling
-    load     `load_pretrained`: into our own model
-    through_timm   timm:NAME, any model of timm
-    backbone `load_backbone`: either of the two
-    inspect  what a file is, and what loading it would do
-    report   what became of each part, for people and for the run
+The steps, in order:
+    locate    the name or path -> a catalogue entry or a file     (without torch)
+    fetch     a catalogue entry or hub repository -> a verified file
+    read      a file -> tensors; nothing in it is executed
+    convert   tensor names and layouts of other tools -> vitft's
+    infer     tensor shapes -> the architecture
+    adapt     another class count, image size, patch size, channel count or pooling
+    load      all of it: `load_pretrained`, and `load_backbone` for timm models as well
 
-The model knows none of this. What needs torch is imported on first use.
+What they use:
+    catalog       entries of weights/catalog.toml                 (without torch)
+    hub           huggingface_hub with readable errors
+    sidecar       facts from the config.json next to a weight file
+    weights       `open_pretrained`: locate to infer, giving checked `PretrainedWeights`
+    timm_weights  timm:NAME, any timm model
+    report        `LoadReport`: what was loaded, dropped and resized
+    inspect       what a file contains and what loading it would do
+
+Modules that import torch are imported on first use.
 """
 
 import importlib
@@ -27,16 +31,13 @@ if TYPE_CHECKING:
     from vitft.models.pretrained.load import load_pretrained as load_pretrained
     from vitft.models.pretrained.report import LoadReport as LoadReport
 
-HOMES = {
-    "LoadReport": "vitft.models.pretrained.report",
-    "load_backbone": "vitft.models.pretrained.load",
-    "load_pretrained": "vitft.models.pretrained.load",
-}
+LAZY_IMPORTS = {"LoadReport": "report", "load_backbone": "load", "load_pretrained": "load"}
+"""Modules of this package that define the names imported on first use."""
 
 __all__ = ["LoadReport", "check_weights_name", "load_backbone", "load_pretrained"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name not in HOMES:
+    if name not in LAZY_IMPORTS:
         raise AttributeError(f"module 'vitft.models.pretrained' has no attribute {name!r}")
-    return getattr(importlib.import_module(HOMES[name]), name)
+    return getattr(importlib.import_module(f"{__name__}.{LAZY_IMPORTS[name]}"), name)

@@ -133,11 +133,36 @@ def adapt(
     return Adapted(tensors=result, loaded=loaded, dropped=tuple(dropped), notes=tuple(notes))
 
 
-def undistilled(config: ViTConfig) -> ViTConfig:
+def without_distillation(config: ViTConfig) -> ViTConfig:
     """The same model for a new head: the distillation token, whose head is gone, as a register."""
     if not config.distilled:
         return config
     return replace(config, distilled=False, registers=config.registers + 1)
+
+
+def adapt_statistics(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Return channel statistics for another number of channels, as `fit_channels` for kernels."""
+    if channels == 1 and len(values) > 1:
+        return (sum(values) / len(values),)
+    return tuple(values[i % len(values)] for i in range(channels))
+
+
+def check_statistics(
+    mean: tuple[float, ...] | None, std: tuple[float, ...] | None, channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Return mean and std as given by the user; None if neither is given.
+
+    Raises:
+        UsageError: Only one of them is given, or not one value per channel.
+    """
+    if mean is None and std is None:
+        return None
+    if mean is None or std is None or len(mean) != channels:
+        raise UsageError(
+            f"mean is {mean} and std is {std}, but the model has {channels} channels",
+            fix="give both, with one value per channel, e.g. --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5",
+        )
+    return tuple(mean), tuple(std)
 
 
 def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, wanted: ViTConfig) -> list[str]:

@@ -1,6 +1,6 @@
-"""The weights that vitft knows by name: the rows of `weights/catalog.toml`.
+"""The catalogue of pretrained weights: the entries of `weights/catalog.toml`.
 
-Nothing here imports torch, so that a wrong name is reported at once; fetching is in `fetch`.
+Does not import torch, so that a wrong name is reported at once. `fetch` downloads the files.
 """
 
 import fnmatch
@@ -17,60 +17,61 @@ from vitft.system.resources import resource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One set of published weights, and what must be known to use it."""
+class CatalogEntry:
+    """One set of published weights and what is needed to use it."""
 
     name: str
     licence: str
     architecture: str = ""
-    """Name that `vitft.create_model` builds; empty where the file itself says it."""
+    """Name for `vitft.create_model`; empty if the file states its architecture."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `ViTConfig` in which the model differs from its architecture's."""
+    """Fields of `ViTConfig` in which the model differs from that architecture."""
     data: str = ""
-    """What the weights were trained on, the last step last."""
+    """Training data, in the order of training."""
     repo: str = ""
-    """Repository on the hub, owner/name; empty for a file that comes with vitft."""
+    """Hub repository, owner/name; empty for a file that is part of vitft."""
     file: str = ""
     """File in the repository."""
     revision: str = "main"
     path: str = ""
-    """File beside the catalogue, instead of `repo` and `file`."""
+    """File in the folder of the catalogue, instead of `repo` and `file`."""
     image_size: tuple[int, int] = (224, 224)
     """Height and width in pixels that the weights were trained at."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     crop: float = CROP
-    """Share of the resized image's side that the centre crop keeps."""
+    """Fraction of the resized image's side that the centre crop keeps."""
     interpolation: str = "bicubic"
     num_classes: int = 0
-    """Outputs of the head in the file; 0 when it has none."""
+    """Outputs of the head in the file; 0 if it has none."""
     pre_logits: bool = False
-    """Whether the file holds the Linear + Tanh in front of the head."""
+    """Whether the file contains the Linear + Tanh in front of the head."""
     aliases: tuple[str, ...] = ()
     note: str = ""
-    """What a user should be told when these weights are loaded."""
+    """Remark to show when these weights are loaded."""
     sha256: str = ""
-    """Of the file, where its publisher states it; else the digest that the hub states counts."""
+    """Digest of the file if its publisher states one; otherwise the digest announced by the hub is
+    used."""
     was: str = ""
-    """File name under which older tools know the same weights."""
+    """File name of the same weights in older tools."""
 
     @property
-    def is_foreign(self) -> bool:
-        """Whether this is any repository of the hub (hf:owner/name), of which nothing is known."""
+    def is_hub_repository(self) -> bool:
+        """Whether this is an arbitrary hub repository (hf:owner/name)."""
         return self.name.startswith("hf:")
 
     @property
-    def is_of_timm(self) -> bool:
-        """Whether timm builds the model (timm:NAME), and tells what is known of it."""
+    def is_timm(self) -> bool:
+        """Whether timm builds the model (timm:NAME) and describes it."""
         return self.name.startswith("timm:")
 
     @property
     def size(self) -> str:
-        """Tiny, small, base, large or huge; empty where the file itself says it."""
+        """Size: tiny, small, base, large or huge; empty if only the file states it."""
         return self.architecture.split("_")[1] if self.architecture else ""
 
     def lines(self) -> list[str]:
-        """What is known without fetching the file, one fact a line, for a console."""
+        """Return what is known without fetching the file, one fact per line."""
         head = f"{self.num_classes} classes" if self.num_classes else "none in the file"
         rows = {
             "name": self.name,
@@ -84,10 +85,10 @@ class Entry:
             "head": "" if self.path else head,
             "pre_logits": "yes" if self.pre_logits else "" if self.path else "no",
             "pixels": ""
-            if self.path  # the file's own card tells
+            if self.path  # stated in the file's own card
             else f"{self.image_size[0]}x{self.image_size[1]}, {self.interpolation}, crop "
             f"{self.crop}, mean {self.mean}, std {self.std}",
-            "sha256": self.sha256 or ("as the hub states it" if self.repo else ""),
+            "sha256": self.sha256 or ("as stated by the hub" if self.repo else ""),
             "formerly": self.was,
             "note": self.note,
         }
@@ -95,70 +96,95 @@ class Entry:
 
 
 @functools.cache
-def entries() -> tuple[Entry, ...]:
-    """All rows of the catalogue, in its order."""
-    text = (resource("weights") / "catalog.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
-    return tuple(entry_of(row, table["family"]) for row in table["weights"])
+def read_catalog() -> Mapping[str, Any]:
+    """Return the content of catalog.toml."""
+    return tomllib.loads((resource("weights") / "catalog.toml").read_text(encoding="utf-8"))
 
 
-def entry_of(row: Mapping[str, Any], families: Mapping[str, Any]) -> Entry:
-    """A row, completed by what its family has in common."""
+@functools.cache
+def catalog_entries() -> tuple[CatalogEntry, ...]:
+    """Return all entries of the catalogue, in its order."""
+    table = read_catalog()
+    return tuple(parse_entry(row, table["family"]) for row in table["weights"])
+
+
+def parse_entry(row: Mapping[str, Any], families: Mapping[str, Any]) -> CatalogEntry:
+    """Return an entry of the catalogue, completed by the settings of its family."""
     fields: dict[str, Any] = {**families[row["family"]], **row}
     del fields["family"]
     fields["options"] = {**families[row["family"]].get("options", {}), **row.get("options", {})}
     pairs: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     if pairs.get("repo", "").startswith("timm/"):
         pairs["aliases"] = (*pairs.get("aliases", ()), pairs["repo"])
-    return Entry(**pairs)
+    return CatalogEntry(**pairs)
 
 
 @functools.cache
 def refusals() -> Mapping[str, str]:
-    """Patterns of names that people look for and vitft does not build, with the reason."""
-    text = (resource("weights") / "catalog.toml").read_text(encoding="utf-8")
-    refused: Mapping[str, str] = tomllib.loads(text)["refused"]
+    """Return patterns of well-known names that vitft does not support, each with the reason."""
+    refused: Mapping[str, str] = read_catalog()["refused"]
     return refused
 
 
 def names() -> tuple[str, ...]:
-    """Every name and alias, in the catalogue's order."""
-    return tuple(by_name())
+    """Return every name and alias, in the order of the catalogue."""
+    return tuple(entries_by_name())
 
 
-def known(name: str) -> bool:
-    """Whether the catalogue has this name or alias."""
-    return name in by_name()
+def is_known(name: str) -> bool:
+    """Return whether the catalogue contains this name or alias."""
+    return name in entries_by_name()
 
 
-def find(name: str) -> Entry:
-    """The row called `name`, or one of whose aliases it is.
+def find_entry(name: str) -> CatalogEntry:
+    """Return the entry with this name or alias.
 
     Raises:
-        WeightsError: No such name; the five nearest ones are named.
+        WeightsError: There is no such name; contains the five most similar ones.
     """
-    rows = by_name()
+    rows = entries_by_name()
     if name not in rows:
         for pattern, reason in refusals().items():
             if fnmatch.fnmatchcase(name.removeprefix("timm/"), pattern):
                 raise WeightsError(
-                    f"vitft does not build {name}: {reason}",
-                    fix="vitft weights list shows what it builds",
+                    f"vitft does not support {name}: {reason}",
+                    fix="choose a name from `vitft weights list`",
                 )
         near = get_close_matches(name, rows, n=5, cutoff=0)
         raise WeightsError(
-            f"no weights are called {name!r}",
-            fix=f"the nearest names: {', '.join(near)}; or give the path of a weight file",
+            f"unknown weights {name!r}",
+            fix=f"similar names: {', '.join(near)}; or give the path of a weight file",
         )
     return rows[name]
 
 
 @functools.cache
-def by_name() -> Mapping[str, Entry]:
-    """Rows under their names and all their aliases."""
-    rows: dict[str, Entry] = {}
-    for entry in entries():
+def entries_by_name() -> Mapping[str, CatalogEntry]:
+    """Return the entries by their names and all their aliases."""
+    rows: dict[str, CatalogEntry] = {}
+    for entry in catalog_entries():
         for name in (entry.name, *entry.aliases):
             assert name not in rows, f"catalog.toml gives {name} twice"
             rows[name] = entry
     return rows
+
+
+def select_entries(
+    *, size: str | None = None, licence: str | None = None, data: str | None = None
+) -> list[CatalogEntry]:
+    """Return the entries that match all filters.
+
+    Args:
+        size: tiny, small, base, large or huge.
+        licence: A licence such as apache-2.0, or `commercial` for all without a -nc clause.
+        data: Part of the name of the training data, such as 21k.
+    """
+    wanted = licence.lower() if licence else None
+    return [
+        entry
+        for entry in catalog_entries()
+        if (not size or entry.size == size)
+        and (wanted != "commercial" or "-nc" not in entry.licence)
+        and (wanted in (None, "commercial") or entry.licence == wanted)
+        and (not data or data.lower() in entry.data)
+    ]

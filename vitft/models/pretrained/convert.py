@@ -150,9 +150,9 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
     heads: int | None = None
     idle = tuple(f"{n} {tuple(names.pop(n).shape)}" for n in IDLE if n in names)
     if flavour == "hf":
-        names = from_hf(names)
+        names = convert_hf(names)
     elif flavour == "npz":
-        names, heads = from_npz(names)
+        names, heads = convert_npz(names)
     names = fold_class_position(names)
     refuse_unmapped(name for name in names if not OURS.fullmatch(name))
     return Converted(flavour=flavour, tensors=in_float32(names), heads=heads, dropped=idle)
@@ -196,9 +196,9 @@ def flavour_of(names: Iterable[str]) -> Flavour:
     )
 
 
-def from_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def convert_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Hugging Face's ViT, under the names of its files or of transformers >= 5 in memory."""
-    return fuse_qkv(renamed(tensors, hf_name))
+    return fuse_qkv(rename_all(tensors, hf_name))
 
 
 def hf_name(name: str) -> str | None:
@@ -216,10 +216,10 @@ def hf_name(name: str) -> str | None:
     return f"blocks.{int(block[1])}.{ours}.{leaf}" if block else f"{ours}.{leaf}"
 
 
-def from_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
+def convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
     """Google's layout: kernels are transposed, heads are axes; also the number of heads."""
     tensors = {re.sub(r"^(params/img|params|opt/target)/", "", n): t for n, t in tensors.items()}
-    names = renamed(unstacked(tensors), npz_name)
+    names = rename_all(unstacked(tensors), npz_name)
     queries = [t for n, t in names.items() if n.endswith("attn.q.weight") and t.ndim == 3]
     heads = queries[0].shape[1] if queries else None  # kernels of q, k, v are (D, H, K)
     if not any("backbone.stages" in name for name in names):  # timm's name of a root alone
@@ -272,7 +272,9 @@ def from_flax(name: str, array: Tensor) -> Tensor:
     return array
 
 
-def renamed(tensors: Mapping[str, Tensor], rule: Callable[[str], str | None]) -> dict[str, Tensor]:
+def rename_all(
+    tensors: Mapping[str, Tensor], rule: Callable[[str], str | None]
+) -> dict[str, Tensor]:
     """Every tensor under the name that `rule` gives it."""
     pairs = [(name, rule(name)) for name in tensors]
     refuse_unmapped(name for name, ours in pairs if ours is None)

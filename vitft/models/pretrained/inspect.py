@@ -1,71 +1,74 @@
-"""What a weight file is, and what would become of it: told without training or saving anything."""
+"""Inspect pretrained weights: what a file contains and what loading it would do.
+
+Nothing is trained or written.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.models.pretrained.adapt import Adapted, PosEmbed, adapt, undistilled
-from vitft.models.pretrained.load import positions_of
-from vitft.models.pretrained.report import joined
-from vitft.models.pretrained.source import Source, open_source
-from vitft.models.registry import describe
-from vitft.models.vit_config import as_pair
+from vitft.models.pretrained.adapt import Adapted, PosEmbed, adapt
+from vitft.models.pretrained.load import describe_positions, target_config
+from vitft.models.pretrained.report import format_numbers
+from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
+from vitft.models.registry import describe_vit
 from vitft.system.errors import UsageError
 
-NAMES = {
+FLAVOUR_NAMES = {
     "timm": "timm's names",
     "hf": "Hugging Face's names",
     "npz": "Google's layout",
-    "vitft": "vitft's own, with a card",
+    "vitft": "a vitft checkpoint",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """A file understood, and what loading it for a given task would do."""
+    """Content of a weight file, and what loading it for a given task would do."""
 
-    source: Source
+    weights: PretrainedWeights
     adapted: Adapted | None
-    """None unless a class count or an image size was asked about."""
+    """None if neither a class count nor an image size was given."""
     resized: str
-    """What would become of the positions."""
+    """How the positions would be resampled."""
     new: tuple[str, ...]
-    """Tensors that would start afresh, with shapes."""
+    """Tensors that would be initialised, each with its shape."""
 
     def lines(self) -> list[str]:
-        """For a console, one fact a line."""
-        told = [f"{key + ':':<12}{value}" for key, value in self.facts().items()]
-        told += [f"{'note:':<12}{note}" for note in self.source.notes]
+        """Return the result for a terminal, one fact per line."""
+        lines = [f"{key + ':':<12}{value}" for key, value in self.facts().items()]
+        lines += [f"{'note:':<12}{note}" for note in self.weights.notes]
         if self.adapted is None:
-            return told
+            return lines
         rows = {
             "kept": f"{self.adapted.loaded} tensors",
             "dropped": ", ".join(self.adapted.dropped) or "nothing",
             "new": ", ".join(self.new) or "nothing",
             "resized": self.resized,
         }
-        told += [f"would be {key + ':':<9}{value}" for key, value in rows.items()]
-        return told + [f"would note:        {note}" for note in self.adapted.notes]
+        lines += [f"would be {key + ':':<9}{value}" for key, value in rows.items()]
+        return lines + [f"would note:        {note}" for note in self.adapted.notes]
 
     def facts(self) -> Mapping[str, str]:
-        """What is in the file."""
-        source, config = self.source, self.source.architecture
-        transform = source.transform
+        """Return what is in the file."""
+        weights, config = self.weights, self.weights.architecture
+        transform = weights.transform
         rows, columns = config.grid
         prefix = config.num_prefix if config.prefix_positions else 0
-        count = sum(tensor.numel() for tensor in source.tensors.values())
+        count = sum(tensor.numel() for tensor in weights.tensors.values())
         return {
-            "file": source.origin,
-            "sha256": source.provenance.get("sha256", ""),
-            "flavour": NAMES[source.flavour],
-            "model": f"{describe(config)}, {count:,} parameters",
-            "head": head_of(source),
+            "file": weights.origin,
+            "sha256": weights.provenance.get("sha256", ""),
+            "flavour": FLAVOUR_NAMES[weights.flavour],
+            "model": f"{describe_vit(config)}, {count:,} parameters",
+            "head": describe_head(weights),
             "pre_logits": "yes" if config.pre_logits else "no",
             "positions": f"{rows}x{columns} patches and {prefix} of other tokens",
-            "pixels": f"mean {joined(transform.mean)}, std {joined(transform.std)}, "
-            f"{transform.interpolation}, {transform.fit} {transform.crop:g}: "
-            f"{source.statistics_source}",
-            "unused": ", ".join(source.dropped) or "nothing",
+            "pixels": f"mean {format_numbers(transform.mean)}, std "
+            f"{format_numbers(transform.std)}, {transform.interpolation}, "
+            f"{transform.fit} {transform.crop:g}: "
+            f"{weights.statistics_source}",
+            "unused": ", ".join(weights.dropped) or "nothing",
         }
 
 
@@ -77,49 +80,47 @@ def inspect(
     pos_embed: PosEmbed = "bicubic",
     allow_pickle: bool = False,
 ) -> Inspection:
-    """Read a file and say what it is; with `classes` or `image_size`, what loading would do.
+    """Read weights and describe them; with `classes` or `image_size`, also what loading would do.
 
     Raises:
-        WeightsError: Not found, refused, damaged, or not the weights of a ViT that we can build.
-        UsageError: The image size is no multiple of the patches.
+        WeightsError: Not found, refused, damaged, or not the weights of a supported ViT.
+        UsageError: The image size is not a multiple of the patch size.
     """
-    source = open_source(name_or_path, allow_pickle=allow_pickle)
+    weights = open_pretrained(name_or_path, allow_pickle=allow_pickle)
     if classes is None and image_size is None:
-        return Inspection(source=source, adapted=None, resized="", new=())
-    built = source.architecture
+        return Inspection(weights=weights, adapted=None, resized="", new=())
+    source = weights.architecture
     try:
-        wanted = replace(
-            built if classes is None else undistilled(built),
-            num_classes=built.num_classes if classes is None else classes,
-            image_size=built.image_size if image_size is None else as_pair(image_size),
-            pre_logits=built.pre_logits and classes is None,
+        target = target_config(
+            source, classes, image_size, pre_logits=source.pre_logits and classes is None
         )
     except UsageError as error:
-        raise UsageError(f"{source.name}: {error.problem}", fix=error.fix) from error
+        raise UsageError(f"{weights.name}: {error.problem}", fix=error.fix) from error
     adapted = adapt(
-        source.tensors, built, wanted, new_head=classes is not None, pos_embed=pos_embed
+        weights.tensors, source, target, new_head=classes is not None, pos_embed=pos_embed
     )
-    fresh = tuple(
+    new = tuple(
         f"{name} {tuple(tensor.shape)}"
         for name, tensor in adapted.tensors.items()
-        if name.startswith(("head.", "head_dist.")) and tensor is not source.tensors.get(name)
+        if name.startswith(("head.", "head_dist.")) and tensor is not weights.tensors.get(name)
     )
-    resized = positions_of(built, wanted, pos_embed)
+    positions = describe_positions(source, target, pos_embed)
     return Inspection(
-        source=source,
+        weights=weights,
         adapted=adapted,
-        resized="nothing" if resized.endswith("as loaded") else f"pos_embed {resized}",
-        new=fresh,
+        resized="nothing" if source.grid == target.grid else f"pos_embed {positions}",
+        new=new,
     )
 
 
-def head_of(source: Source) -> str:
-    """The head in the file, in words."""
-    head = source.tensors.get("head.weight")
+def describe_head(weights: PretrainedWeights) -> str:
+    """Describe the classification head in the file."""
+    head = weights.tensors.get("head.weight")
     if head is None:
         return "none"
-    names = f" ({', '.join(source.classes[:3])}, ...)" if source.classes else ""
-    said = f"{head.shape[0]} classes{names}"
+    names = f" ({', '.join(weights.classes[:3])}, ...)" if weights.classes else ""
+    described = f"{head.shape[0]} classes{names}"
     if not bool(head.any()):
-        return f"{said}, all zeros: it tells nothing"
-    return f"{said}; unusable here: {source.foreign_head}" if source.foreign_head else said
+        return f"{described}, all zeros (untrained)"
+    reason = weights.unusable_head
+    return f"{described}; unusable here: {reason}" if reason else described

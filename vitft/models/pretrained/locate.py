@@ -1,6 +1,6 @@
-"""From what the user typed to one catalogue row or one file, before anything is read.
+"""Resolve what the user typed to a catalogue entry or a weight file, before anything is read.
 
-Nothing here imports torch, so that a wrong name or path is reported at once.
+Does not import torch, so that a wrong name or path is reported at once.
 """
 
 import os
@@ -8,80 +8,85 @@ import re
 from pathlib import Path
 
 from vitft.models.pretrained import catalog
-from vitft.models.pretrained.catalog import Entry
+from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.system.errors import WeightsError
 from vitft.system.resources import resource
 
-PICKLES = (".pth", ".pt", ".bin")
-SUFFIXES = (".safetensors", ".npz", *PICKLES)
-HUB = re.compile(r"hf:(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w][\w./-]*))?", re.ASCII)
+PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
+WEIGHT_SUFFIXES = (".safetensors", ".npz", *PICKLE_SUFFIXES)
+HUB_NAME = re.compile(
+    r"hf:(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w][\w./-]*))?", re.ASCII
+)
 """hf:owner/name or hf:owner/name@revision."""
-TIMM = re.compile(r"timm:[a-z0-9_]{1,100}(\.[\w-]{1,100})?", re.ASCII)
+TIMM_NAME = re.compile(r"timm:[a-z0-9_]{1,100}(\.[\w-]{1,100})?", re.ASCII)
 """timm:architecture or timm:architecture.tag."""
-ACCEPTED = ".safetensors, .npz (Google's), or .pth, .pt, .bin with --allow-pickle"
+READABLE_KINDS = ".safetensors, .npz (Google's), or .pth, .pt, .bin with --allow-pickle"
 
 
 def check_weights_name(name_or_path: str | Path, *, allow_pickle: bool = True) -> None:
-    """Refuse, without torch and without the network, what `load_pretrained` cannot load.
+    """Check, without torch and without the network, that `load_pretrained` could load this.
 
     Args:
-        name_or_path: A name of the catalogue, hf:owner/name, timm:NAME, a weight file, or a folder
-            with one.
-        allow_pickle: False also refuses files that could only be read with `--allow-pickle`.
+        name_or_path: A catalogue name, hf:owner/name, timm:NAME, a weight file, or a folder that
+            contains one.
+        allow_pickle: False also refuses files that can only be read with `--allow-pickle`.
 
     Raises:
-        WeightsError: Unknown name, missing file, or a file of another kind.
+        WeightsError: Unknown name, missing file, or an unsupported kind of file.
     """
     found = locate(name_or_path)
-    if isinstance(found, Entry):
+    if isinstance(found, CatalogEntry):
         if found.path:
-            bundled(found)
+            bundled_file(found)
     elif not allow_pickle:
         check_pickle(found, allowed=False)
 
 
-def locate(name_or_path: str | Path) -> Entry | Path:
-    """The catalogue row or the weight file that is meant; a name of the catalogue wins.
+def locate(name_or_path: str | Path) -> CatalogEntry | Path:
+    """Return the catalogue entry or the weight file; a catalogue name takes precedence over a file.
 
     Raises:
-        WeightsError: Unknown name, missing file, or a file of another kind.
+        WeightsError: Unknown name, missing file, or an unsupported kind of file.
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
-    if isinstance(name_or_path, str) and catalog.known(name):
-        return catalog.find(name)
+    if isinstance(name_or_path, str) and catalog.is_known(name):
+        return catalog.find_entry(name)
     if isinstance(name_or_path, str) and name.startswith("hf:"):
-        return on_the_hub(name)
+        return parse_hub_name(name)
     if isinstance(name_or_path, str) and name.startswith("timm:"):
-        return of_timm(name)
+        return parse_timm_name(name)
     if not name.strip():
-        raise WeightsError("the name of the weights is empty", fix="give a name or a file")
+        raise WeightsError(
+            "the name of the weights is empty",
+            fix="give a name (see `vitft weights list`) or a file",
+        )
     if path.is_dir():
-        return file_in(path)
+        return weights_in_folder(path)
     if path.exists():
-        return usable(path)
+        return check_weight_file(path)
     if looks_like_path(name_or_path):
         raise WeightsError(
             f"weights not found: {path}",
-            fix="check the path; names such as vit_base_patch16_224_in21k need no file",
+            fix="check the path, or choose a name from `vitft weights list`",
         )
-    return catalog.find(name)  # unknown: the error names the nearest ones
+    return catalog.find_entry(name)  # raises an error with similar names
 
 
-def on_the_hub(name: str) -> Entry:
-    """Any repository of the hub as a row that knows nothing but its place.
+def parse_hub_name(name: str) -> CatalogEntry:
+    """Return an entry for any hub repository, of which only the location is known.
 
     Raises:
         WeightsError: Not of the form hf:owner/name or hf:owner/name@revision.
     """
-    match = HUB.fullmatch(name)
+    match = HUB_NAME.fullmatch(name)
     if match is None or ".." in name:
         raise WeightsError(
-            f"{name!r} names no repository of the hub",
+            f"invalid hub name {name!r}",
             fix="write hf:owner/name or hf:owner/name@revision, e.g. "
             "hf:google/vit-base-patch16-224-in21k",
         )
-    return Entry(
+    return CatalogEntry(
         name=name,
         licence=f"see https://huggingface.co/{match['repo']}",
         repo=match["repo"],
@@ -90,66 +95,89 @@ def on_the_hub(name: str) -> Entry:
     )
 
 
-def of_timm(name: str) -> Entry:
-    """Any model of timm, as a row that `through_timm` completes.
+def parse_timm_name(name: str) -> CatalogEntry:
+    """Return an entry for any timm model, which `timm_weights.complete_entry` completes.
 
     Raises:
         WeightsError: Not of the form timm:architecture or timm:architecture.tag.
     """
-    if not TIMM.fullmatch(name):
+    if not TIMM_NAME.fullmatch(name):
         raise WeightsError(
-            f"{name!r} names no model of timm",
+            f"invalid timm name {name!r}",
             fix="write timm:NAME or timm:NAME.TAG, e.g. timm:convnext_tiny.in12k_ft_in1k",
         )
-    return Entry(name=name, licence="as timm states it", file="model.safetensors")
+    return CatalogEntry(name=name, licence="as stated by timm", file="model.safetensors")
 
 
 def looks_like_path(name: str | Path) -> bool:
-    """Whether something that does not exist was meant as a file rather than as a name."""
+    """Return whether a string that matches nothing was meant as a path rather than as a name."""
     if isinstance(name, Path) or name.startswith((".", "~", os.sep)) or name.endswith(os.sep):
         return True
-    return Path(name).suffix.lower() in (*SUFFIXES, ".onnx", ".h5", ".ckpt", ".gguf", ".zip")
+    return Path(name).suffix.lower() in (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".ckpt", ".gguf", ".zip")
 
 
-def file_in(folder: Path) -> Path:
-    """The weight file of a run folder, an export folder or a hub snapshot."""
+def weights_in_folder(folder: Path) -> Path:
+    """Return the weight file of a run folder, an export folder or a hub snapshot."""
     path = folder / "model.safetensors"
     if not path.is_file():
         raise WeightsError(
-            f"{folder} is a folder without a model.safetensors in it",
+            f"there is no model.safetensors in {folder}",
             fix="give the weight file itself, or a run folder or export folder of vitft",
         )
     return path
 
 
-def usable(path: Path) -> Path:
-    """`path`, if it is a regular file of a kind that vitft reads."""
+def check_weight_file(path: Path) -> Path:
+    """Return `path` if it is a regular file of a supported kind.
+
+    Raises:
+        WeightsError: It is not.
+    """
     if not path.is_file():
-        raise WeightsError(f"{path} is not a regular file", fix="give a weight file")
-    if path.suffix.lower() not in SUFFIXES:
+        raise WeightsError(f"{path} is not a regular file", fix="give the path of a weight file")
+    if path.suffix.lower() not in WEIGHT_SUFFIXES:
+        suffix = f"the suffix {path.suffix}" if path.suffix else "no suffix"
         raise WeightsError(
-            f"{path} has the suffix {path.suffix or 'none'!r}, which no weight file has here",
-            fix=f"vitft reads {ACCEPTED}",
+            f"{path} is not a weight file: it has {suffix}",
+            fix=f"give one of these: {READABLE_KINDS}",
         )
     return path
 
 
 def check_pickle(path: Path, *, allowed: bool) -> None:
-    """Refuse a pickle that the user did not allow; only the suffix decides."""
-    if path.suffix.lower() in PICKLES and not allowed:
+    """Refuse a pickle unless the user allowed it; the suffix decides.
+
+    Raises:
+        WeightsError: The file is a pickle and `allowed` is False.
+    """
+    if path.suffix.lower() in PICKLE_SUFFIXES and not allowed:
         raise WeightsError(
-            f"{path} is a Python pickle, and pickles can carry programs",
-            fix="take a .safetensors file; if you trust this one, add --allow-pickle "
-            "(allow_pickle=True), which still runs none of its code",
+            f"{path} is a Python pickle, which can contain programs",
+            fix="use a .safetensors file, or add --allow-pickle (allow_pickle=True), which reads "
+            "the tensors and runs no code",
         )
 
 
-def bundled(entry: Entry) -> Path:
-    """The file of an entry that travels with vitft."""
+def bundled_file(entry: CatalogEntry) -> Path:
+    """Return the file of a catalogue entry that is part of vitft."""
     path = resource("weights") / entry.path
     if not path.is_file():
         raise WeightsError(
             f"the weights {entry.name!r} are missing from this installation: {path}",
-            fix="install vitft again, or choose other weights",
+            fix="reinstall vitft, or choose other weights",
         )
     return path
+
+
+def locate_entry(name: str) -> CatalogEntry | Path:
+    """Return the entry or the file of a name as `locate`, with the metadata that timm has of it.
+
+    Raises:
+        WeightsError: The name is unknown, or the file is missing or of another kind.
+    """
+    found = locate(name)
+    if isinstance(found, CatalogEntry) and found.is_timm:
+        from vitft.models.pretrained.timm_weights import complete_entry
+
+        return complete_entry(found)
+    return found

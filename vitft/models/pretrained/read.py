@@ -17,8 +17,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitft.models.pretrained import catalog
-from vitft.models.pretrained.fetch import sha256_of, short
-from vitft.models.pretrained.locate import check_pickle, usable
+from vitft.models.pretrained.fetch import sha256_of
+from vitft.models.pretrained.hub import first_line
+from vitft.models.pretrained.locate import check_pickle, check_weight_file
 from vitft.system.errors import WeightsError
 
 WRAPPERS = ("state_dict", "model", "model_state_dict", "model_ema", "net", "module")
@@ -41,7 +42,7 @@ class RawWeights:
     """Of the file, if somebody computed it."""
 
 
-def read(
+def read_weights(
     path: Path,
     *,
     allow_pickle: bool = False,
@@ -61,28 +62,28 @@ def read(
     """
     if not path.exists():
         raise WeightsError(f"weights not found: {path}", fix="check the path")
-    check_pickle(usable(path), allowed=allow_pickle)
+    check_pickle(check_weight_file(path), allowed=allow_pickle)
     digest = verified or sha256_of(path)
     if sha256 is not None and sha256.lower() != digest:
         raise WeightsError(
             f"{path} has the sha256 {digest}, not {sha256}",
             fix="download the file again, or correct the digest",
         )
-    check_name(path, digest)
+    check_published_digest(path, digest)
     metadata: Mapping[str, str] = {}
     if path.suffix.lower() == ".safetensors":
         tensors, metadata = read_safetensors(path)
     elif path.suffix.lower() == ".npz":
-        tensors = read_npz(path)
+        tensors = read_npz_weights(path)
     else:
         tensors = read_pickle(path)
     check_finite(tensors, path)
     return RawWeights(path=path, tensors=tensors, metadata=metadata, sha256=digest)
 
 
-def check_name(path: Path, digest: str) -> None:
+def check_published_digest(path: Path, digest: str) -> None:
     """Refuse another content under the name of a published file that carries its digits."""
-    published = {entry.was for entry in catalog.entries() if entry.was}
+    published = {entry.was for entry in catalog.catalog_entries() if entry.was}
     digits = re.search(r"-([0-9a-f]{8})\.", path.name)
     if path.name in published and digits and not digest.startswith(digits[1]):
         raise WeightsError(
@@ -98,7 +99,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, file.metadata() or {}
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise damaged("safetensors file", path, error) from error
+        raise damaged_weights("safetensors file", path, error) from error
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
@@ -111,7 +112,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     with path.open("rb") as file:
         zipped = file.read(4) == b"PK\x03\x04"  # torch's own rule; older files are bare pickles
     if zipped:
-        archive_of(path, "torch file").close()  # refuses what unpacks to too much
+        open_archive(path, "torch file").close()  # refuses what unpacks to too much
     try:
         content = torch.load(path, weights_only=True, map_location="cpu", mmap=False)
     except MemoryError:
@@ -123,7 +124,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
                 f"refused: {path} needs {refused[1]}, and vitft never runs pickled code",
                 fix="save the state dict alone, or take a .safetensors file",
             ) from error
-        raise damaged("torch file", path, error) from error
+        raise damaged_weights("torch file", path, error) from error
     return state_dict_in(content, path)
 
 
@@ -148,10 +149,10 @@ def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN40
     return {str(name): value for name, value in content.items()}
 
 
-def read_npz(path: Path) -> dict[str, Tensor]:
+def read_npz_weights(path: Path) -> dict[str, Tensor]:
     """The arrays of a numpy archive, each checked against the archive before reading."""
     tensors: dict[str, Tensor] = {}
-    with archive_of(path, ".npz file") as archive:
+    with open_archive(path, ".npz file") as archive:
         for member in archive.infolist():
             try:
                 with archive.open(member) as file:
@@ -159,7 +160,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
             except MemoryError:
                 raise
             except Exception as error:  # zipfile, zlib, tokenize and ast each raise their own
-                raise damaged(".npz file", path, error) from error
+                raise damaged_weights(".npz file", path, error) from error
             tensors[member.filename.removesuffix(".npy")] = torch.from_numpy(array)
     return tensors
 
@@ -187,12 +188,12 @@ def read_array(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
     return content.reshape(shape, order="F" if fortran else "C")
 
 
-def archive_of(path: Path, kind: str) -> zipfile.ZipFile:
+def open_archive(path: Path, kind: str) -> zipfile.ZipFile:
     """A zip archive whose members, by its directory, unpack to a believable size."""
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise damaged(kind, path, error) from error
+        raise damaged_weights(kind, path, error) from error
     unpacked = sum(member.file_size for member in archive.infolist())
     if unpacked > min(MAX_UNPACKED, MAX_RATIO * path.stat().st_size):
         archive.close()
@@ -216,9 +217,9 @@ def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
             )
 
 
-def damaged(kind: str, path: Path, error: Exception) -> WeightsError:
+def damaged_weights(kind: str, path: Path, error: Exception) -> WeightsError:
     """The error of a file that is not what its suffix says, with a guess why."""
-    reason = short(error)
+    reason = first_line(error)
     with path.open("rb") as file:
         start = file.read(64)
     if not start:

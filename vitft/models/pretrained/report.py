@@ -1,4 +1,4 @@
-"""What became of each part of the weights when a model was loaded."""
+"""`LoadReport`: what was loaded, dropped and resized when weights became a model."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,36 +9,37 @@ from vitft.models.checkpoint import Provenance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """Nothing is kept, dropped or resized in silence: it stands here."""
+    """Everything that was kept, dropped, resized or assumed when a model was loaded."""
 
     source: str
-    """File or repository that the tensors came from."""
+    """File or repository of the weights."""
     flavour: str
-    """Whose names and layout the file has: timm, hf, npz or vitft."""
+    """Naming scheme of the file: timm, hf, npz or vitft."""
     architecture: str
-    """For people, e.g. "ViT-B/16 224 px"."""
+    """Description for people, e.g. "ViT-B/16 224 px"."""
     parameters: int
-    """Of the model as built."""
+    """Number of parameters of the model as built."""
     loaded: int
-    """Tensors of the model that come from the file."""
+    """Number of the model's tensors that come from the file."""
     dropped: tuple[str, ...]
     """Tensors of the file that were left out, each with its shape."""
     head: str
+    """Description of the classification head."""
     pre_logits: Literal["kept", "dropped", "none"]
     positions: str
-    """e.g. "14x14 -> 24x24, bicubic" or "14x14 as loaded"."""
+    """For example "14x14 -> 24x24, bicubic" or "14x14 as loaded"."""
     transform: EvalTransform
-    """How an image becomes this model's input."""
+    """Evaluation transform of the model."""
     statistics_source: str
-    """Where mean and std come from."""
+    """Origin of mean and std."""
     provenance: Provenance
-    """Origin of the weights, as a checkpoint's card keeps it."""
+    """Origin of the weights, as stored in a checkpoint's card."""
     classes: tuple[str, ...] = ()
-    """Names of the head's outputs, if the head was kept and the file names them."""
+    """Class names of the head, if it was kept and the file states them."""
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """The report for a console, one fact a line."""
+        """Return the report for a terminal, one fact per line."""
         rows = {
             "weights": f"{self.source} ({self.flavour})",
             "model": f"{self.architecture}, {self.parameters:,} parameters",
@@ -47,14 +48,14 @@ class LoadReport:
             "head": self.head,
             "pre_logits": self.pre_logits,
             "positions": self.positions,
-            "pixels": f"mean {joined(self.transform.mean)}, std {joined(self.transform.std)}: "
-            f"{self.statistics_source}",
+            "pixels": f"mean {format_numbers(self.transform.mean)}, std "
+            f"{format_numbers(self.transform.std)}: {self.statistics_source}",
         }
-        told = [f"{key + ':':<12}{value}" for key, value in rows.items()]
-        return told + [f"{'note:':<12}{note}" for note in self.notes]
+        facts = [f"{key + ':':<12}{value}" for key, value in rows.items()]
+        return facts + [f"{'note:':<12}{note}" for note in self.notes]
 
 
-def joined(values: tuple[float, ...]) -> str:
-    """Numbers for reading; three equal ones are one."""
+def format_numbers(values: tuple[float, ...]) -> str:
+    """Format channel statistics; equal values are shown once."""
     shown = values[:1] if len(set(values)) == 1 else values
     return " ".join(f"{value:.4g}" for value in shown)

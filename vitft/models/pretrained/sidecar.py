@@ -22,7 +22,7 @@ PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class SidecarFacts:
     """Facts about a model that its tensors do not hold; None where the files are silent."""
 
     heads: int | None = None
@@ -44,7 +44,7 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class JsonTable:
     """A JSON object whose values are taken out by kind; errors name file and key."""
 
     path: Path
@@ -56,11 +56,11 @@ class Table:
             f"{self.path}: {key} is {found}, not {wanted}", fix="correct or remove that file"
         )
 
-    def table(self, key: str) -> "Table":
+    def table(self, key: str) -> "JsonTable":
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.wrong(key, "a table")
-        return Table(self.path, value or {})
+        return JsonTable(self.path, value or {})
 
     def whole(self, key: str, most: int) -> int | None:
         value = self.values.get(key)
@@ -105,21 +105,21 @@ class Table:
         return sides[0], sides[1]
 
 
-def read_beside(path: Path) -> Beside:
+def read_sidecar(path: Path) -> SidecarFacts:
     """What stands beside the weight file `path`; an empty answer if there is no config.json.
 
     Raises:
         WeightsError: A file that is not JSON, or a value of the wrong kind, named by its key.
     """
-    config = table_in(path.parent / "config.json")
+    config = read_table_file(path.parent / "config.json")
     if config is None:
-        return Beside()
+        return SidecarFacts()
     if "hidden_act" in config.values or "num_attention_heads" in config.values:
-        return from_hf(config, table_in(path.parent / "preprocessor_config.json"))
-    return from_timm(config)
+        return hf_facts(config, read_table_file(path.parent / "preprocessor_config.json"))
+    return timm_facts(config)
 
 
-def table_in(path: Path) -> Table | None:
+def read_table_file(path: Path) -> JsonTable | None:
     """A JSON file that holds an object, or None if there is no such file."""
     if not path.is_file():
         return None
@@ -133,17 +133,17 @@ def table_in(path: Path) -> Table | None:
         ) from error
     if not isinstance(values, dict):
         raise WeightsError(f"{path} holds no JSON object", fix="correct or remove that file")
-    return Table(path, values)
+    return JsonTable(path, values)
 
 
-def from_timm(config: Table) -> Beside:
+def timm_facts(config: JsonTable) -> SidecarFacts:
     """The config.json that timm writes; older ones have the statistics at the top."""
     cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
     arguments = config.table("model_args")
     check_gelu(arguments, "act_layer")
     mean, std = cfg.numbers("mean"), cfg.numbers("std")
     pool = arguments.text("global_pool") or config.text("global_pool")
-    return Beside(
+    return SidecarFacts(
         averages=pool in ("avg", "avgmax", "max"),
         heads=arguments.whole("num_heads", 1024),
         image_size=arguments.size("img_size") or cfg.size("input_size"),
@@ -152,28 +152,28 @@ def from_timm(config: Table) -> Beside:
         crop=cfg.number("crop_pct"),
         interpolation=known_filter(cfg, cfg.text("interpolation")),
         fit="squash" if cfg.text("crop_mode") == "squash" else "crop",
-        classes=labels_of(cfg, "label_names") or labels_of(config, "label_names"),
+        classes=class_names(cfg, "label_names") or class_names(config, "label_names"),
         source=f"from {config.path}" if mean and std else "",
     )
 
 
-def from_hf(config: Table, processor: Table | None) -> Beside:
+def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
     """The config.json and preprocessor_config.json that transformers writes."""
     check_gelu(config, "hidden_act")
     epsilon = config.number("layer_norm_eps")
     if epsilon is not None and not 0 < epsilon < 1:
         raise config.wrong("layer_norm_eps", "a small number over 0")
     preprocessing = hf_preprocessing(processor) if processor else {}
-    return Beside(
+    return SidecarFacts(
         heads=config.whole("num_attention_heads", 1024),
         image_size=config.size("image_size"),
-        classes=labels_of(config, "id2label"),
+        classes=class_names(config, "id2label"),
         norm_eps=epsilon,
         **preprocessing,
     )
 
 
-def hf_preprocessing(processor: Table) -> dict[str, Any]:
+def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
     """Fields of `Beside` that transformers' image processor states."""
     mean, std = processor.numbers("image_mean"), processor.numbers("image_std")
     if processor.values.get("do_normalize") is False:
@@ -201,7 +201,7 @@ def hf_preprocessing(processor: Table) -> dict[str, Any]:
     return fields
 
 
-def labels_of(table: Table, key: str) -> tuple[str, ...]:
+def class_names(table: JsonTable, key: str) -> tuple[str, ...]:
     """Class names in the order of the head's outputs, from a list or from {"0": name}."""
     value = table.values.get(key)
     if value is None:
@@ -215,7 +215,7 @@ def labels_of(table: Table, key: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def known_filter(table: Table, name: str | None) -> str | None:
+def known_filter(table: JsonTable, name: str | None) -> str | None:
     """A resampling filter's name; timm's "random" and the like mean its default."""
     if name is None or name in ("", "random"):
         return None
@@ -224,7 +224,7 @@ def known_filter(table: Table, name: str | None) -> str | None:
     return name
 
 
-def check_gelu(table: Table, key: str) -> None:
+def check_gelu(table: JsonTable, key: str) -> None:
     """Refuse another activation: it changes what the model computes, not its shapes."""
     name = table.text(key)
     if name not in (None, "gelu", "gelu_python"):

@@ -1,7 +1,6 @@
-"""`timm:NAME`: any model of timm as a backbone, its weights fetched and verified like our own.
+"""`timm:NAME`: any timm model as a backbone, with weights fetched and verified by vitft.
 
-timm builds the network and fits its file to the image size; what is fetched, from where, and that
-its content is what the hub announced is ours.
+timm builds the network and fits the file to the image size.
 """
 
 from dataclasses import replace
@@ -10,12 +9,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from vitft.data.transforms import RESAMPLING, EvalTransform, Interpolation
-from vitft.models.checkpoint import Card, build_model, load_checkpoint
-from vitft.models.pretrained.catalog import Entry
+from vitft.models.checkpoint import build_model, load_checkpoint
+from vitft.models.pretrained.adapt import check_statistics
+from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.fetch import Fetched, fetch
 from vitft.models.pretrained.report import LoadReport
-from vitft.models.registry import describe_timm
+from vitft.models.registry import format_size
 from vitft.models.timm_model import TimmConfig, TimmModel
+from vitft.models.vit_config import as_pair
 from vitft.system.errors import RunError, UsageError, WeightsError
 
 Sides = int | tuple[int, int] | None
@@ -23,35 +24,29 @@ Statistics = tuple[float, ...] | None
 
 
 def load_timm(
-    entry: Entry, *, num_classes: int, image_size: Sides, mean: Statistics, std: Statistics
+    entry: CatalogEntry, *, num_classes: int, image_size: Sides, mean: Statistics, std: Statistics
 ) -> tuple[TimmModel, LoadReport]:
-    """A model of timm with its pretrained weights and a zero head, and a report.
+    """Return a timm model with its pretrained weights and a zero head, and a report.
 
     Raises:
-        WeightsError: timm or the hub does not know it, or the file does not fit.
+        WeightsError: timm or the hub does not know it, or the file does not match.
         UsageError: It cannot be built at this size, or has no linear head.
     """
-    entry = resolved(entry)
+    entry = complete_entry(entry)
     fetched = fetch(entry)
-    sides = entry.image_size if image_size is None else pair(image_size)
+    sides = entry.image_size if image_size is None else as_pair(image_size)
     config = TimmConfig(
         timm=entry.architecture,
         image_size=sides,
         sized=sides != entry.image_size and bool(entry.options["fixed_input_size"]),
         num_classes=num_classes,
     )
-    model = built(config, entry, fetched)
-    return model, LoadReport(
-        source=f"{entry.repo}/{entry.file}",
-        flavour="timm",
-        architecture=describe_timm(config),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        loaded=len(model.net.state_dict()),
-        dropped=(f"{model.place} ({entry.num_classes} classes)",) if entry.num_classes else (),
-        head=f"new, {num_classes} classes, zero",
-        pre_logits="none",
+    model = build_timm(config, entry, fetched)
+    report = timm_report(model, f"{entry.repo}/{entry.file}", entry.num_classes)
+    return model, replace(
+        report,
         positions="resized by timm" if config.sized else "as loaded",
-        transform=transform_of(entry, sides, mean, std),
+        transform=timm_transform(entry, sides, mean, std),
         statistics_source="as given by --mean and --std" if mean else "from timm",
         provenance={
             "name": entry.name,
@@ -63,8 +58,69 @@ def load_timm(
     )
 
 
-def built(config: TimmConfig, entry: Entry, fetched: Fetched) -> TimmModel:
-    """The model with the fetched weights; what timm says of a file that does not fit, in words."""
+def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[TimmModel, LoadReport]:
+    """Return the timm model of a vitft checkpoint with a new zero head, and a report.
+
+    Raises:
+        WeightsError: The checkpoint is damaged.
+        UsageError: `image_size` differs from the size it was trained at.
+    """
+    try:
+        tensors, card = load_checkpoint(path)
+        assert isinstance(card.architecture, TimmConfig)
+        if image_size is not None and as_pair(image_size) != card.architecture.image_size:
+            raise UsageError(
+                f"{path} was fine-tuned at {format_size(card.architecture.image_size)} pixels, "
+                "which cannot be changed",
+                fix="omit --image-size, or start from timm:NAME again",
+            )
+        old = build_model(tensors, card.architecture)
+    except RunError as error:
+        raise WeightsError(error.problem, fix=error.fix) from error
+    assert isinstance(old, TimmModel)
+    model = TimmModel(replace(old.config, num_classes=num_classes))
+    model.net.load_state_dict(old.net.state_dict())
+    report = timm_report(model, str(path), len(card.classes))
+    return model, replace(
+        report,
+        flavour="vitft",
+        transform=card.transform,
+        statistics_source="from the checkpoint",
+        provenance={"name": path.stem, "source": str(path), "from": card.weights.get("name", "")},
+    )
+
+
+def timm_report(model: TimmModel, source: str, old_classes: int) -> LoadReport:
+    """Return the report of a timm model; the caller completes transform and provenance.
+
+    Args:
+        model: The model with its new head.
+        source: File or repository of the weights.
+        old_classes: Number of classes of the head that was left out; 0 if there was none.
+    """
+    config = model.config
+    return LoadReport(
+        source=source,
+        flavour="timm",
+        architecture=f"timm's {config.timm}, {format_size(config.image_size)} px",
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        loaded=len(model.net.state_dict()),
+        dropped=(f"{model.head_name} ({old_classes} classes)",) if old_classes else (),
+        head=f"new, {config.num_classes} classes, zero",
+        pre_logits="none",
+        positions="as loaded",
+        transform=EvalTransform(image_size=config.image_size),
+        statistics_source="",
+        provenance={},
+    )
+
+
+def build_timm(config: TimmConfig, entry: CatalogEntry, fetched: Fetched) -> TimmModel:
+    """Build the model with the fetched weights.
+
+    Raises:
+        WeightsError: The file does not match the architecture; contains timm's explanation.
+    """
     try:
         return TimmModel(config, file=fetched.path)
     except (RuntimeError, ValueError, KeyError, AssertionError) as error:
@@ -72,12 +128,13 @@ def built(config: TimmConfig, entry: Entry, fetched: Fetched) -> TimmModel:
         raise WeightsError(
             f"{fetched.path} does not fit timm's {config.timm} at {config.image_size[0]} x "
             f"{config.image_size[1]} pixels: {' '.join(reason)[:200]}",
-            fix=f"leave --image-size out ({entry.image_size[0]} pixels), or choose other weights",
+            fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
+            "other weights",
         ) from error
 
 
-def resolved(entry: Entry) -> Entry:
-    """A row for `timm:NAME`, completed by what timm knows of it.
+def complete_entry(entry: CatalogEntry) -> CatalogEntry:
+    """Complete the entry of a `timm:NAME` with what timm knows about it.
 
     Raises:
         WeightsError: timm does not know the name, or publishes no weights for it on the hub.
@@ -95,12 +152,12 @@ def resolved(entry: Entry) -> Entry:
         near = get_close_matches(name, timm.list_models() + timm.list_pretrained(), n=5, cutoff=0.4)
         raise WeightsError(
             f"timm {timm.__version__} has no weights called {name}",
-            fix=f"the nearest names: {', '.join(near) or 'none; see timm.list_pretrained()'}",
+            fix=f"similar names: {', '.join(near) or 'none; see timm.list_pretrained()'}",
         )
     if not known.hf_hub_id:
         raise WeightsError(
-            f"timm has no repository on the hub for {name}",
-            fix="take another name of timm.list_pretrained()",
+            f"timm has no hub repository for {name}",
+            fix="choose another name from timm.list_pretrained()",
         )
     return replace(
         entry,
@@ -120,67 +177,17 @@ def resolved(entry: Entry) -> Entry:
     )
 
 
-def transform_of(
-    entry: Entry, sides: tuple[int, int], mean: Statistics, std: Statistics
+def timm_transform(
+    entry: CatalogEntry, sides: tuple[int, int], mean: Statistics, std: Statistics
 ) -> EvalTransform:
-    """How timm evaluates this model; the sides are the wanted ones."""
-    if (mean is None) != (std is None) or (mean and len(mean) != len(entry.mean)):
-        raise UsageError(
-            f"mean is {mean} and std is {std}, for {len(entry.mean)} channels",
-            fix="give both, with one number per channel, e.g. 0.5 0.5 0.5",
-        )
-    known = entry.interpolation in RESAMPLING
+    """Return timm's evaluation transform of this model, for the given height and width."""
+    given = check_statistics(mean, std, len(entry.mean))
+    is_known = entry.interpolation in RESAMPLING
     return EvalTransform(
         image_size=sides,
         crop=entry.crop,
-        interpolation=cast("Interpolation", entry.interpolation if known else "bicubic"),
-        mean=mean or entry.mean,
-        std=std or entry.std,
+        interpolation=cast("Interpolation", entry.interpolation if is_known else "bicubic"),
+        mean=given[0] if given else entry.mean,
+        std=given[1] if given else entry.std,
         fit="squash" if entry.options["crop_mode"] == "squash" else "crop",
-    )
-
-
-def pair(sides: int | tuple[int, int]) -> tuple[int, int]:
-    """One side for squares, or (height, width)."""
-    return sides if isinstance(sides, tuple) else (sides, sides)
-
-
-def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[TimmModel, LoadReport]:
-    """A checkpoint of ours that holds a model of timm, with a new zero head.
-
-    Raises:
-        WeightsError: Damaged, or asked for another size than it was trained at.
-    """
-    try:
-        tensors, card = load_checkpoint(path)
-        assert isinstance(card.architecture, TimmConfig)
-        if image_size is not None and pair(image_size) != card.architecture.image_size:
-            raise UsageError(
-                f"{path} was fine-tuned at {card.architecture.image_size} pixels",
-                fix="leave --image-size out, or start from timm:NAME again",
-            )
-        old = build_model(tensors, card.architecture)
-    except RunError as error:
-        raise WeightsError(error.problem, fix=error.fix) from error
-    assert isinstance(old, TimmModel)
-    model = TimmModel(replace(old.config, num_classes=num_classes))
-    model.net.load_state_dict(old.net.state_dict())
-    return model, report_on_checkpoint(model, path, card)
-
-
-def report_on_checkpoint(model: TimmModel, path: Path, card: Card) -> LoadReport:
-    """What a user should know about weights that an earlier run left."""
-    return LoadReport(
-        source=str(path),
-        flavour="vitft",
-        architecture=describe_timm(model.config),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        loaded=len(model.net.state_dict()),
-        dropped=(f"{model.place} ({len(card.classes)} classes)",),
-        head=f"new, {model.config.num_classes} classes, zero",
-        pre_logits="none",
-        positions="as loaded",
-        transform=card.transform,
-        statistics_source="from the checkpoint",
-        provenance={"name": path.stem, "source": str(path), "from": card.weights.get("name", "")},
     )

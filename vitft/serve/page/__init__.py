@@ -1,6 +1,6 @@
-"""The page to drop images on: one HTML file, with a policy that lets it talk to its server only.
+"""The page to drop images on: one HTML document with a policy that allows only its own server.
 
-Class and file names reach it as JSON and are shown as text; nothing of them is in the HTML.
+Class and file names arrive as JSON and are shown as text; the HTML contains none of them.
 """
 
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """HTML and the Content-Security-Policy that goes with it."""
+class ServedPage:
+    """HTML with its Content-Security-Policy."""
 
     html: str
     policy: str
 
 
-def build_page(*, max_bytes: int, explains: bool) -> Page:
-    """The page for a server with this limit, and with or without overlays."""
-    css = colours() + read("page.css")
-    script = read("page.js")
+def build_page(*, max_bytes: int, explains: bool) -> ServedPage:
+    """Return the page for a server with this limit, with or without relevance overlays."""
+    css = colour_variables() + read_asset("page.css")
+    script = read_asset("page.js")
     html = (
-        read("page.html")
+        read_asset("page.html")
         .replace("{css}", css)
         .replace("{script}", script)
         .replace("{max_bytes}", str(max_bytes))
@@ -36,16 +36,16 @@ def build_page(*, max_bytes: int, explains: bool) -> Page:
         "img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'; require-trusted-types-for 'script'"
     )
-    return Page(html, policy)
+    return ServedPage(html, policy)
 
 
-def read(name: str) -> str:
-    """A file of this folder."""
+def read_asset(name: str) -> str:
+    """Read a file of this folder."""
     return (HERE / name).read_text(encoding="utf-8")
 
 
-def colours() -> str:
-    """The reports' colours, for light and dark."""
+def colour_variables() -> str:
+    """Return CSS variables with the reports' colours, for light and dark."""
     light, dark = variables("light", LIGHT), variables("dark", DARK)
     return (
         f":root {{ color-scheme: light dark; {light} }}\n"

@@ -7,7 +7,7 @@ const AT_ONCE = 2, TRIES = 8;
 const waiting = [];
 let running = 0, done = 0, added = 0, generation = 0;
 
-// Characters that have no look of their own, or turn the text around, are spelled out.
+// Show invisible characters and those that change the text direction as escapes.
 function visible(text) {
   return text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
     (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
@@ -20,8 +20,8 @@ function make(tag, className, text) {
   return element;
 }
 
-function percent(share) {
-  return share >= 0.9995 && share < 1 ? "> 99.9 %" : (100 * share).toFixed(1) + " %";
+function percent(probability) {
+  return probability >= 0.9995 && probability < 1 ? "> 99.9 %" : (100 * probability).toFixed(1) + " %";
 }
 
 const pause = (seconds) => new Promise((wake) => setTimeout(wake, 1000 * seconds));
@@ -32,7 +32,7 @@ async function ask(path, file) {
     try {
       response = await fetch(path, { method: "POST", body: file, headers: { "Content-Type": "application/octet-stream" } });
     } catch {
-      throw new Error("the server does not answer, or the file cannot be read");
+      throw new Error("the server does not respond, or the file cannot be read");
     }
     if (response.ok) return response;
     if (response.status === 503 && i < TRIES) {
@@ -40,7 +40,7 @@ async function ask(path, file) {
       continue;
     }
     let problem = "the server answered " + response.status;
-    try { problem = (await response.json()).error || problem; } catch { /* not ours, say a proxy's */ }
+    try { problem = (await response.json()).error || problem; } catch { /* not JSON: a proxy's answer, for example */ }
     throw new Error(problem);
   }
 }
@@ -71,13 +71,13 @@ function addCard(file) {
 function showProblem(job, problem) {
   job.card.classList.add("bad");
   job.body.replaceChildren(make("p", "problem", problem));
-  say(job.name + ": " + problem);
+  announce(job.name + ": " + problem);
 }
 
-function showShares(job, classes) {
-  const list = make("ol", "shares");
+function showPrediction(job, { classes, notes = [] }) {
+  const list = make("ol", "classes");
   for (const one of classes) {
-    const row = make(explains ? "button" : "div", "share");
+    const row = make(explains ? "button" : "div", "row");
     const name = make("span", "name", one.class), track = make("span", "track"), fill = make("span", "fill");
     name.dir = "auto";
     fill.style.width = 100 * one.probability + "%";
@@ -85,7 +85,7 @@ function showShares(job, classes) {
     row.append(name, track, make("span", "percent", percent(one.probability)));
     if (explains) {
       row.type = "button";
-      row.title = "Show what spoke for it";
+      row.title = "Show the image regions that support this class";
       row.setAttribute("aria-pressed", "false");
       row.addEventListener("click", () => { showHeat(job, one.class, row); });
     }
@@ -93,33 +93,33 @@ function showShares(job, classes) {
     item.append(row);
     list.append(item);
   }
-  job.body.replaceChildren(list);
-  say(job.name + ": " + classes[0].class + ", " + percent(classes[0].probability));
+  job.body.replaceChildren(list, ...(notes.length ? [make("p", "notes", notes.join("; "))] : []));
+  announce([job.name + ": " + classes[0].class + ", " + percent(classes[0].probability), ...notes].join(", "));
   return list.querySelector("button");
 }
 
 async function showHeat(job, name, row) {
-  for (const other of job.body.querySelectorAll("button.share")) other.setAttribute("aria-pressed", String(other === row));
-  const wish = job.wish = {};
+  for (const other of job.body.querySelectorAll("button.row")) other.setAttribute("aria-pressed", String(other === row));
+  const request = job.request = {};
   try {
     const response = await ask("explain?class=" + encodeURIComponent(name), job.file);
     const source = URL.createObjectURL(await response.blob());
-    if (job.wish !== wish || job.generation !== generation) { URL.revokeObjectURL(source); return; }
+    if (job.request !== request || job.generation !== generation) { URL.revokeObjectURL(source); return; }
     if (job.heat) { URL.revokeObjectURL(job.card.dataset.heat); job.heat.remove(); }
     job.card.dataset.heat = source;
-    job.heat = picture(source, "Where the image speaks for " + visible(name), "bright: spoke for " + name);
+    job.heat = picture(source, "Relevance for " + visible(name), "bright: supports " + name);
     job.pictures.append(job.heat);
   } catch (error) {
-    if (job.wish === wish) say(job.name + ": no overlay, " + error.message);
+    if (job.request === request) announce(job.name + ": no overlay, " + error.message);
   }
 }
 
 async function work(job) {
   if (job.file.size > maxBytes) throw new Error("larger than " + maxBytes / 1e6 + " MB");
-  job.body.replaceChildren(make("p", "muted", "looking …"));
+  job.body.replaceChildren(make("p", "muted", "predicting …"));
   const answer = await (await ask("predict?top_k=5", job.file)).json();
   if (job.generation !== generation) return;
-  const first = showShares(job, answer.results[0].classes);
+  const first = showPrediction(job, answer.results[0]);
   if (first) await showHeat(job, answer.results[0].classes[0].class, first);
 }
 
@@ -133,30 +133,30 @@ function next() {
   }
 }
 
-function say(text) { document.getElementById("status").textContent = visible(text); }
+function announce(text) { document.getElementById("status").textContent = visible(text); }
 
 function count() {
   document.getElementById("bar").hidden = !added;
   const images = added === 1 ? "1 image" : added + " images";
-  const hint = explains ? " · choose a class to see what spoke for it" : "";
+  const hint = explains ? " · select a class to see the regions that support it" : "";
   document.getElementById("count").textContent = done < added ? done + " of " + images : images + hint;
 }
 
-function take(files) {
+function addFiles(files) {
   for (const file of files) { added++; waiting.push(addCard(file)); }
   count();
   next();
 }
 
 const chooser = document.getElementById("files");
-chooser.addEventListener("change", () => { take(chooser.files); chooser.value = ""; });
-document.addEventListener("paste", (event) => { take(event.clipboardData.files); });
+chooser.addEventListener("change", () => { addFiles(chooser.files); chooser.value = ""; });
+document.addEventListener("paste", (event) => { addFiles(event.clipboardData.files); });
 document.addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("over"); });
 document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) document.body.classList.remove("over"); });
 document.addEventListener("drop", (event) => {
   event.preventDefault();
   document.body.classList.remove("over");
-  take(event.dataTransfer.files);
+  addFiles(event.dataTransfer.files);
 });
 document.getElementById("clear").addEventListener("click", () => {
   generation++;
@@ -167,11 +167,11 @@ document.getElementById("clear").addEventListener("click", () => {
   cards.replaceChildren();
   waiting.length = added = done = 0;
   count();
-  say("all images removed");
+  announce("all images removed");
   chooser.focus();
 });
 document.getElementById("curl").textContent = "curl -F image=@photo.jpg " + new URL("predict", location.href).href;
 fetch("labels").then((response) => response.json()).then(({ classes }) => {
   const shown = classes.slice(0, 12).join(", ");
-  document.getElementById("known").textContent = visible("The model knows " + classes.length + " classes: " + shown + (classes.length > 12 ? ", …" : ""));
-}).catch(() => { document.getElementById("known").textContent = "The server does not answer."; });
+  document.getElementById("known").textContent = visible("The model has " + classes.length + " classes: " + shown + (classes.length > 12 ? ", …" : ""));
+}).catch(() => { document.getElementById("known").textContent = "The server does not respond."; });

@@ -1,24 +1,24 @@
-"""What holds for every request, whatever its route: where it may come from, headers, an end."""
+"""ASGI middleware: host and origin checks, security headers, an answer to interrupted requests."""
 
 import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitft.serve.access import Access, is_own_page
-from vitft.serve.answers import Json
+from vitft.serve.schemas import JsonResponse
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-HEADERS = {
+SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
-"""On every answer that does not say otherwise."""
+"""Headers of every response that does not set them itself."""
 
 
-class Guard:
+class SecurityMiddleware:
     """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
@@ -34,33 +34,37 @@ class Guard:
             nonlocal started
             started = True
             if message["type"] == "http.response.start":
-                message = {**message, "headers": with_headers(message["headers"])}
+                message = {**message, "headers": with_security_headers(message["headers"])}
             await send(message)
 
-        answer = refusal(scope, self.access)
+        handler = refusal(scope, self.access) or self.app
         try:
-            await (answer or self.app)(scope, receive, send_with_headers)
-        except asyncio.CancelledError:  # the server stops and this request took too long
+            await handler(scope, receive, send_with_headers)
+        except asyncio.CancelledError:  # the server stops, and this request took too long
             if not started:
-                await Json(503, {"error": "the server is stopping"})(
+                await JsonResponse(503, {"error": "the server is stopping"})(
                     scope, receive, send_with_headers
                 )
 
 
-def with_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers of an answer, with those that every answer has."""
-    there = {name.lower() for name, _ in headers}
-    added = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in there]
+def with_security_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a response with the missing `SECURITY_HEADERS`."""
+    present = {name.lower() for name, _ in headers}
+    added = [
+        (name.encode(), value.encode())
+        for name, value in SECURITY_HEADERS.items()
+        if name.encode() not in present
+    ]
     return [*headers, *added]
 
 
-def refusal(scope: Scope, access: Access) -> Json | None:
-    """Why a request is not answered, if it is not."""
+def refusal(scope: Scope, access: Access) -> JsonResponse | None:
+    """Return the response to a request that is refused; None if it is allowed."""
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
     host = headers.get(b"host", "")
-    if not access.knows(host):
-        return Json(421, {"error": "this server is not known by that name (--allow-host adds one)"})
+    if not access.allows(host):
+        return JsonResponse(421, {"error": "unknown host name; --allow-host NAME allows it"})
     origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
     if scope["method"] not in SAFE_METHODS and not is_own_page(host, origin=origin, site=site):
-        return Json(403, {"error": "requests from other pages are not answered"})
+        return JsonResponse(403, {"error": "requests from pages of other sites are refused"})
     return None

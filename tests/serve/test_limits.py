@@ -25,11 +25,11 @@ from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.serve.access import access_for
-from vitft.serve.forms import FormError, Upload, read_form
-from vitft.serve.limits import TURN_SECONDS, Limits
+from vitft.serve.body import MemoryBudget
+from vitft.serve.limits import SWITCH_SECONDS, ServeLimits
+from vitft.serve.multipart import FormError, Upload, read_form
 from vitft.serve.page import build_page
 from vitft.serve.server import listen
-from vitft.serve.upload import Memory
 from vitft.system import extras
 from vitft.system.errors import UsageError
 
@@ -39,9 +39,9 @@ HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """A server with little patience."""
-    for name in ("protocol.HEAD_SECONDS", "upload.BODY_SECONDS"):
+    for name in ("protocol.HEAD_SECONDS", "body.BODY_SECONDS"):
         monkeypatch.setattr(f"vitft.serve.{name}", 0.3)
-    with serving(make_predictor(), Limits(max_bytes=100_000)) as served:
+    with serving(make_predictor(), ServeLimits(max_bytes=100_000)) as served:
         yield served
         assert served.post("/predict", png(0)).status == 200  # it has survived
 
@@ -110,12 +110,12 @@ def test_a_body_longer_than_announced_is_not_read_beyond(client: Client) -> None
 )
 def test_a_body_that_does_not_come_is_not_waited_for(client: Client, headers: bytes) -> None:
     with client.raw(HEAD + headers) as connection:
-        assert outcome(answered(connection)) == (408, "the request came too slowly")
+        assert outcome(answered(connection)) == (408, "the request was sent too slowly")
         assert connection.recv(65536) == b""  # and the line is free again
 
 
 def test_headers_that_do_not_end_are_not_waited_for(client: Client) -> None:
-    assert told(client.shout(b"GET / HTTP/1.1\r\nX: ")) == (408, "the request came too slowly")
+    assert told(client.shout(b"GET / HTTP/1.1\r\nX: ")) == (408, "the request was sent too slowly")
 
 
 def test_a_second_request_may_not_dawdle_either(client: Client) -> None:
@@ -124,7 +124,7 @@ def test_a_second_request_may_not_dawdle_either(client: Client) -> None:
     with client.raw(first) as connection:
         assert answered(connection).status == 200
         connection.sendall(b"GET / HT")
-        assert told(everything(connection)) == (408, "the request came too slowly")
+        assert told(everything(connection)) == (408, "the request was sent too slowly")
 
 
 def test_a_silent_connection_is_closed(client: Client) -> None:
@@ -172,19 +172,19 @@ def test_threads_take_short_turns_as_long_as_the_server_runs() -> None:
         client.ask("GET", "/healthz")
         meanwhile = sys.getswitchinterval()
 
-    assert meanwhile == pytest.approx(TURN_SECONDS)
+    assert meanwhile == pytest.approx(SWITCH_SECONDS)
     assert usual == pytest.approx(sys.getswitchinterval())
-    assert usual > TURN_SECONDS
+    assert usual > SWITCH_SECONDS
 
 
 def test_uploads_share_a_limit_of_memory_and_give_it_back() -> None:
-    memory = Memory(100)
+    memory = MemoryBudget(100)
 
-    with memory.loan() as one, memory.loan() as other:
-        one.take(60)
+    with memory.reservation() as one, memory.reservation() as other:
+        one.grow(60)
         with pytest.raises(Exception, match="503: too many uploads at once"):
-            other.take(60)
-        other.take(40)
+            other.grow(60)
+        other.grow(40)
 
     assert memory.used == 0
 
@@ -286,14 +286,15 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (["--port", "70000"], "--port is 70000"),
-        (["--max-bytes", "10"], "--max-bytes is 10"),
-        (["--queue", "0"], "--queue is 0"),
-        (["--allow-host", "*"], "'*' is no host name"),
-        (["--allow-host", "a.example:80"], "is no host name"),
-        (["--allow-host", "https://a.example"], "is no host name"),
+        (["--threshold", "2"], "invalid --threshold 2.0"),
+        (["--port", "70000"], "invalid --port 70000"),
+        (["--max-bytes", "10"], "invalid --max-bytes 10"),
+        (["--queue", "0"], "invalid --queue 0"),
+        (["--allow-host", "*"], "'*': not a host name"),
+        (["--allow-host", "a.example:80"], "not a host name"),
+        (["--allow-host", "https://a.example"], "not a host name"),
         (["--host", "203.0.113.7", "--port", "0"], "cannot listen on 203.0.113.7"),
-        (["--host", "no such host", "--port", "0"], "is no address"),
+        (["--host", "no such host", "--port", "0"], "invalid --host no such host"),
     ],
 )
 def test_an_impossible_option_is_refused(
@@ -333,9 +334,9 @@ def test_only_loopback_is_listened_on_unless_the_user_says_otherwise() -> None:
     bound: Any
     with listen("127.0.0.1", 0) as bound:
         assert bound.getsockname()[0] == "127.0.0.1"
-    assert access_for("127.0.0.1", []).knows("192.168.0.7") is False
-    assert access_for("0.0.0.0", []).knows("192.168.0.7:8000") is True
-    assert access_for("0.0.0.0", []).knows("rebound.example") is False
+    assert access_for("127.0.0.1", []).allows("192.168.0.7") is False
+    assert access_for("0.0.0.0", []).allows("192.168.0.7:8000") is True
+    assert access_for("0.0.0.0", []).allows("rebound.example") is False
     with pytest.raises(UsageError):
         access_for("127.0.0.1", [""])
 

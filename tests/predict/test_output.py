@@ -1,0 +1,268 @@
+"""Predictions as text: every format, files resumed to the same bytes, shards merged in order."""
+
+import csv
+import io
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vitft.predict.output import (
+    ResumePoint,
+    Shard,
+    check_output,
+    find_resume_point,
+    open_rows,
+    part_path,
+)
+from vitft.predict.prediction import Prediction
+from vitft.predict.rows import RowWriter, choose_format
+from vitft.system.errors import RunError, UsageError
+
+ODD = [
+    "a.jpg",
+    "=1+1.jpg",
+    'quo"te.jpg',
+    "line\nbreak.jpg",
+    "comma, blank.jpg",
+    "b\udcff.jpg",
+    "ü.jpg",
+]
+
+
+def predicted(path: str, *classes: str, notes: tuple[str, ...] = ()) -> Prediction:
+    probabilities = (0.75, 0.25) if len(classes) == 2 else (1.0,) * len(classes)
+    return Prediction(path=path, classes=classes, probabilities=probabilities, notes=notes)
+
+
+PREDICTIONS = [
+    Prediction(path=f"{i} {ODD[i % 7]}", error="empty file") if i % 5 == 3
+    else predicted(f"{i} {ODD[i % 7]}", "=rose", "tulip", notes=("not sure",) * (i % 2))
+    for i in range(50)
+]  # fmt: skip
+BROKEN = Prediction(path="x", classes=("rose",))  # without a probability: writing it fails
+START = ResumePoint()
+BOTH = pytest.mark.parametrize("style", ["jsonl", "csv"])
+
+
+def written(style: str, rows: list[Prediction]) -> list[str]:
+    lines: list[str] = []
+    out = RowWriter(style, 2, lines.append)
+    for row in rows:
+        out.add(row)
+    out.close()
+    return lines
+
+
+def write(
+    out: Path, style: str, rows: list[Prediction], shard: Shard, start: ResumePoint = START
+) -> RowWriter:
+    with open_rows(out, style, 2, shard, start) as file:
+        for row in rows:
+            file.add(row)
+    return file
+
+
+def names() -> Iterator[str]:
+    return (row.path for row in PREDICTIONS)
+
+
+def test_json_is_one_list_written_as_it_grows() -> None:
+    assert json.loads("\n".join(written("json", PREDICTIONS)))[3] == {
+        "path": PREDICTIONS[3].path,
+        "error": "empty file",
+    }
+    assert json.loads("\n".join(written("json", []))) == []
+    assert written("json", PREDICTIONS)[1].endswith(",")
+
+
+def test_csv_cells_are_no_formulas_and_every_row_has_every_column() -> None:
+    text = "\r\n".join(written("csv", [predicted("=x.jpg", "=rose"), *PREDICTIONS]))
+
+    rows = list(csv.reader(io.StringIO(text, newline="")))
+
+    assert rows[0] == [
+        *("path", "class", "probability", "class_2", "probability_2", "notes", "error")
+    ]
+    assert rows[1] == ["'=x.jpg", "'=rose", "1.000000", "", "", "", ""]
+    assert rows[3][5] == "not sure"
+    assert {len(row) for row in rows} == {7}
+
+
+def test_the_table_lines_up_and_hides_no_command() -> None:
+    lines = written(
+        "table",
+        [
+            predicted("\x1b[2J.jpg", "a\nb", notes=("not sure",)),
+            Prediction(path="x", error="bad"),
+        ],
+    )
+
+    assert lines == [
+        "path         prediction",
+        r"\x1b[2J.jpg  a\nb 100.0% (not sure)",
+        "x            error: bad",
+    ]
+
+
+def test_a_long_table_begins_before_its_end() -> None:
+    lines: list[str] = []
+    out = RowWriter("table", 1, lines.append)
+
+    for i in range(150):
+        out.add(predicted(f"{i}.jpg", "a"))
+
+    assert len(lines) > 100
+
+
+@BOTH
+def test_a_file_gets_its_name_when_it_is_whole(style: str, tmp_path: Path) -> None:
+    out, shard = tmp_path / f"o.{style}", Shard(chunk=4)
+
+    with pytest.raises(ValueError, match=r"strict|longer|shorter"):
+        write(out, style, [PREDICTIONS[0], BROKEN], shard)  # ends in the middle
+
+    assert not out.exists()
+    assert part_path(out, shard).exists()
+    with pytest.raises(RunError, match="unfinished run"):
+        check_output(out, shard, resume=False)
+    check_output(out, shard, resume=True)
+
+
+@BOTH
+def test_wherever_it_was_cut_a_resumed_file_has_the_same_bytes(style: str, tmp_path: Path) -> None:
+    shard, whole = Shard(chunk=4), tmp_path / f"whole.{style}"
+    write(whole, style, PREDICTIONS, shard)
+    data = whole.read_bytes()
+
+    for size in [*range(0, len(data), 41), len(data) - 1, len(data)]:
+        out = tmp_path / f"{size}.{style}"
+        part_path(out, shard).write_bytes(data[:size])
+        start = find_resume_point(part_path(out, shard), style, 2, names(), shard.chunk)
+        done = write(out, style, PREDICTIONS[start.rows :], shard, start)
+
+        assert start.rows % 4 == 0
+        assert start.size <= size
+        assert out.read_bytes() == data
+        assert (done.count, done.errors) == (50, 10)
+    assert start.rows == 48  # of a whole file: what is computed together is computed together again
+
+
+@BOTH
+def test_other_images_or_columns_are_not_resumed(style: str, tmp_path: Path) -> None:
+    part = tmp_path / "o.part"
+    write(tmp_path / "o", style, PREDICTIONS, Shard())
+    (tmp_path / "o").rename(part)
+
+    with pytest.raises(RunError, match=r"row 3 is .*, but should be another"):
+        find_resume_point(part, style, 2, iter([*itertools.islice(names(), 2), "another"]), 4)
+    with pytest.raises(RunError, match=r"row 50 is .*, but should be no further image"):
+        find_resume_point(part, style, 2, itertools.islice(names(), 49), 4)
+    with pytest.raises(RunError, match=r"columns|classes"):
+        find_resume_point(part, style, 1, names(), 4)
+
+
+def test_a_file_with_the_columns_of_an_older_version_is_not_resumed(tmp_path: Path) -> None:
+    part = tmp_path / "o.csv.part"
+    part.write_bytes(b"path,class_1,share_1,note,error\r\n")
+
+    with pytest.raises(RunError, match=r"its columns are path,class_1,share_1,note,error"):
+        find_resume_point(part, "csv", 1, names(), 4)
+
+
+@BOTH
+def test_a_file_that_is_not_ours_is_not_cut(style: str, tmp_path: Path) -> None:
+    part = tmp_path / "o.part"
+    part.write_text("dear diary\n" * 5)
+
+    with pytest.raises(RunError, match="cannot resume"):
+        find_resume_point(part, style, 2, names(), 4)
+    assert part.read_text() == "dear diary\n" * 5
+
+
+@BOTH
+@pytest.mark.parametrize("world", [2, 3, 20])
+def test_parts_are_merged_in_order_by_whoever_ends_last(
+    style: str, world: int, tmp_path: Path
+) -> None:
+    alone, out = tmp_path / "alone", tmp_path / "together"
+    write(alone, style, PREDICTIONS, Shard(chunk=4))
+
+    for rank in reversed(range(world)):  # any order
+        assert not out.exists()
+        own = [row for i, row in enumerate(PREDICTIONS) if i // 4 % world == rank]
+        write(out, style, own, Shard(rank=rank, world=world, chunk=4))
+
+    assert out.read_bytes() == alone.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["alone", "together"]
+
+
+def test_parquet_has_the_columns_of_csv_with_numbers(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out = tmp_path / "o.parquet"
+
+    write(out, "parquet", PREDICTIONS * 30, Shard())  # more than one group of rows
+
+    table = parquet.read_table(out)
+    assert table.num_rows == 1500
+    rows = table.slice(0, 4).to_pylist()
+    assert rows[0]["path"] == "0 a.jpg"
+    assert (rows[0]["class"], rows[0]["probability_2"], rows[0]["error"]) == ("=rose", 0.25, "")
+    assert (rows[3]["class"], rows[3]["probability"], rows[3]["error"]) == (
+        None,
+        None,
+        "empty file",
+    )
+    assert not (tmp_path / "o.parquet.part").exists()
+
+
+def test_parquet_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+
+    with pytest.raises(ValueError, match=r"strict|longer|shorter"):
+        write(tmp_path / "o.parquet", "parquet", [BROKEN], Shard())
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "out", "style"),
+    [
+        (None, None, "table"),
+        (None, "x.csv", "csv"),
+        (None, "X.JSONL", "jsonl"),
+        ("csv", "x.txt", "csv"),
+    ],
+)
+def test_the_format_is_what_was_asked_for_or_what_the_file_is_called(
+    wanted: str | None, out: str | None, style: str
+) -> None:
+    assert choose_format(wanted, out) == style
+
+
+def test_what_cannot_be_written_is_said_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    with pytest.raises(UsageError, match="add --format"):
+        choose_format(None, "x.dat")
+    with pytest.raises(UsageError, match="cannot be written to the terminal"):
+        choose_format("parquet", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UsageError, match=r"pip install 'vitft\[parquet\]'"):
+        choose_format(None, "x.parquet")
+
+
+def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
+    from vitft.system.errors import ResourceError
+
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    out = tmp_path / "o.jsonl"
+    part_path(out, Shard()).symlink_to(full)
+
+    with pytest.raises((ResourceError, RunError), match=r"disk full|cannot write"):
+        write(out, "jsonl", PREDICTIONS * 50, Shard())

@@ -1,0 +1,170 @@
+"""One run, every format: the same names, the same values, the same notes."""
+
+import csv
+import json
+import random
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitft
+from tests.support.serving import serving
+from vitft.cli.main import main
+from vitft.data.transforms import EvalTransform
+from vitft.features.ood import REFERENCE_FILE, fit_reference
+from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.vit import VisionTransformer
+from vitft.predict.postprocess import Postprocess
+from vitft.predict.torch_engine import Predictor
+from vitft.system.rundir import RunDir
+
+CLASSES = ("blue", "green", "red")
+FOREIGN = "unlike the training images"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_vit: VisionTransformer) -> Path:
+    """A run that knows what its training images look like, and images in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    tiny_vit.head.weight.data.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
+    card = Card(
+        architecture=tiny_vit.config,
+        transform=EvalTransform(image_size=(16, 16)),
+        classes=CLASSES,
+    )
+    run = tmp_path / "run"
+    run.mkdir()
+    save_checkpoint(run / "model.safetensors", tiny_vit.state_dict(), card)
+    noise = np.random.default_rng(0).integers(0, 256, (50, 16, 16, 3), np.uint8)
+    for i in range(3):
+        Image.fromarray(noise[i]).save(f"{i}.png")
+    Image.new("RGB", (16, 16), (255, 0, 0)).save("foreign.png")
+    Path("text.jpg").write_text("see you at eight\n")
+    features = Predictor.from_run("run", device="cpu").scores(noise).features
+    reference = fit_reference(features, np.arange(50) % 2, features)
+    assert reference is not None
+    RunDir(run).write_arrays(REFERENCE_FILE, **reference.arrays())
+    return run
+
+
+IMAGES = ["0.png", "foreign.png", "text.jpg", "1.png", "2.png"]
+
+
+def flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of JSON under the names of the columns of a table."""
+    cells = {"path": row["path"], "notes": "; ".join(row.get("notes", []))}
+    for rank, answer in enumerate(row.get("classes", []), start=1):
+        cells |= {name if rank == 1 else f"{name}_{rank}": cell for name, cell in answer.items()}
+    return cells | {"error": row.get("error", "")}
+
+
+def present(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a table without the class columns of an image that has no prediction."""
+    cells = {name: cell for name, cell in row.items() if cell not in ("", None)}
+    cells |= {name: float(cell) for name, cell in cells.items() if name.startswith("prob")}
+    return {"notes": "", "error": ""} | cells
+
+
+def test_every_format_has_the_same_names_values_and_notes(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    common = ["--run", "run", "--device", "cpu", "--top-k", "2", "--threshold", "0.99"]
+    for style in ("csv", "parquet", "json", "jsonl"):
+        assert main(["predict", *IMAGES, *common, "--out", f"o.{style}"]) == 3
+    model = vitft.load(run, device="cpu")
+    postprocess = Postprocess.for_run(
+        run, CLASSES, model.predictor.feature_size, top_k=3, threshold=0.99
+    )
+
+    with serving(model.predictor, postprocess=postprocess) as client:
+        files = [(name, Path(name).read_bytes()) for name in IMAGES]
+        served = client.form("/predict?top_k=2", *files).json["results"]
+    with Path("o.csv").open(newline="") as file:
+        tables = {"csv": [present(row) for row in csv.DictReader(file)]}
+    tables["parquet"] = [present(row) for row in parquet.read_table("o.parquet").to_pylist()]
+    tables["json"] = [flat(row) for row in json.loads(Path("o.json").read_text())]
+    tables["jsonl"] = [flat(json.loads(line)) for line in Path("o.jsonl").read_text().splitlines()]
+    tables["server"] = [flat(row) for row in served]
+    answers = model.predict(IMAGES, top_k=2, threshold=0.99)
+    tables["python"] = [flat(dict(answer.to_dict())) for answer in answers]
+
+    names = ["path", "class", "probability", "class_2", "probability_2", "notes", "error"]
+    assert Path("o.csv").read_text().splitlines()[0].split(",") == names
+    for rows in tables.values():
+        assert [row["path"] for row in rows] == IMAGES
+        assert set(rows[0]) == set(names)
+        assert rows[1]["notes"] == f"not sure; {FOREIGN}"
+        assert rows[2] == {
+            "path": "text.jpg", "notes": "", "error": "not an image (looks like text)"
+        }  # fmt: skip
+        for row, expected in zip(rows, tables["python"], strict=True):
+            assert row == {
+                name: pytest.approx(cell, abs=3e-6) if isinstance(cell, float) else cell
+                for name, cell in expected.items()
+            }
+
+
+def test_evaluate_writes_the_same_words(
+    run: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    out = tmp_path_factory.mktemp("evaluation")
+    rows = [f"{name},{label}" for name, label in zip(IMAGES, ["red", *CLASSES, "red"], strict=True)]
+    Path("labels.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+
+    assert main(["evaluate", "--data", "labels.csv", "--run", "run", "--out", str(out)]) == 3
+
+    with (out / "predictions.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    answers = vitft.load(run, device="cpu").predict(IMAGES)
+    for row, answer in zip(table, answers, strict=True):
+        assert row["path"] == answer.path
+        assert row["class"] == "".join(answer.classes)
+        assert row["notes"] == "; ".join(answer.notes)
+        assert row["error"] == answer.error
+        if answer.classes:
+            assert float(row["probability"]) == pytest.approx(answer.probabilities[0], abs=3e-6)
+            assert row["correct"] == str(int(answer.classes[0] == row["label"]))
+    assert table[1]["notes"] == FOREIGN
+
+
+def test_predict_from_python_leaves_the_process_as_it_was(
+    run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def state() -> list[Any]:
+        handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+        return [
+            torch.get_num_threads(),
+            threads_of_a_new_thread(),
+            torch.get_rng_state().tolist(),
+            str(np.random.get_state()),  # noqa: NPY002 - the stream that must not move
+            random.getstate(),
+            handlers,
+        ]
+
+    torch.set_num_threads(2)
+    before = state()
+
+    model = vitft.load(run, device="cpu")
+    model.predict(IMAGES)
+    model.explain("0.png")
+    list(model.predictor.stream(IMAGES))
+    next(iter(model.predictor.stream(IMAGES * 20)))  # and not to its end
+
+    assert state() == before
+    assert capfd.readouterr() == ("", "")
+
+
+def threads_of_a_new_thread() -> int:
+    """What torch gives to a thread that has set nothing itself."""
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    return found[0]

@@ -1,0 +1,169 @@
+"""The Hugging Face Hub client as vitft uses it: plain HTTP, readable errors, progress bar.
+
+Built on huggingface_hub, whose errors are turned into messages with a next step. huggingface_hub
+is imported on first use.
+"""
+
+import contextlib
+import errno
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from vitft.models.pretrained.catalog import CatalogEntry
+from vitft.system import console
+from vitft.system.errors import ResourceError, WeightsError
+
+STALL_S = 8
+"""Seconds without data after which huggingface_hub reconnects, at most five times."""
+
+
+@contextlib.contextmanager
+def plain_http() -> Iterator[None]:
+    """Use plain HTTP instead of Xet, with few log messages, inside the `with` block.
+
+    The Xet client waits for ever if its storage cannot be reached. Every repository can also be
+    read over plain HTTP, and vitft verifies the digest in any case.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import logging
+
+    quiet: Any = logging
+    level, xet_was_disabled = logging.get_verbosity(), constants.HF_HUB_DISABLE_XET
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    quiet.set_verbosity_error()  # its warnings contain signed URLs; vitft logs the same events
+    constants.HF_HUB_DISABLE_XET = True
+    constants.HF_HUB_DOWNLOAD_TIMEOUT = min(timeout, STALL_S)
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_XET, constants.HF_HUB_DOWNLOAD_TIMEOUT = xet_was_disabled, timeout
+        logging.set_verbosity(level)
+
+
+class DownloadBar:
+    """vitft's progress bar behind the part of tqdm's interface that huggingface_hub calls."""
+
+    def __init__(self, *, desc: str = "", total: int | None = None, **_: object) -> None:
+        from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+
+        self.bytes, self.shown_mb = 0, 0
+        self.progress: console.Progress | None = None
+        if total and not are_progress_bars_disabled():
+            label, size = f"fetching {console.visible(desc)}", max(1, round(total / 1e6))
+            self.progress = console.Progress(label, size, unit="MB").__enter__()
+
+    def update(self, count: int) -> None:
+        self.bytes += count
+        megabytes = round(self.bytes / 1e6)
+        if self.progress and megabytes > self.shown_mb:
+            self.progress.advance(megabytes - self.shown_mb)
+            self.shown_mb = megabytes
+
+    def close(self) -> None:
+        if self.progress:
+            self.progress.__exit__()
+            self.progress = None
+
+    def __enter__(self) -> "DownloadBar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def readable_errors(entry: CatalogEntry) -> Iterator[None]:
+    """Turn refusals by the hub into `WeightsError`; connection errors pass through."""
+    from huggingface_hub import constants, errors
+
+    url = f"{constants.ENDPOINT}/{entry.repo}"
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise WeightsError(
+            f"the publisher of {entry.repo} requires you to accept its terms",
+            fix=f"accept them at {url}, then set HF_TOKEN",
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise WeightsError(
+            f"the hub has no repository {entry.repo}, or it is private",
+            fix="check the name, or set HF_TOKEN to a token that may read the repository",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise WeightsError(
+            f"{entry.repo} has no revision {entry.revision}",
+            fix=f"choose one of the revisions listed at {url}",
+        ) from error
+    except errors.RemoteEntryNotFoundError as error:
+        raise WeightsError(
+            f"{entry.repo} has no file {entry.file}",
+            fix=f"see which files it has at {url}/tree/main",
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        if not isinstance(error.__cause__, errors.FileMetadataError):
+            raise
+        raise not_a_hub() from error
+
+
+def not_a_hub() -> WeightsError:
+    """Return the error for a response that no hub gives."""
+    from huggingface_hub import constants
+
+    return WeightsError(
+        f"{constants.ENDPOINT} does not answer like a hub",
+        fix="check HF_ENDPOINT, and whether the network requires a login in the browser first",
+    )
+
+
+def check_disk(entry: CatalogEntry, error: Exception) -> None:
+    """Raise the error for a full disk or a missing permission, which retrying cannot solve.
+
+    Raises:
+        ResourceError: The disk is full.
+        WeightsError: The cache is not writable.
+    """
+    from huggingface_hub import constants
+
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        raise ResourceError(
+            f"the disk is full; {entry.name} could not be downloaded",
+            fix="free some space, or set HF_HOME to a folder on another disk",
+        ) from error
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        raise WeightsError(
+            f"the cache {constants.HF_HUB_CACHE} is not writable",
+            fix="set HF_HOME to a writable folder",
+        ) from error
+
+
+def http_error() -> type[Exception]:
+    """Return the base class of the hub client's errors, which is httpx's or its successor's.
+
+    huggingface_hub does not export it (tests/models/pretrained/test_hub.py).
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return HfHubHTTPError.__bases__[0]
+
+
+def status_of(error: Exception) -> int | None:
+    """Return the HTTP status of the response that caused an exception, if there was one."""
+    status: int | None = getattr(getattr(error, "response", None), "status_code", None)
+    return status
+
+
+def failure_reason(error: Exception | None) -> str:
+    """Return the HTTP status or the first line of an exception."""
+    status = status_of(error) if error else None
+    sizes = re.search(r"should be of size (\d+) but has size (\d+)", str(error))
+    if sizes:
+        return f"received {sizes[2]} bytes instead of {sizes[1]}"
+    return f"status {status}" if status else first_line(error)
+
+
+def first_line(error: Exception | None) -> str:
+    """Return the first line of an exception, at most 200 characters, with tokens removed."""
+    first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return re.sub(r"(?i)(hf_|bearer\s+)[\w.\\-]+", r"\1***", first)

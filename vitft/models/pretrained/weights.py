@@ -1,0 +1,239 @@
+"""`open_pretrained`: find, fetch, read, convert and check pretrained weights.
+
+The result has vitft's tensor names and a known architecture; `adapt` makes it fit another image
+size or class count.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor
+
+from vitft.data.transforms import CROP, EvalTransform, Interpolation
+from vitft.models.checkpoint import Provenance, is_checkpoint, load_checkpoint
+from vitft.models.pretrained.catalog import CatalogEntry
+from vitft.models.pretrained.convert import Flavour, convert
+from vitft.models.pretrained.fetch import Fetched, fetch
+from vitft.models.pretrained.infer import Hints, check_fit, infer_config
+from vitft.models.pretrained.locate import locate
+from vitft.models.pretrained.read import RawWeights, read_weights
+from vitft.models.pretrained.sidecar import SidecarFacts, read_sidecar
+from vitft.models.vit_config import SIZES, ViTConfig
+from vitft.system.errors import RunError, UsageError, WeightsError
+
+IMAGENET_STATISTICS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF_STATISTICS = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+UNSTATED = (
+    "not stated anywhere, 0.5 assumed; set --mean and --std if you know them: wrong values cost a "
+    "ViT-Tiny 32 points of accuracy"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainedWeights:
+    """Weights as published, under vitft's tensor names."""
+
+    name: str
+    origin: str
+    """File or repository, for people."""
+    flavour: Flavour
+    tensors: Mapping[str, Tensor]
+    """Exactly the tensors of a model built from `architecture`."""
+    architecture: ViTConfig
+    transform: EvalTransform
+    statistics_source: str
+    """Origin of the transform's mean and std."""
+    provenance: Provenance
+    classes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    """Tensors that vitft does not use, each with its shape."""
+    unusable_head: str = ""
+    """Why the head cannot be used; empty if it can."""
+    notes: tuple[str, ...] = ()
+
+
+def open_pretrained(
+    name_or_path: str | Path, *, allow_pickle: bool = False, sha256: str | None = None
+) -> PretrainedWeights:
+    """Find, fetch, read, convert and check pretrained weights.
+
+    Raises:
+        WeightsError: Not found, refused, damaged, or not the weights of a supported ViT.
+    """
+    found = locate(name_or_path)
+    if isinstance(found, CatalogEntry):
+        if found.is_timm:
+            raise WeightsError(
+                f"{found.name} is a timm model, which vitft's own Vision Transformer cannot load",
+                fix="use vitft.models.pretrained.load_backbone, or a name of the catalogue",
+            )
+        fetched = fetch(found, allow_pickle=allow_pickle)
+        path, digest = fetched.path, fetched.sha256
+        raw = read_weights(path, allow_pickle=allow_pickle, sha256=sha256, verified=digest)
+        known = read_sidecar(path) if found.is_hub_repository else catalog_facts(found)
+        return from_raw(raw, known, provenance_of(found, fetched))
+    raw = read_weights(found, allow_pickle=allow_pickle, sha256=sha256)
+    provenance: Provenance = {
+        "name": found.stem,
+        "source": str(found),
+        "sha256": raw.sha256 or "",
+    }
+    return from_raw(
+        raw, SidecarFacts() if is_checkpoint(raw.metadata) else read_sidecar(found), provenance
+    )
+
+
+def provenance_of(entry: CatalogEntry, fetched: Fetched) -> Provenance:
+    """Return the origin of a fetched catalogue entry."""
+    return {
+        "name": entry.name,
+        "source": f"{entry.repo}/{fetched.path.name}" if entry.repo else entry.path,
+        "revision": fetched.revision,
+        "sha256": fetched.sha256,
+        "licence": entry.licence,
+    }
+
+
+def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
+    """Return what the catalogue states about weights, in the form of a sidecar."""
+    size = SIZES.get(entry.size)
+    return SidecarFacts(
+        heads=size.heads if size else None,
+        image_size=entry.image_size,
+        mean=entry.mean,
+        std=entry.std,
+        crop=entry.crop,
+        interpolation=entry.interpolation,
+        source="from the catalogue",
+        notes=(entry.note,) if entry.note else (),
+    )
+
+
+def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> PretrainedWeights:
+    """Convert and check the tensors of a file together with what is known about them."""
+    if is_checkpoint(raw.metadata):
+        return from_checkpoint(raw, facts, provenance)
+    try:
+        converted = convert(raw.tensors)
+        hints = Hints(
+            heads=converted.heads or facts.heads,
+            image_size=facts.image_size,
+            norm_eps=facts.norm_eps,
+        )
+        architecture = infer_config(converted.tensors, hints)
+        check_fit(converted.tensors, architecture)
+    except WeightsError as error:
+        raise WeightsError(f"{raw.path}: {error.problem}", fix=error.fix) from error
+    notes = [*facts.notes, *assumptions(architecture, hints)]
+    facts = with_usual_statistics(facts, architecture, converted.flavour)
+    classes = facts.classes if len(facts.classes) == architecture.num_classes else ()
+    if facts.classes and architecture.num_classes and not classes:
+        notes.append(
+            f"config.json names {len(facts.classes)} classes, but the head has "
+            f"{architecture.num_classes} outputs: the names are not used"
+        )
+    averages = facts.averages and architecture.pool == "cls"
+    return PretrainedWeights(
+        name=provenance["name"],
+        origin=provenance["source"],
+        flavour=converted.flavour,
+        tensors=converted.tensors,
+        architecture=architecture,
+        transform=stated_transform(facts, architecture, raw.path),
+        statistics_source=facts.source if facts.mean else UNSTATED,
+        provenance=provenance,
+        classes=classes,
+        dropped=converted.dropped,
+        unusable_head="it reads the mean of the tokens after the last LayerNorm"
+        if averages
+        else "",
+        notes=tuple(notes),
+    )
+
+
+def with_usual_statistics(facts: SidecarFacts, config: ViTConfig, flavour: Flavour) -> SidecarFacts:
+    """Complete unstated statistics if all published models of this kind have the same ones."""
+    if facts.mean is not None or config.in_channels != 3:
+        return facts
+    if config.layer_scale or config.distilled:
+        mean, std = IMAGENET_STATISTICS
+        source = "as in all published models with LayerScale or distillation"
+    elif flavour == "npz" or config.stem is not None or config.pre_logits:
+        mean, std = HALF_STATISTICS
+        source = "as in all of Google's Vision Transformers"
+    else:
+        return facts
+    return replace(facts, mean=mean, std=std, source=source)
+
+
+def from_checkpoint(
+    raw: RawWeights, facts: SidecarFacts, provenance: Provenance
+) -> PretrainedWeights:
+    """Load a vitft checkpoint, whose card states everything, and verify its digest."""
+    try:
+        tensors, card = load_checkpoint(raw.path)
+    except RunError as error:
+        raise WeightsError(error.problem, fix=error.fix) from error
+    if not isinstance(card.architecture, ViTConfig):
+        raise WeightsError(
+            f"{raw.path} contains the timm model {card.architecture.timm}, not a ViT of vitft",
+            fix="load it with vitft.models.pretrained.load_backbone",
+        )
+    check_fit(tensors, card.architecture)
+    if parent := card.weights.get("name"):
+        provenance = {**provenance, "from": parent}
+    return PretrainedWeights(
+        name=provenance["name"],
+        origin=provenance["source"],
+        flavour="vitft",
+        tensors=tensors,
+        architecture=replace(card.architecture, drop_path=0.0),
+        transform=card.transform,
+        statistics_source="from the checkpoint's card",
+        provenance=provenance,
+        classes=card.classes,
+        notes=facts.notes,
+    )
+
+
+def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> EvalTransform:
+    """Return the evaluation transform that is stated, with timm's defaults for the rest."""
+    half = (0.5,) * config.in_channels
+    try:
+        transform = EvalTransform(
+            image_size=config.image_size,
+            crop=CROP if facts.crop is None else facts.crop,
+            interpolation=cast("Interpolation", facts.interpolation or "bicubic"),
+            mean=facts.mean or half,
+            std=facts.std or half,
+            fit=facts.fit,
+        )
+    except UsageError as error:
+        raise WeightsError(
+            f"{facts.source or path}: {error.problem}", fix="correct or remove that file"
+        ) from error
+    if len(transform.mean) != config.in_channels:
+        raise WeightsError(
+            f"the channel means are for {len(transform.mean)} channels ({facts.source}), but the "
+            f"weights read {config.in_channels}",
+            fix="give the right ones with --mean and --std",
+        )
+    return transform
+
+
+def assumptions(config: ViTConfig, hints: Hints) -> list[str]:
+    """Return notes on what had to be assumed about the architecture."""
+    notes = []
+    if hints.heads is None:
+        notes.append(
+            f"no file states the number of heads: assumed {config.heads} for a width of "
+            f"{config.width}"
+        )
+    if hints.image_size not in (None, config.image_size):
+        notes.append(
+            f"the stated image size {hints.image_size} does not match the positions, which are for "
+            f"{config.image_size[0]}x{config.image_size[1]} pixels"
+        )
+    return notes

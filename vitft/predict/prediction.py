@@ -1,0 +1,77 @@
+"""The prediction for one image, and its form in files, JSON and answers of the server."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self, TypedDict
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NOT_SURE, OUT_OF_DISTRIBUTION = "not sure", "unlike the training images"
+"""Notes: the probability is below the threshold; the feature is far from all training images."""
+DECIMALS = 6
+"""Decimals of a written probability; further ones differ between machines."""
+
+ClassProbability = TypedDict("ClassProbability", {"class": str, "probability": float})
+
+
+class PredictionDict(TypedDict, total=False):
+    """A prediction as JSON; absent fields are empty."""
+
+    path: str
+    classes: list[ClassProbability]
+    notes: list[str]
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The most probable classes of one image, or the reason why there are none."""
+
+    path: str
+    classes: tuple[str, ...] = ()
+    """The most probable class first."""
+    probabilities: tuple[float, ...] = ()
+    """Of `classes`; over all classes of the model they sum to 1."""
+    notes: tuple[str, ...] = ()
+    """`not sure` below the threshold; `unlike the training images` if out of distribution."""
+    error: str = ""
+    target_probability: float = 0.0
+    """Probability of the target class, where one was given."""
+    view: "np.ndarray[Any, np.dtype[np.uint8]] | None" = field(
+        default=None, repr=False, compare=False
+    )
+    """The preprocessed image (S, S, 3), if it was asked for."""
+
+    def top(self, k: int) -> Self:
+        """Return the same prediction with at most `k` classes."""
+        return replace(self, classes=self.classes[:k], probabilities=self.probabilities[:k])
+
+    def to_dict(self) -> PredictionDict:
+        """Return the row of JSON, JSONL and the server."""
+        if self.error:
+            return {"path": self.path, "error": self.error}
+        row: PredictionDict = {
+            "path": self.path,
+            "classes": [
+                {"class": name, "probability": round(probability, DECIMALS)}
+                for name, probability in zip(self.classes, self.probabilities, strict=True)
+            ],
+        }
+        if self.notes:
+            row["notes"] = [*self.notes]
+        return row
+
+    def to_cells(self, top_k: int) -> list[str | float | None]:
+        """Return the row of CSV and Parquet under `column_names(top_k)`; absent is None."""
+        pairs = zip(self.classes, self.probabilities, strict=True)
+        cells = [cell for name, value in pairs for cell in (name, round(value, DECIMALS))]
+        padding = [None] * (2 * top_k - len(cells))
+        return [self.path, *cells, *padding, "; ".join(self.notes), self.error]
+
+
+def column_names(top_k: int) -> list[str]:
+    """Return the columns of CSV and Parquet for `top_k` classes per image."""
+    ranks: Sequence[str] = ["", *(f"_{rank}" for rank in range(2, top_k + 1))]
+    columns = [f"{name}{rank}" for rank in ranks for name in ("class", "probability")]
+    return ["path", *columns, "notes", "error"]

@@ -1,0 +1,96 @@
+"""The request of a prediction job, checked before anything expensive is imported."""
+
+from dataclasses import dataclass, field
+
+from vitft.predict.output import RESUMABLE, Shard
+from vitft.predict.rows import choose_format
+from vitft.system.errors import UsageError
+
+ENGINES = ("auto", "numpy", "torch")
+STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictRequest:
+    """Options of `vitft predict`.
+
+    Raises:
+        UsageError: An impossible value, or options that contradict each other.
+    """
+
+    images: tuple[str, ...] = ()
+    """Files, folders, patterns, addresses, or - for standard input."""
+    lists: tuple[str, ...] = ()
+    """Files that list images."""
+    run: str | None = None
+    """Run folder or checkpoint; None: the latest run."""
+    device: str = "auto"
+    top_k: int = 1
+    """Classes per image."""
+    format: str | None = None
+    """One of `rows.FORMATS`; None: table, or what the suffix of `out` implies."""
+    out: str | None = None
+    """File of rows; None: rows are passed to `write` of `run_prediction`."""
+    resume: bool = False
+    """Whether an unfinished `out` is continued."""
+    threshold: float | None = None
+    """Predictions with a smaller probability are noted as not sure."""
+    precision: float | None = None
+    """Chooses the threshold: precision on the run's validation images above it."""
+    tta: bool = False
+    """Whether the logits of each image and its mirror image are averaged."""
+    explain: str | None = None
+    """New folder for pictures of where the model looked."""
+    dtype: str = "fp32"
+    """fp32 or bf16."""
+    engine: str = "auto"
+    """One of `ENGINES`."""
+    shard: Shard = field(default_factory=Shard)
+    """The part of the images that this process predicts."""
+
+    @property
+    def style(self) -> str:
+        """The format of the rows."""
+        return choose_format(self.format, self.out)
+
+    def __post_init__(self) -> None:
+        if not self.images and not self.lists:
+            raise UsageError(
+                "no IMAGE was given", fix="name files, folders, addresses, - or --list FILE"
+            )
+        self.check_numbers()
+        is_resumable = self.out is not None and self.style in RESUMABLE
+        if self.resume and not is_resumable:
+            raise UsageError(
+                "--resume needs a file of rows", fix="add --out FILE.jsonl or FILE.csv"
+            )
+        if self.shard.world > 1 and (not is_resumable or STDIN in self.images):
+            raise UsageError(
+                "several processes need inputs that each can read and rows that can be merged",
+                fix="add --out FILE.jsonl (or .csv), and give a list instead of standard input",
+            )
+        if self.engine == "numpy":
+            for option, is_used in (
+                ("--explain", self.explain is not None),
+                ("--dtype bf16", self.dtype != "fp32"),
+            ):
+                if is_used:
+                    raise UsageError(f"{option} needs torch", fix="leave --engine numpy out")
+
+    def check_numbers(self) -> None:
+        """Refuse counts and fractions outside of their range.
+
+        Raises:
+            UsageError: With the value.
+        """
+        if self.top_k < 1:
+            raise UsageError(f"invalid --top-k {self.top_k}", fix="use at least 1")
+        if self.threshold is not None and self.precision is not None:
+            raise UsageError(
+                "--threshold and --precision both set the threshold", fix="leave one of them out"
+            )
+        for option, value in (("threshold", self.threshold), ("precision", self.precision)):
+            if value is not None and not 0 < value <= 1:
+                raise UsageError(
+                    f"invalid --{option} {value}", fix="use a number above 0, up to 1, e.g. 0.95"
+                )

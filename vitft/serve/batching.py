@@ -1,0 +1,196 @@
+"""Queue of images that are decoded in threads and predicted in batches.
+
+A batch is whatever is queued when the model becomes free, so a single image never waits for others,
+and the batches grow with the load. The number of images in the queue is limited; further ones are
+refused at once, so the waiting time is limited, too.
+"""
+
+import asyncio
+import io
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitft.explain import overlay, relevance_map
+from vitft.models.vit import VisionTransformer
+from vitft.predict.engine import LoadedImage, Pipeline, Views, decode_view
+from vitft.predict.postprocess import FloatArray, Postprocess
+from vitft.predict.prediction import Prediction
+from vitft.predict.torch_engine import Predictor
+from vitft.serve.limits import MAX_BATCH, MAX_IMAGE_PIXELS, MAX_SCANS, TIDY_SECONDS, ServeLimits
+from vitft.serve.thread_pool import BlockingPool
+from vitft.system.errors import ImageError
+from vitft.system.malloc import give_back
+
+SCAN_MARKER = b"\xff\xda"
+"""Starts each scan of a JPEG; within coded data 0xff is always followed by 0."""
+
+
+class QueueFullError(Exception):
+    """The queue has no place for further images."""
+
+
+@dataclass(eq=False, slots=True)
+class PendingImage:
+    """A decoded image that waits for the model."""
+
+    name: str
+    view: Views
+    """(S, S, 3)"""
+    prediction: "asyncio.Future[Prediction]"
+
+
+class BatchQueue:
+    """A model that serves many clients at once; used within one event loop.
+
+    Args:
+        predictor: The model.
+        postprocess: How its scores become predictions; `predict` cuts them to its own `top_k`.
+        limits: Size of the queue and of requests.
+
+    Raises:
+        RunError: The model's scores are not finite.
+    """
+
+    def __init__(self, predictor: Predictor, postprocess: Postprocess, limits: ServeLimits) -> None:
+        self.predictor, self.limits = predictor, limits
+        self.classes, self.transform = predictor.classes, predictor.transform
+        self.pipeline = Pipeline(predictor, postprocess)
+        self.admitted = 0
+        self.num_admitted = 0
+        """Images admitted since the start."""
+        self.pending: deque[PendingImage] = deque()
+        self.has_pending = asyncio.Event()
+        blank = np.zeros((*self.transform.image_size, 3), np.uint8)
+        self.pipeline.predict_batch([LoadedImage("", blank)])  # fails now if weights are damaged
+
+    @property
+    def can_explain(self) -> bool:
+        """Whether the model's attention is accessible: not that of timm's models."""
+        return isinstance(self.predictor.model, VisionTransformer)
+
+    async def serve(self) -> None:
+        """Predict queued images until cancelled."""
+        spare_cores = (os.cpu_count() or 1) - 1  # one is left for the event loop
+        self.decoders = BlockingPool(max(1, min(4, spare_cores)), "decode")
+        self.model_thread = BlockingPool(1, "model")
+        tidying = asyncio.create_task(self.return_memory())
+        try:
+            while True:
+                await self.has_pending.wait()
+                await self.predict_batch(self.next_batch())
+        finally:
+            tidying.cancel()
+            self.decoders.close()
+            self.model_thread.close()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether not even one image can be admitted."""
+        return self.admitted >= self.limits.queue
+
+    @contextmanager
+    def admit(self, count: int) -> Iterator[None]:
+        """Reserve places for `count` images until they are answered.
+
+        Raises:
+            QueueFullError: There are not enough places.
+        """
+        if self.admitted + count > self.limits.queue:
+            raise QueueFullError
+        self.admitted += count
+        self.num_admitted += count
+        try:
+            yield
+        finally:
+            self.admitted -= count
+
+    async def predict(self, data: bytes, name: str, top_k: int) -> Prediction:
+        """Predict the bytes of an image file; an unusable one has an error and no classes."""
+        try:
+            view = await self.decoders.run(self.view, data, name)
+        except ImageError as error:
+            return Prediction(path=name, error=error.reason)
+        image = PendingImage(name, view, asyncio.get_running_loop().create_future())
+        self.pending.append(image)
+        self.has_pending.set()
+        return (await image.prediction).top(top_k)
+
+    async def explain(self, data: bytes, name: str, target: int | None) -> bytes:
+        """Return a PNG of the view under its relevance for a class (default: the best).
+
+        Raises:
+            ImageError: The image cannot be decoded.
+        """
+        view = await self.decoders.run(self.view, data, name)
+        heat = await self.model_thread.run(self.relevance, view, target)
+        return await self.decoders.run(overlay_png, view, heat)
+
+    async def return_memory(self) -> None:
+        """Return freed memory to the system from time to time."""
+        seen = self.num_admitted
+        while True:
+            await asyncio.sleep(TIDY_SECONDS)
+            if self.num_admitted != seen:
+                seen = self.num_admitted if self.admitted == 0 else -1  # again when all is done
+                await asyncio.to_thread(give_back)
+
+    def next_batch(self) -> list[PendingImage]:
+        """Take images from the front of the queue, except those whose request was cancelled."""
+        batch: list[PendingImage] = []
+        while self.pending and len(batch) < MAX_BATCH:
+            image = self.pending.popleft()
+            if not image.prediction.done():
+                batch.append(image)
+        if not self.pending:
+            self.has_pending.clear()
+        return batch
+
+    async def predict_batch(self, batch: list[PendingImage]) -> None:
+        """Predict a batch; an exception is passed on to every request in it."""
+        if not batch:
+            return
+        results: list[Prediction] | Exception
+        try:
+            loaded = [LoadedImage(image.name, image.view) for image in batch]
+            results = await self.model_thread.run(self.pipeline.predict_batch, loaded)
+        except Exception as error:  # raised again by each request
+            results = error
+        for i, image in enumerate(batch):
+            if image.prediction.done():
+                continue
+            if isinstance(results, Exception):
+                image.prediction.set_exception(results)
+            else:
+                image.prediction.set_result(results[i])
+
+    def view(self, data: bytes, name: str) -> Views:
+        """Preprocess an image file: (S, S, 3).
+
+        Raises:
+            ImageError: It cannot be decoded, or decoding it would take too long.
+        """
+        if data.startswith(b"\xff\xd8") and data.count(SCAN_MARKER) > MAX_SCANS:
+            raise ImageError(name, f"a JPEG of more than {MAX_SCANS} scans")
+        return decode_view(data, name, self.transform, max_pixels=MAX_IMAGE_PIXELS)
+
+    def relevance(self, view: Views, target: int | None) -> FloatArray:
+        """Return the relevance (gh, gw) of a view's patches for a class, from 0 to 1."""
+        targets = None if target is None else torch.tensor([target])
+        heat: FloatArray = relevance_map(
+            self.predictor.model, self.predictor.inputs(view[None]), targets
+        )[0]
+        return heat
+
+
+def overlay_png(view: Views, heat: FloatArray) -> bytes:
+    """Draw heat (gh, gw) over a view (S, S, 3) as a PNG without metadata."""
+    buffer = io.BytesIO()
+    overlay(Image.fromarray(view), heat).save(buffer, "PNG")
+    return buffer.getvalue()

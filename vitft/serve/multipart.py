@@ -1,0 +1,116 @@
+"""Parser of multipart/form-data bodies (RFC 7578): python-multipart with our limits, in memory.
+
+Uploads never touch the disk, and a form with too many parts is refused at the first one too many.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from vitft.serve.limits import MAX_HEADER_LINES, PART_HEADERS
+
+MAX_NAME = 255
+"""Characters of a file name that are kept."""
+
+logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # not to stderr
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """One uploaded file."""
+
+    name: str
+    """The client's name for it, which is never used as a path; may be empty."""
+    data: bytes
+
+
+class FormError(Exception):
+    """A damaged form, or one that exceeds a limit; the text is sent to the client."""
+
+
+class FormReader:
+    """Callbacks of the parser, which collect files."""
+
+    def __init__(self, max_files: int) -> None:
+        self.max_files = max_files
+        self.files: list[Upload] = []
+        self.field, self.value = bytearray(), bytearray()
+        self.name: str | None = None
+        self.chunks: list[bytes] = []
+        self.num_parts = 0
+        self.is_complete = False
+
+    def on_part_begin(self) -> None:
+        self.num_parts += 1
+        if self.num_parts > self.max_files:
+            raise FormError(f"more than {self.max_files} files in one request")
+        self.name, self.chunks = None, []
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self.field += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self.value += data[start:end]
+
+    def on_header_end(self) -> None:
+        if self.field.lower() == b"content-disposition":
+            kind, options = parse_options_header(bytes(self.value))
+            if kind == b"form-data" and b"filename" in options:
+                self.name = options[b"filename"].decode("utf-8", "replace")[:MAX_NAME]
+        self.field.clear()
+        self.value.clear()
+
+    def on_headers_finished(self) -> None:
+        if self.name is None:
+            raise FormError("a part of the form is not a file")
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        self.chunks.append(data[start:end])
+
+    def on_part_end(self) -> None:
+        self.files.append(Upload(self.name or "", b"".join(self.chunks)))
+
+    def on_end(self) -> None:
+        self.is_complete = True
+
+
+def read_form(body: bytes, content_type: str, *, max_files: int) -> list[Upload]:
+    """Parse the files of a multipart/form-data body, in order.
+
+    Raises:
+        FormError: The form is damaged, incomplete or empty, or exceeds a limit.
+    """
+    boundary = parse_options_header(content_type)[1].get(b"boundary")
+    if not boundary:
+        raise FormError("the Content-Type has no boundary")
+    reader = FormReader(max_files)
+    try:
+        parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": reader.on_part_begin,
+                "on_header_field": reader.on_header_field,
+                "on_header_value": reader.on_header_value,
+                "on_header_end": reader.on_header_end,
+                "on_headers_finished": reader.on_headers_finished,
+                "on_part_data": reader.on_part_data,
+                "on_part_end": reader.on_part_end,
+                "on_end": reader.on_end,
+            },
+            max_header_count=MAX_HEADER_LINES,
+            max_header_size=PART_HEADERS,
+        )
+        parser.write(body)
+    except FormParserError:
+        raise FormError(
+            "the headers of a part are damaged or too long"
+            if reader.num_parts
+            else "the form does not begin with its boundary"
+        ) from None
+    if not reader.is_complete:
+        raise FormError("the form has no end" if body else "the form does not have its boundary")
+    if not reader.files:
+        raise FormError("the form is empty")
+    return reader.files

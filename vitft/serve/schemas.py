@@ -1,0 +1,65 @@
+"""JSON responses and the schemas that describe them in OpenAPI."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+
+class JsonResponse(Response):
+    """JSON in ASCII, which also escapes class names that are not valid Unicode."""
+
+    media_type = "application/json"
+
+    def __init__(
+        self, status: int, fields: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(json.dumps(fields, allow_nan=False), status, headers)
+
+
+class ClassProbabilitySchema(BaseModel):
+    """A class and its probability."""
+
+    name: str = Field(serialization_alias="class")
+    probability: float = Field(ge=0, le=1)
+
+
+class PredictionSchema(BaseModel):
+    """The prediction for one image, as a row of `vitft predict --format json`."""
+
+    path: str = Field(description="file name as sent; empty for a body that is one image")
+    classes: list[ClassProbabilitySchema] | None = Field(None, description="most probable first")
+    notes: list[str] | None = Field(None, description="not sure; unlike the training images")
+    error: str | None = Field(None, description="why the image has no prediction")
+
+
+class PredictionsSchema(BaseModel):
+    """One prediction per image, in the order of the request."""
+
+    results: list[PredictionSchema]
+
+
+class ErrorSchema(BaseModel):
+    """The reason why a request failed."""
+
+    error: str
+
+
+class LabelsSchema(BaseModel):
+    """Class names and limits."""
+
+    classes: list[str]
+    image_size: list[int] = Field(description="height and width of the model's input in pixels")
+    explains: bool = Field(description="whether POST /explain is available")
+    max_bytes: int = Field(description="largest request body")
+    max_images: int = Field(description="most images in one request")
+
+
+class HealthSchema(BaseModel):
+    """State of the server."""
+
+    status: str
+    waiting: int = Field(description="images in the queue")
+    queue: int = Field(description="size of the queue")
