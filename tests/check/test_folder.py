@@ -210,7 +210,7 @@ def test_a_table_that_does_not_fit_is_refused_before_anything_loads(
 
     assert finetune(image_folder, tiny_weights, "run", "--fixes", "fixes.csv") == 3
 
-    assert "fixes.csv, line 2: 'red/nope.png' is no image" in capsys.readouterr().err
+    assert "fixes.csv, line 2: 'red/nope.png' is not an image" in capsys.readouterr().err
     assert not Path("run").exists()
 
 
@@ -249,7 +249,7 @@ def test_group_duplicates_is_refused_where_the_split_is_given(
     assert finetune(data, tiny_weights, "run", "--group-duplicates", *more) == 2
 
     said = capsys.readouterr().err
-    assert ("needs data.split=random" if kind == "reference" else "brings its own split") in said
+    assert ("needs data.split=random" if kind == "reference" else "has its own split") in said
 
 
 def test_a_run_says_what_it_noticed_about_its_images(

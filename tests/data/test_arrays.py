@@ -96,7 +96,7 @@ def test_a_test_part_beside_a_validation_part_is_set_aside_and_said(tmp_path: Pa
     folder = scan(tmp_path / "set.npz")
 
     assert len(folder.files) == 18
-    assert any("set aside" in note for note in folder.notes)
+    assert any("not used" in note for note in folder.notes)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
@@ -135,7 +135,7 @@ def test_pickles_of_cifar_with_another_digest_are_not_opened(
     place.mkdir()
     (place / "data_batch_1").write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
 
-    with pytest.raises(DataError, match="CIFAR10 does not lie in"):
+    with pytest.raises(DataError, match="CIFAR10 is missing or incomplete in"):
         scan(tmp_path)
 
 
@@ -164,7 +164,7 @@ def test_without_a_network_the_error_says_which_file_goes_where(tmp_path: Path) 
 
 
 def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:
-    with pytest.raises(DataError, match="fix: one of CIFAR10, CIFAR100, MNIST"):
+    with pytest.raises(DataError, match="fix: use one of CIFAR10, CIFAR100, MNIST"):
         scan(data_path("torchvision:Nonsense"))
 
 
@@ -180,7 +180,7 @@ def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:
         pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(4) - 1}, "from -1 to 2",
                      id="negative labels"),
         pytest.param({"x_train": np.zeros((4, 3, 3), np.uint8), "y_train": np.arange(4)},
-                     "no others to validate", id="nothing to validate"),
+                     "none to validate", id="nothing to validate"),
         pytest.param({"x": np.array([object()]), "y": np.arange(1)}, "cannot be read",
                      id="Python objects"),
     ],

@@ -109,7 +109,7 @@ def test_what_a_picture_shows_is_judged() -> None:
         for image in (sharp, soft, Image.new("RGB", (99, 99), "teal"), tall)
     ]
 
-    assert found == [[], ["blurry"], ["blank: one even colour"], ["tiny: 31x64 pixels"]]
+    assert found == [[], ["blurry"], ["blank: one uniform colour"], ["tiny: 31x64 pixels"]]
 
 
 def test_the_smallest_picture_has_a_sketch() -> None:

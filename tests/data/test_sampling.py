@@ -89,7 +89,7 @@ def test_what_an_epoch_is_is_said() -> None:
 
     assert "10 images of each of 3 classes, 30 in all" in said
     assert "an image of rose is used 3.3 times, one of daisy 0.5 times" in said
-    assert "every image once" in describe_epoch([0, 0, 1, 1], ("a", "b"))
+    assert "every image is used once" in describe_epoch([0, 0, 1, 1], ("a", "b"))
 
 
 def test_an_image_that_comes_again_is_cropped_anew(
@@ -157,7 +157,7 @@ def test_a_head_in_front_of_balanced_steps_is_solved_with_equal_classes(
         ),
         pytest.param(
             {"train": {"sampling": "balanced"}, "optim": {"solver": "sgd", "class_weights": True}},
-            "either of them",
+            "both balance",
             id="weights as well",
         ),
         pytest.param({"train": {"sampling": "even"}}, "shuffled or balanced", id="another word"),

@@ -83,8 +83,8 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(here: Path) -> None:
         pytest.param(["photos/*.gif"], [], "no file matches", id="pattern"),
         pytest.param(["empty"], [], "no images in empty", id="folder"),
         pytest.param([], ["none.txt"], "cannot read the list none.txt", id="missing list"),
-        pytest.param([], ["blank.txt"], "names no images", id="empty list"),
-        pytest.param([STDIN], [], "nothing on standard input", id="stdin"),
+        pytest.param([], ["blank.txt"], "is empty", id="empty list"),
+        pytest.param([STDIN], [], "standard input is empty", id="stdin"),
     ],
 )
 def test_what_is_certainly_wrong_is_said_at_once(
@@ -133,7 +133,7 @@ def test_the_column_of_paths_is_found(here: Path, table: str) -> None:
 def test_a_table_without_a_known_column_is_refused_with_the_columns(here: Path) -> None:
     (here / "t.csv").write_text("id,label\n1,rose\n")
 
-    with pytest.raises(UsageError, match=r"no column of t.csv is known to hold paths: id, label"):
+    with pytest.raises(UsageError, match=r"t.csv has no column of paths; its columns: id, label"):
         sources([], lists=["t.csv"])
 
 

@@ -60,7 +60,7 @@ def initial_for(config: Config, folder: Folder) -> tuple[VisionTransformer, Load
 
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
-    """Three kinds of grey bars in an .npz that brings its own split."""
+    """Three kinds of grey bars in an .npz that has its own split."""
     random = np.random.default_rng(0)
     labels = np.arange(45) % 3
     images = random.integers(0, 60, (45, 8, 8))

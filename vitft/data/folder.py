@@ -229,8 +229,8 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
         return
     where = root / folder
     if not names:
-        held = count(loose, "image") if loose else "no images either"
-        problem = f"no class folders in {where}, but {held}"
+        held = count(loose, "image") if loose else "no images"
+        problem = f"no class folders in {where}, which contains {held}"
     else:
         problem = f"need at least 2 classes, found 1 ({names[0]}) in {where}"
     if names and not folder and len(walk.folders_of(names[0])[0]) >= 2:

@@ -110,20 +110,24 @@ def test_blanks_and_accents_of_an_address_are_escaped(site: str) -> None:
 @pytest.mark.parametrize(
     ("path", "limits", "said"),
     [
-        pytest.param("nothing", {}, "the server answers 404 Not Found", id="404"),
+        pytest.param("nothing", {}, "the server responded with 404 Not Found", id="404"),
         pytest.param("announced", {}, "larger than 64 MB", id="says it is large"),
         pytest.param("endless", {"max_bytes": 2**20}, "larger than 1 MB", id="is large"),
-        pytest.param("short", {}, "cut off (9 of 100 bytes)", id="ends too early"),
+        pytest.param("short", {}, "incomplete (9 of 100 bytes)", id="ends too early"),
         pytest.param(
-            "dripping", {"seconds": 0.5}, "no whole answer within 0.5 s", id="a byte a time"
+            "dripping", {"seconds": 0.5}, "no complete response within 0.5 s", id="a byte a time"
         ),
-        pytest.param("silent", {"seconds": 0.5}, "no whole answer within 0.5 s", id="no answer"),
-        pytest.param("ftp", {}, "redirected to what is neither http nor https", id="to ftp"),
-        pytest.param("loop", {}, "redirected too often", id="redirects in a circle"),
+        pytest.param(
+            "silent", {"seconds": 0.5}, "no complete response within 0.5 s", id="no answer"
+        ),
+        pytest.param(
+            "ftp", {}, "redirected to an address that is neither http nor https", id="to ftp"
+        ),
+        pytest.param("loop", {}, "too many redirects", id="redirects in a circle"),
         pytest.param(
             "file",
             {},
-            "the server answers 302 Found - Redirection to url 'file:///etc/passwd' is not allowed",
+            "the server responded with 302 Found - Redirection to url 'file:///etc/passwd' is not allowed",
             id="redirects to a file",
         ),
     ],
@@ -159,6 +163,6 @@ def test_sources_on_the_web_keep_their_place_and_get_their_reason(site: str) -> 
 
     assert [s.name for s in found] == [s.name for s in wanted]
     assert found[1].data == BODY
-    assert found[2].error == "the server answers 404 Not Found"
+    assert found[2].error == "the server responded with 404 Not Found"
     assert found[3] == ImageSource("b.jpg", "b.jpg")
     assert [s.data for s in found[4:]] == [b"/named/%d" % i for i in range(40)]
