@@ -225,7 +225,7 @@ def test_several_processes_answer_every_image_once_in_order(
     assert [p.name for p in Path().glob("together*")] == ["together.csv"]
     capsys.readouterr()
     assert predict(*common) == 2
-    assert "add --out REFERENCE_FILE.jsonl" in capsys.readouterr().err
+    assert "add --out FILE.jsonl" in capsys.readouterr().err
 
 
 def test_unsure_and_foreign_images_are_noted(
@@ -284,8 +284,8 @@ WRONG = [
     (["--precision", "0", "x"], 2, "invalid --precision 0"),
     (["--precision", "0.9", "--threshold", "0.5", "x"], 2, "leave one of them out"),
     (["--precision", "0.9", "photos/00.png"], 5, "has no validation predictions"),
-    (["--resume", "x"], 2, "add --out REFERENCE_FILE.jsonl"),
-    (["--resume", "--out", "x.json", "x"], 2, "add --out REFERENCE_FILE.jsonl"),
+    (["--resume", "x"], 2, "add --out FILE.jsonl"),
+    (["--resume", "--out", "x.json", "x"], 2, "add --out FILE.jsonl"),
     (["--out", "x.doc", "x"], 2, "add --format jsonl"),
     (["--out", "nowhere/x.csv", "x"], 5, "there is no folder nowhere"),
     (["--format", "parquet", "x"], 2, "Parquet cannot be written to the terminal"),
