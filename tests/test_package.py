@@ -121,6 +121,7 @@ HEAVY = {
 """Third-party packages that are slow to import, or optional."""
 LATE_WITH_REASON = {
     "__main__.py: vitft.cli.main": "signal handlers are installed before anything slow is imported",
+    "cli/explain.py: vitft.data.sources": "it imports http and ssl",
     "data/download/fetch.py: fcntl": "POSIX only",
     "system/device.py: resource": "POSIX only",
     "system/rundir.py: fcntl": "POSIX only",

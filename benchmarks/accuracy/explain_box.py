@@ -28,7 +28,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from vitft.data.flowers import FLOWERS_BY_KIND, background, flower_scene, photographed, scatter
-from vitft.explain.attribution import explain, explainable, traced
+from vitft.explain.attribution import explain, require_vit, trace_attention
 from vitft.explain.method import Method
 from vitft.models.checkpoint import Card, build_model, load_checkpoint
 from vitft.models.find import find_model
@@ -53,7 +53,7 @@ def vit_explain(model: VisionTransformer, pixels: Tensor, fusion: str, discard: 
     answers = []
     for image in pixels:
         product = torch.eye(model.config.num_prefix + model.config.grid[0] * model.config.grid[1])
-        for maps, _ in traced(model, model.embed(image[None])):
+        for maps, _ in trace_attention(model, model.embed(image[None])):
             fused = fuse(maps)[0]
             weakest = (
                 fused.flatten()
@@ -167,7 +167,7 @@ def mean_interval(values: np.ndarray) -> str:
 
 def compare(run: str, count: int, methods: list[str]) -> None:
     state, card = load_checkpoint(find_model(run))
-    model = explainable(build_model({k: t.float() for k, t in state.items()}, card.architecture))
+    model = require_vit(build_model({k: t.float() for k, t in state.items()}, card.architecture))
     grid = model.config.grid
     sets = {f.__name__: inputs(card, grid, f, count) for f in (whole, corner, kinds)}
     print(

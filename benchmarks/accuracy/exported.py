@@ -93,20 +93,22 @@ def main() -> int:
     from vitft.data.images import open_image
     from vitft.data.split import Manifest
     from vitft.export import export_run
-    from vitft.export.native import normalised
+    from vitft.export.formats.base import normalised_input
     from vitft.export.plan import plan_export
-    from vitft.export.trained import load_trained, spread
+    from vitft.export.trained import evenly_spaced, load_trained
     from vitft.system.rundir import RunDir
 
     run = Path(args.run)
     manifest = Manifest.read(RunDir(run).split, read_toml(run / "config.toml")["data"]["path"])
-    photos = [str(manifest.locate(row)) for row in spread(manifest.val, args.images)]
+    photos = [str(manifest.locate(row)) for row in evenly_spaced(manifest.val, args.images)]
     trained = load_trained(args.run)
     exact = copy.deepcopy(trained.model).double()
     ours, truth = [], []
     with torch.inference_mode():
         for path in photos:
-            pixels = torch.from_numpy(normalised(trained.card.transform, open_image(path))[None])
+            pixels = torch.from_numpy(
+                normalised_input(trained.card.transform, open_image(path))[None]
+            )
             ours.append(trained.model(pixels)[0].numpy())
             truth.append(exact(pixels.double())[0].numpy())
     mine, right = np.array(ours), np.array(truth)

@@ -83,11 +83,11 @@ def prepare(home: Path, model: str, run: str | None, *, int8: bool) -> None:
         size={"height": config.image_size[0], "width": config.image_size[1]}
     ).save_pretrained(home / "transformers")
     if int8:
-        from vitft.export.int8 import write_int8
+        from vitft.export.formats.int8 import Int8Format
         from vitft.export.trained import load_trained
 
         (home / "int8").mkdir()
-        write_int8(load_trained(str(home)), home / "int8", takes_bytes=True)
+        Int8Format(takes_bytes=True).write(load_trained(str(home)), home / "int8")
 
 
 def photos(data: Path, count: int) -> list[str]:

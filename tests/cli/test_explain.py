@@ -125,7 +125,7 @@ def test_a_class_is_asked_for_by_name(
     assert len(pictures) == 3
     capsys.readouterr()
     assert main(["explain", image, "--run", str(run), "--class", "rod"]) == 2
-    assert "no class 'rod'\n  fix: the nearest: red" in capsys.readouterr().err
+    assert "no class 'rod'\n  fix: use one of its classes, e.g. red" in capsys.readouterr().err
 
 
 def test_bad_files_get_their_reason_and_the_others_their_picture(
@@ -164,7 +164,7 @@ def test_figures_of_the_weights(
 
     assert files_in(Path("a")) == ["distance.png", "filters.png", "positions.png"]
     assert files_in(Path("b")) == ["filters.png", "positions.png"]
-    assert "no distance.png: attention needs images" in capsys.readouterr().err
+    assert "no distance.png: the attention distance needs images" in capsys.readouterr().err
     for path in Path("a").iterdir():
         with Image.open(path, formats=["PNG"]) as figure:
             assert min(figure.size) > 300
@@ -195,7 +195,7 @@ def test_weights_without_a_head_show_their_attention(
     assert main([*command, "--method", "rollout"]) == 0
     assert main(command) == 2
 
-    assert "no classes that patches could be relevant for" in capsys.readouterr().err
+    assert "relevance needs a model with classes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("field", [{"pool": "mean"}, {"registers": 2}, {"distilled": True}])
@@ -223,7 +223,9 @@ def test_runs_of_every_build_are_explained(
         pytest.param(["x.png", "--method", "gradcam"], "invalid choice", id="method"),
         pytest.param(["x.png", "--fusion", "max"], "--fusion does not concern --method", id="idle"),
         pytest.param(["x.png", "--method", "rollout", "--class", "a"], "--class does", id="class"),
-        pytest.param(["x.png", "--method", "rollout", "--discard", "1"], "discard is 1.0", id="1"),
+        pytest.param(
+            ["x.png", "--method", "rollout", "--discard", "1"], "invalid --discard 1.0", id="1"
+        ),
         pytest.param(["x.png", "--block", "1"], "--block does not concern", id="block"),
         pytest.param(["--model", "--arrays"], "--arrays does not concern --model", id="model"),
         pytest.param(["x.png", "--run", "a", "--weights", "b"], "both name a model", id="both"),

@@ -287,7 +287,7 @@ WRONG = [
     (["--resume", "x"], 2, "add --out FILE.jsonl"),
     (["--resume", "--out", "x.json", "x"], 2, "add --out FILE.jsonl"),
     (["--out", "x.doc", "x"], 2, "add --format jsonl"),
-    (["--out", "nowhere/x.csv", "x"], 5, "there is no folder nowhere"),
+    (["--out", "nowhere/x.csv", "x"], 5, "the folder nowhere does not exist"),
     (["--format", "parquet", "x"], 2, "Parquet cannot be written to the terminal"),
     (["--engine", "numpy", "--dtype", "bf16", "x"], 2, "--dtype bf16 needs torch"),
     (["--engine", "numpy", "--explain", "e", "x"], 2, "--explain needs torch"),

@@ -100,7 +100,8 @@ def test_ctrl_c_ends_a_long_decode_at_once(numbered: list[str]) -> None:
     code = (
         "import itertools, sys, numpy\nfrom vitft.data.loading import decode_images\n"
         "paths = itertools.cycle(sys.argv[1:])\n"
-        "for n, _ in enumerate(decode_images(paths, lambda _, image: numpy.array(image), workers=3)):\n"
+        "images = decode_images(paths, lambda _, image: numpy.array(image), workers=3)\n"
+        "for n, _ in enumerate(images):\n"
         "    if n == 50: print('on', flush=True)"
     )
     child = subprocess.Popen(

@@ -10,9 +10,23 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.explain import overlay, relevance_map
-from vitft.explain.attribution import explain, relevance, rollout, scaled, traced, without_weak
-from vitft.explain.heatmaps import Tile, as_png, coloured, contact_sheet, heads_sheet
+from vitft.explain.attribution import (
+    discard_weakest,
+    explain,
+    relevance,
+    relevance_map,
+    rollout,
+    scale_maps,
+    trace_attention,
+)
+from vitft.explain.heatmaps import (
+    SheetTile,
+    apply_colour_map,
+    contact_sheet,
+    heads_sheet,
+    overlay,
+    png_bytes,
+)
 from vitft.explain.method import FUSIONS, Method
 from vitft.explain.model_figures import (
     attention_distance,
@@ -63,7 +77,7 @@ def test_the_traced_answer_is_the_one_of_forward(options: dict[str, Any]) -> Non
     model = random_model(**options)
     pixels = images_for(model)
 
-    steps = list(traced(model, model.embed(pixels)))
+    steps = list(trace_attention(model, model.embed(pixels)))
 
     logits = model.classify(model.pool(steps[-1][1]))
     assert torch.allclose(logits, model(pixels), atol=1e-5)
@@ -122,12 +136,12 @@ def test_discarding_zeroes_the_weakest_of_each_image_but_not_the_class_tokens_ow
     fused = torch.tensor([[[0.01, 0.9, 0.09], [0.2, 0.5, 0.3], [0.6, 0.35, 0.05]]])
     both = torch.cat([fused, fused.flip(1)])
 
-    kept = without_weak(both, 5 / 9)
+    kept = discard_weakest(both, 5 / 9)
 
     # 0.01, 0.05, 0.09, 0.2 and 0.3 are the five weakest; 0.01 stands at the class token's place.
     assert torch.equal(kept[0], torch.tensor([[0.01, 0.9, 0], [0, 0.5, 0], [0.6, 0.35, 0]]))
     assert (kept[1] > 0).sum() == 4
-    assert torch.equal(without_weak(both, 0.0), both)
+    assert torch.equal(discard_weakest(both, 0.0), both)
 
 
 def test_relevance_of_one_block_is_its_map_times_what_the_map_did() -> None:
@@ -226,9 +240,7 @@ def test_an_image_is_explained_alike_alone_and_among_others(
     pixels = images_for(model, 5)
     together = explain(model, pixels, Method()).values
 
-    monkeypatch.setattr(
-        "vitft.explain.attribution.NUMBERS_AT_ONCE", 2 * 3 * 2 * 17**2
-    )  # two images
+    monkeypatch.setattr("vitft.explain.attribution.MAX_WEIGHTS", 2 * 3 * 2 * 17**2)  # two images
     in_parts = explain(model, pixels, Method()).values
     alone = np.concatenate([explain(model, pixels[i : i + 1], Method()).values for i in range(5)])
 
@@ -258,7 +270,7 @@ def test_one_block_and_head_is_that_row_of_its_map() -> None:
     heat = explain(model, pixels, Method(name="attention", block=1, head=1)).values
 
     with torch.no_grad():
-        maps = [maps for maps, _ in traced(model, model.embed(pixels))]
+        maps = [maps for maps, _ in trace_attention(model, model.embed(pixels))]
     assert heat == pytest.approx(maps[1][:, 1, 0, 1:].reshape(2, 4, 4).numpy())
 
 
@@ -270,8 +282,8 @@ def test_one_block_and_head_is_that_row_of_its_map() -> None:
         pytest.param({"name": "attention", "block": -1}, "no block -1", id="negative"),
         pytest.param({"name": "gradcam"}, "'gradcam'.*\n.*rollout", id="method"),
         pytest.param({"fusion": "sum"}, "'sum'.*\n.*max", id="fusion"),
-        pytest.param({"discard": 1.0}, "discard is 1.0", id="discard everything"),
-        pytest.param({"discard": float("nan")}, "discard is nan", id="nan"),
+        pytest.param({"discard": 1.0}, "invalid --discard 1.0", id="discard everything"),
+        pytest.param({"discard": float("nan")}, "invalid --discard nan", id="nan"),
     ],
 )
 def test_what_does_not_exist_is_refused(options: dict[str, Any], message: str) -> None:
@@ -284,13 +296,13 @@ def test_what_does_not_exist_is_refused(options: dict[str, Any], message: str) -
 def test_a_model_without_classes_has_no_relevance_but_a_rollout() -> None:
     model = random_model(num_classes=0)
 
-    with pytest.raises(UsageError, match=r"no classes.*\n.*rollout"):
+    with pytest.raises(UsageError, match=r"no classes\n.*rollout"):
         relevance_map(model, images_for(model))
     assert explain(model, images_for(model), Method(name="rollout")).values.shape == (2, 4, 4)
 
 
 def test_another_makers_model_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match=r"Sequential hides its attention"):
+    with pytest.raises(UsageError, match=r"explain needs .* and the model is Sequential"):
         relevance_map(nn.Sequential(), torch.zeros(1, 3, 16, 16))
 
 
@@ -298,14 +310,14 @@ def test_a_broken_model_is_not_explained() -> None:
     model = random_model()
     nn.init.constant_(model.get_parameter("blocks.0.attn.qkv.bias"), float("nan"))
 
-    with pytest.raises(RunError, match="not finite"):
+    with pytest.raises(RunError, match="infinite or NaN"):
         explain(model, images_for(model), Method(name="rollout"))
 
 
 def test_scaling_goes_from_zero_to_one_and_a_flat_map_shows_nothing() -> None:
     values = np.array([[[1, 2], [3, 5]], [[7, 7], [7, 7]], [[0, 0], [0, 0]]], np.float32)
 
-    shown = scaled(values)
+    shown = scale_maps(values)
 
     assert shown[0].tolist() == [[0, 0.25], [0.5, 1]]
     assert not shown[1:].any()
@@ -329,16 +341,17 @@ def test_an_overlay_glows_where_the_patch_counted_and_leaves_the_image_alone() -
 
 
 def test_heat_grows_brighter_all_the_way() -> None:
-    light = coloured(np.linspace(0, 1, 101, dtype=np.float32)) @ (0.2126, 0.7152, 0.0722)
+    light = apply_colour_map(np.linspace(0, 1, 101, dtype=np.float32)) @ (0.2126, 0.7152, 0.0722)
 
     assert (np.diff(light) > 0).all()
 
 
 def test_sheets_hold_every_tile_whatever_its_text(tmp_path: Any) -> None:
     picture = Image.new("RGB", (30, 20), (255, 0, 0))
-    tiles = [Tile((picture, picture), text) for text in ("a", "long " * 99, "", "花\u202e<b>")] * 2
+    texts = ("a", "long " * 99, "", "花\u202e<b>") * 2
+    tiles = [SheetTile((picture, picture), text) for text in texts]
 
-    sheet = contact_sheet(tiles, side=40)
+    sheet = contact_sheet(tiles, height=40)
     overview = heads_sheet(np.random.default_rng(0).random((3, 2, 4, 6), np.float32))
 
     red = (np.asarray(sheet) == (255, 0, 0)).all(axis=-1).sum()
@@ -352,7 +365,7 @@ def test_a_png_carries_no_metadata_of_its_source() -> None:
     picture.info["comment"] = "secret"
     picture.info["exif"] = b"Exif\x00\x00secret"
 
-    assert b"secret" not in as_png(picture)
+    assert b"secret" not in png_bytes(picture)
 
 
 # figures of the weights -------------------------------------------------------------------------

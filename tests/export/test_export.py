@@ -18,13 +18,12 @@ from vitft.cli.main import main
 from vitft.data.images import open_image
 from vitft.data.transforms import EvalTransform
 from vitft.export import Exported, export_run, export_safetensors, job
-from vitft.export.compare import Compared, check
-from vitft.export.graph import OPSET
-from vitft.export.job import Format
-from vitft.export.native import open_native, write_native
-from vitft.export.plan import FORMATS, plan_export
-from vitft.export.resize import view_difference
-from vitft.export.trained import Sample, load_trained, samples
+from vitft.export.compare import Comparison, check_comparison
+from vitft.export.formats.onnx import OPSET
+from vitft.export.formats.onnx_resize import view_difference
+from vitft.export.formats.safetensors import SafetensorsFormat
+from vitft.export.plan import EXPORT_FORMATS, plan_export
+from vitft.export.trained import LabelledImage, TrainedRun, comparison_images, load_trained
 from vitft.models.pretrained import load_pretrained
 from vitft.models.timm_model import TimmConfig
 from vitft.predict.torch_engine import Predictor
@@ -92,7 +91,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def done(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Every format of one run."""
     out = tmp_path_factory.mktemp("exported") / "all"
-    return export_run(str(run), plan_export([*FORMATS], str(out)))
+    return export_run(str(run), plan_export([*EXPORT_FORMATS], str(out)))
 
 
 def photos(run: Path) -> list[Path]:
@@ -116,7 +115,7 @@ def test_every_tool_opens_its_folder_alone_and_answers_image_by_image_as_predict
 
 
 def test_every_export_is_compared_on_all_validation_images(done: Exported) -> None:
-    assert [row.name for row in done.rows] == [*FORMATS]
+    assert [row.name for row in done.rows] == [*EXPORT_FORMATS]
     assert {row.images for row in done.rows} == {6}
     assert all(row.difference < 1e-5 and row.changed == 0 for row in done.rows[:5])
     assert all(row.size > 0 and row.speed > 0 and row.original_speed > 0 for row in done.rows)
@@ -210,10 +209,12 @@ def test_the_resize_of_a_graph_is_pillows_to_two_grey_levels(
     shapes = [(24, 24), (30, 47), (47, 30), (200, 120), (9, 12), (26, 26), (25, 48)]
     noise = [random.integers(0, 256, (*shape, 3), np.uint8) for shape in shapes]
 
-    found = view_difference(transform, [Sample(Image.fromarray(n), -1) for n in noise], OPSET)
+    found = view_difference(
+        transform, [LabelledImage(Image.fromarray(n), -1) for n in noise], OPSET
+    )
 
     assert found.levels <= 2
-    assert found.share < 0.02
+    assert found.fraction < 0.02
 
 
 def test_a_graph_that_resizes_otherwise_is_refused() -> None:
@@ -225,8 +226,8 @@ def test_a_graph_that_resizes_otherwise_is_refused() -> None:
 
     other = Sharper(image_size=(24, 24), interpolation="bilinear")
 
-    with pytest.raises(RunError, match="resizes otherwise than Pillow"):
-        view_difference(other, [Sample(Image.fromarray(noise), -1)], OPSET)
+    with pytest.raises(RunError, match="resizes differently from Pillow"):
+        view_difference(other, [LabelledImage(Image.fromarray(noise), -1)], OPSET)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ def test_a_resize_that_no_graph_can_say_is_refused(
     size = fields.pop("image_size", (16, 16))
     kept = make_run(tmp_path, config=tiny(3, image_size=size), **fields)
 
-    with pytest.raises(RunError, match=f"--onnx cannot hold this model exactly.*{reason}"):
+    with pytest.raises(RunError, match=f"--onnx cannot represent this model exactly.*{reason}"):
         export_run(str(kept), plan_export(["onnx"], str(tmp_path / "x"), with_resize=True))
 
     assert not (tmp_path / "x").exists()
@@ -338,7 +339,7 @@ def test_what_a_tool_would_compute_otherwise_is_refused_with_the_reason(
 ) -> None:
     kept = make_run(tmp_path, config=tiny(3, **shape))
 
-    with pytest.raises(RunError, match=f"--{form} cannot hold this model exactly.*{reason}"):
+    with pytest.raises(RunError, match=f"--{form} cannot represent this model exactly.*{reason}"):
         export_run(str(kept), plan_export([form], str(tmp_path / "export")))
 
     assert not (tmp_path / "export").exists()
@@ -349,7 +350,7 @@ def test_our_own_file_holds_any_model_and_says_who_opens_it(tmp_path: Path) -> N
 
     done = export_safetensors(str(kept), tmp_path / "export")
 
-    assert "only vitft opens the file" in done.notes[0]
+    assert "only vitft can open the file" in done.notes[0]
     assert [path.name for path in done.folder.iterdir()] == ["model.safetensors"]
     model, report = load_pretrained(tmp_path / "export", pre_logits="keep")
     pixels = torch.randn(2, 3, 16, 16)
@@ -384,24 +385,25 @@ def test_without_a_name_each_export_gets_one_of_its_own(
 def test_an_export_that_answers_differently_is_removed(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_wrongly(trained: Any, folder: Path) -> None:
-        trained.state["head.bias"] += 0.01  # a view of the model's own tensor, so a copy:
-        write_native(trained, folder)
-        trained.state["head.bias"] -= 0.01
+    class Broken(SafetensorsFormat):
+        def write(self, trained: TrainedRun, folder: Path) -> None:
+            state: Any = trained.state  # views of the model's own tensors
+            state["head.bias"] += 0.01
+            super().write(trained, folder)
+            state["head.bias"] -= 0.01
 
-    broken = {"safetensors": Format(write=write_wrongly, open=open_native)}
-    monkeypatch.setattr(job, "formats", lambda _: broken)
+    monkeypatch.setattr(job, "formats_of", lambda _: {"safetensors": Broken()})
 
-    with pytest.raises(RunError, match=r"logits by up to 0\.01, .*nothing was kept"):
+    with pytest.raises(RunError, match=r"logits differ by up to 0\.01, .*was removed"):
         export_safetensors(str(run), tmp_path / "export")
 
     assert not [*tmp_path.iterdir()]
 
 
-def row(**fields: Any) -> Compared:
+def row(**fields: Any) -> Comparison:
     usual: dict[str, Any] = {"name": "onnx", "by": "", "images": 100, "difference": 0.0}
-    usual |= {"largest": 10.0, "changed": 0, "right": (90, 90), "size": 1}
-    return Compared(**{**usual, "speed": 1.0, "original_speed": 1.0, **fields})
+    usual |= {"largest": 10.0, "changed": 0, "correct": (90, 90), "size": 1}
+    return Comparison(**{**usual, "speed": 1.0, "original_speed": 1.0, **fields})
 
 
 @pytest.mark.parametrize(
@@ -417,16 +419,16 @@ def row(**fields: Any) -> Compared:
 )
 def test_the_tolerances(fields: dict[str, Any], is_fine: bool) -> None:
     if is_fine:
-        check(row(**fields))
+        check_comparison(row(**fields))
         return
     with pytest.raises(RunError):
-        check(row(**fields))
+        check_comparison(row(**fields))
 
 
 def test_changed_answers_are_told_as_what_they_cost() -> None:
     assert row(changed=0).cost == ""
-    assert "--onnx names 88.0% of 100 validation images rightly (95 % interval 80." in (
-        row(changed=4, right=(90, 88)).cost
+    assert "--onnx has an accuracy of 88.0% on 100 validation images (95 % interval 80." in (
+        row(changed=4, correct=(90, 88)).cost
     )
 
 
@@ -445,8 +447,8 @@ def test_without_the_images_noise_is_compared_and_said_so(
 def test_images_are_drawn_from_all_classes(run: Path) -> None:
     trained = load_trained(str(run))
 
-    assert [sample.label for sample in samples(trained, 3)] == [0, 1, 2]
-    assert [sample.label for sample in samples(trained, 64)] == [0, 0, 1, 1, 2, 2]
+    assert [sample.label for sample in comparison_images(trained, 3)] == [0, 1, 2]
+    assert [sample.label for sample in comparison_images(trained, 64)] == [0, 0, 1, 1, 2, 2]
 
 
 INTERRUPTED = """
@@ -491,20 +493,20 @@ def test_files_that_appear_meanwhile_are_kept(tmp_path: Path) -> None:
 # the door -----------------------------------------------------------------------------------------
 
 WRONG = [
-    (["export"], 2, "no format given"),
-    (["export", "--timm", "--with-preprocessing"], 2, "concerns graphs only"),
-    (["export", "--onnx", "--images", "0"], 2, "--images is 0"),
-    (["export", "--onnx", "--int8", "--with-resize"], 2, "concerns one ONNX graph"),
-    (["export", "--timm", "--with-resize"], 2, "concerns one ONNX graph"),
-    (["export", "--onnx", "--private"], 2, "concern a push"),
-    (["export", "--timm", "--push-to-hub", "flowers"], 2, "names no repository"),
-    (["export", "--timm", "--push-to-hub", "me/../x"], 2, "names no repository"),
-    (["export", "--onnx", "--push-to-hub", "me/x"], 2, "one format"),
-    (["export", "--timm", "--safetensors", "--push-to-hub", "me/x"], 2, "one format"),
+    (["export"], 2, "no export format given"),
+    (["export", "--timm", "--with-preprocessing"], 2, "only for formats that contain"),
+    (["export", "--onnx", "--images", "0"], 2, "invalid --images 0"),
+    (["export", "--onnx", "--int8", "--with-resize"], 2, "only for --onnx"),
+    (["export", "--timm", "--with-resize"], 2, "only for --onnx"),
+    (["export", "--onnx", "--private"], 2, "need --push-to-hub"),
+    (["export", "--timm", "--push-to-hub", "flowers"], 2, "invalid --push-to-hub"),
+    (["export", "--timm", "--push-to-hub", "me/../x"], 2, "invalid --push-to-hub"),
+    (["export", "--onnx", "--push-to-hub", "me/x"], 2, "only one format"),
+    (["export", "--timm", "--safetensors", "--push-to-hub", "me/x"], 2, "only one format"),
     (["export", "--timm", "--out", "full"], 5, "is not empty"),
     (["export", "--timm", "--out", "full/file"], 5, "cannot write"),
     (["export", "--timm", "--run", "nowhere"], 5, "no model in nowhere"),
-    (["export", "--timm", "--run", "hf:flowers"], 4, "names no repository of the hub"),
+    (["export", "--timm", "--run", "hf:flowers"], 4, "invalid hub name"),
     (["export", "--tim"], 2, "did you mean --timm?"),
 ]
 
@@ -548,7 +550,7 @@ def test_a_push_without_a_token_is_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
-    with pytest.raises(UsageError, match="needs a token"):
+    with pytest.raises(UsageError, match="needs a hub token"):
         plan_export(["timm"], None, repo="me/flowers")
 
 

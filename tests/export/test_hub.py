@@ -16,10 +16,10 @@ from tests.models.pretrained.test_fetch import in_child
 from tests.support.export_run import make_run
 from tests.support.hub_server import HubServer, Repo
 from vitft.export import export_run
-from vitft.export.card import text, write_readme
-from vitft.export.compare import Compared
+from vitft.export.card import markdown_text, write_readme
+from vitft.export.compare import Comparison
 from vitft.export.plan import plan_export
-from vitft.export.trained import load_trained, public
+from vitft.export.trained import load_trained, without_paths
 from vitft.models.checkpoint import Provenance
 
 WRITER = "hf_mayWrite"
@@ -128,15 +128,15 @@ def test_a_pushed_model_is_predicted_with_and_opened_by_timm(
 # the card -----------------------------------------------------------------------------------------
 
 
-def compared() -> Compared:
-    return Compared(
+def compared() -> Comparison:
+    return Comparison(
         name="timm",
         by="timm 1.2",
         images=6,
         difference=1e-7,
         largest=3.0,
         changed=0,
-        right=(3, 3),
+        correct=(3, 3),
         size=9,
         speed=1.0,
         original_speed=1.0,
@@ -174,11 +174,11 @@ def test_hostile_names_stay_text_in_the_model_card(tmp_path: Path) -> None:
     "name", ["www.evil.example", "http://evil.example", "![x](y)", "a@b.example", "\\", "<!--"]
 )
 def test_no_name_becomes_a_link_or_an_image(name: str) -> None:
-    rendered = MarkdownIt("commonmark", {"html": True}).enable("table").render(text(name))
+    rendered = MarkdownIt("commonmark", {"html": True}).enable("table").render(markdown_text(name))
 
     assert "<a" not in rendered
     assert "<img" not in rendered
-    assert all(c.isalnum() or c in " -&#;" for c in text(name))
+    assert all(c.isalnum() or c in " -&#;" for c in markdown_text(name))
 
 
 def test_the_card_says_how_sure_the_figure_is_and_which_classes_are_weak(tmp_path: Path) -> None:
@@ -187,9 +187,9 @@ def test_the_card_says_how_sure_the_figure_is_and_which_classes_are_weak(tmp_pat
     write_readme(load_trained(str(kept)), tmp_path, "me/flowers", compared())
 
     card = (tmp_path / "README.md").read_text()
-    assert "Accuracy 50.0% (95 % interval 20.0% to 80.0%) on 6 validation images" in card
+    assert "Accuracy 50.0 % (95 % interval 20.0 to 80.0 %) on 6 held-out validation images" in card
     assert "slightly optimistic" in card
-    assert "| green | 2 | 50.0% | – |" in card
+    assert "| green | 2 | 50.0 % | – |" in card
     assert 'timm.create_model("hf-hub:me/flowers", pretrained=True)' in card
     assert "vitft predict --run hf:me/flowers photo.jpg" in card
     assert str(tmp_path) not in card
@@ -213,4 +213,4 @@ def test_a_published_file_does_not_tell_where_the_weights_lay(tmp_path: Path) ->
 
     card = load_trained(str(done.folder)).card
     assert card.weights["source"] == "noise.safetensors"
-    assert public(card) == card
+    assert without_paths(card) == card

@@ -17,7 +17,7 @@ from vitft.data.folder import Folder, scan
 from vitft.data.images import read_bytes
 from vitft.data.labelled import find_labelled
 from vitft.export.job import export_run
-from vitft.export.plan import Order
+from vitft.export.plan import ExportPlan
 from vitft.metrics.softmax import softmax
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.initial import new_model
@@ -250,7 +250,7 @@ def test_a_model_is_not_given_to_libraries_that_lack_a_part_of_it(
 
     for kind in ("timm", "transformers"):
         with pytest.raises(RunError, match=word):
-            export_run(str(tmp_path / "run"), Order(formats=(kind,), out=tmp_path / kind))
+            export_run(str(tmp_path / "run"), ExportPlan(formats=(kind,), out=tmp_path / kind))
 
 
 def test_a_model_behind_convolutions_is_a_run_like_any_other(digits: Path, tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_model_behind_convolutions_is_a_run_like_any_other(digits: Path, tmp_p
     assert result.figures["top1"] > 0.6  # a third by chance
     judged = evaluate(find_labelled(digits), str(tmp_path / "run"), device="cpu")
     assert judged.results["top1"] == pytest.approx(result.figures["top1"])
-    export_run(str(tmp_path / "run"), Order(formats=("onnx",), out=tmp_path / "onnx"))
+    export_run(str(tmp_path / "run"), ExportPlan(formats=("onnx",), out=tmp_path / "onnx"))
     # Its own weights begin another run, of images in colour and of another size.
     colours = draw_folder(tmp_path / "colours", per_class=4)
     again = config_from_table({

@@ -1,4 +1,4 @@
-"""Runs side by side: the same images, and whether the difference is more than chance."""
+"""Comparison of runs: shared images, significance of the differences, page and JSON."""
 
 import json
 from pathlib import Path
@@ -11,16 +11,16 @@ from tests.support.run_files import HOSTILE, make_run
 from vitft.cli.main import main
 from vitft.metrics.significance import holm, mcnemar, paired_interval, sample_size
 from vitft.report import write_comparison
-from vitft.report.comparison import Comparison, compare
+from vitft.report.comparison import Comparison, compare_runs
 from vitft.report.run_files import read_run
 from vitft.system.errors import RunError, UsageError
 
 
 def compared(*runs: Path) -> Comparison:
-    return compare([read_run(run) for run in runs])
+    return compare_runs([read_run(run) for run in runs])
 
 
-# chance -------------------------------------------------------------------------------------------
+# statistics --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 0), (1, 0), (5, 5), (3, 12), (40, 17), (200, 301)])
@@ -39,9 +39,7 @@ def test_mcnemar_is_the_exact_binomial_test(one: int, other: int) -> None:
         pytest.param([0.9, 0.8], [1.0, 1.0], id="never over one"),
     ],
 )
-def test_holm_corrects_for_how_many_pairs_were_looked_at(
-    raw: list[float], corrected: list[float]
-) -> None:
+def test_holm_corrects_for_the_number_of_pairs(raw: list[float], corrected: list[float]) -> None:
     assert holm(raw) == pytest.approx(corrected)
 
 
@@ -62,10 +60,10 @@ def test_the_interval_of_a_difference_covers_it_in_95_of_100_draws() -> None:
 
 def test_sample_size_an_interval_are_those_of_the_normal_formula() -> None:
     assert sample_size(0.04, 0.5) == 601  # 1.96^2 * 0.25 / 0.04^2
-    assert sample_size(0.04, 1.0) == 25  # a share of one is not known to be one
+    assert sample_size(0.04, 1.0) == 25  # an accuracy of 1 on a sample is not certain
 
 
-# pairing ------------------------------------------------------------------------------------------
+# comparison --------------------------------------------------------------------------------------
 
 
 def test_two_runs_on_one_split_are_tested_on_all_images(tmp_path: Path) -> None:
@@ -77,16 +75,16 @@ def test_two_runs_on_one_split_are_tested_on_all_images(tmp_path: Path) -> None:
     assert result.shared == 150
     assert list(result.notes) == []
     (pair,) = result.pairs
-    assert pair.only_one - pair.only_other == result.rights[0] - result.rights[1]
-    assert pair.p == mcnemar(pair.only_one, pair.only_other) < 0.001
-    assert result.verdict(pair).startswith("A is better than B on these images: by ")
+    assert pair.only_first - pair.only_second == result.rights[0] - result.rights[1]
+    assert pair.p == mcnemar(pair.only_first, pair.only_second) < 0.001
+    assert result.conclusion(pair).startswith("A is better than B on these images by ")
 
 
-def test_equal_runs_are_not_told_apart(tmp_path: Path) -> None:
+def test_equal_runs_are_equally_accurate(tmp_path: Path) -> None:
     result = compared(make_run(tmp_path / "a"), make_run(tmp_path / "b"))
 
     assert result.pairs[0].p == 1
-    assert result.verdict_lines() == ["A and B are right equally often on these images"]
+    assert result.conclusions() == ["A and B are equally accurate on these images"]
 
 
 def test_of_different_splits_only_the_shared_images_are_compared(tmp_path: Path) -> None:
@@ -95,7 +93,9 @@ def test_of_different_splits_only_the_shared_images_are_compared(tmp_path: Path)
     result = compared(more, fewer)
 
     assert result.shared == 12
-    assert result.notes[0].startswith("The splits differ: the runs held back 18, 12 images; only")
+    assert result.notes[0].startswith(
+        "The splits differ: the runs have 18, 12 validation images, and"
+    )
 
 
 def test_without_shared_images_nothing_is_tested(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_an_image_with_two_labels_is_left_out(tmp_path: Path) -> None:
     result = compared(one, other)
 
     assert result.shared == 11
-    assert "1 shared image carried different labels and is left out." in result.notes
+    assert "1 shared image has different labels and is left out." in result.notes
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="named twice"):
         compared(run, run)
-    with pytest.raises(RunError, match="did not keep what it answered"):
+    with pytest.raises(RunError, match="it has no validation"):
         compared(run, old)
 
 
@@ -138,16 +138,16 @@ def test_three_runs_are_three_pairs_and_one_page(tmp_path: Path) -> None:
 
     result = compared(*runs)
 
-    assert [(p.one, p.other) for p in result.pairs] == [(0, 1), (0, 2), (1, 2)]
+    assert [(p.first, p.second) for p in result.pairs] == [(0, 1), (0, 2), (1, 2)]
     page = check_harmless(write_comparison(result, tmp_path / "page.html").read_text())
-    assert "corrected by Holm for 3 pairs" in page.text
+    assert "with Holm's correction for 3 pairs" in page.text
     disputed = sum(image.disputed for image in result.images)
-    assert f"Where they disagree ({disputed})" in page.text
+    assert f"Images with different predictions ({disputed})" in page.text
     figures = [tag for tag, a in page.elements if tag == "figure" and a.get("class") == "card"]
     assert len(figures) == disputed > 0
 
 
-# the door -----------------------------------------------------------------------------------------
+# the command -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_compare_prints_a_table_and_never_overwrites_a_page(
     assert "only one run to compare" in captured.err
 
 
-def test_compare_answers_machines_in_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_prints_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(here / "a"), make_run(here / "b", seed=1, hardness=2)
 
     main(["compare", "a", "b", "--format", "json", "--out", "page.html"])

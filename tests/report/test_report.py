@@ -19,10 +19,10 @@ from vitft.cli.main import build_parser, main
 from vitft.config.run import config_from_table, merge_settings, to_toml
 from vitft.report import charts, palette, svg, write_report
 from vitft.report.advice import advise
-from vitft.report.html import source
+from vitft.report.html import digest_source
+from vitft.report.reproduce import command_of
 from vitft.report.run_files import Run, find_run, read_run
-from vitft.report.run_page import epochs
-from vitft.report.summary import command_of
+from vitft.report.run_page import epochs_section
 from vitft.system.errors import DataError, RunError, VitftError
 from vitft.system.text import listing
 
@@ -102,8 +102,8 @@ def check_harmless(html: str) -> Page:
         a["content"] or "" for tag, a in page.elements if a.get("http-equiv") and tag == "meta"
     ]
     assert policy.startswith("default-src 'none'; ")
-    assert f"script-src {source(page.words['script'][0])};" in policy
-    assert f"style-src {source(page.words['style'][0])};" in policy
+    assert f"script-src {digest_source(page.words['script'][0])};" in policy
+    assert f"style-src {digest_source(page.words['style'][0])};" in policy
     assert "unsafe" not in policy
     return page
 
@@ -119,15 +119,17 @@ def test_a_stranger_learns_what_was_trained_how_good_it_is_what_is_weak_and_what
 
     page = check_harmless(write_report(run).read_text())
 
-    assert "tells 3 classes apart (daisy, poppy and rose). It learned from 18 images" in page.text
-    assert "12 more images were held back to measure it" in page.text
+    assert (
+        "distinguishes 3 classes (daisy, poppy and rose). It was trained on 18 images" in page.text
+    )
+    assert "evaluated on 12 other images, the validation images." in page.text
     right, low = 100 * figures["top1"], 100 * figures["top1_interval"][0]
-    assert f"It names {right:.1f} % of the 12 held-back images right." in page.text
-    assert f"expect {low:.1f} to" in page.text
+    assert f"It classifies {right:.1f} % of the 12 validation images correctly" in page.text
+    assert f"(95 % interval: {low:.1f} to" in page.text
     worst = min(figures["per_class"], key=lambda name: figures["per_class"][name]["recall"])
-    assert f"The weakest class is {worst}:" in page.text
+    assert f"The weakest class is {worst}, with a recall of" in page.text
     assert "What to do next" in page.text
-    assert "Look at the 1 image whose label is in doubt." in page.text
+    assert "Review the label of 1 image." in page.text
     assert "vitft finetune --data photos/flowers --weights demo" in page.text
     assert "cd" * 32 in page.text
     assert "torch" in page.text
@@ -137,8 +139,8 @@ def test_a_stranger_learns_what_was_trained_how_good_it_is_what_is_weak_and_what
     ("weights", "words"),
     [
         ("demo", "was pretrained (weights: demo)"),
-        ("none", "began with random weights"),
-        ("random:demo", "began with random weights"),
+        ("none", "was initialised at random"),
+        ("random:demo", "was initialised at random"),
     ],
 )
 def test_what_began_at_random_is_not_called_pretrained(
@@ -164,7 +166,7 @@ def test_every_section_with_something_to_show_is_in_the_contents(tmp_path: Path)
     ("missing", "gone"),
     [
         pytest.param("validation.npz", "mistakes", id="scores of an older run"),
-        pytest.param("audit.json", "suspects", id="no check of the folder"),
+        pytest.param("audit.json", "audit", id="no check of the folder"),
         pytest.param("metrics.jsonl", "training", id="no log"),
         pytest.param("split.csv", "balance", id="no split"),
         pytest.param("config.toml", None, id="no settings"),
@@ -183,7 +185,7 @@ def test_what_a_run_lacks_is_left_out_and_the_rest_stands(
     page = check_harmless(write_report(run).read_text())
 
     ids = {attributes.get("id") for tag, attributes in page.elements if tag == "section"}
-    assert {"summary", "again"} <= ids
+    assert {"summary", "reproduce"} <= ids
     assert len(ids) >= 8 if missing == "split.csv" else len(ids) >= 7
     assert gone not in ids
 
@@ -193,15 +195,15 @@ def test_nothing_but_an_empty_start_still_makes_a_page(tmp_path: Path) -> None:
 
     page = check_harmless(write_report(tmp_path).read_text())
 
-    assert "Nothing was measured: the run is marked “failed”." in page.text
+    assert "Nothing was evaluated: the status of the run is “failed”." in page.text
 
 
 @pytest.mark.parametrize(
     ("name", "change", "caution"),
     [
         ("environment.json", {"status": "interrupted"}, "interrupted; these are the best weights"),
-        ("environment.json", {"status": "running"}, "may not have come to its end"),
-        ("eval.json", {"selected_on_validation": True, "epochs": 9}, "Epoch 1 of 9 did best"),
+        ("environment.json", {"status": "running"}, "it may be incomplete"),
+        ("eval.json", {"selected_on_validation": True, "epochs": 9}, "Epoch 1 of 9 was selected"),
     ],
 )
 def test_what_may_flatter_the_figures_is_said(
@@ -219,7 +221,7 @@ def test_epochs_make_training_curves(tmp_path: Path) -> None:
     page = check_harmless(write_report(run).read_text())
 
     labels = [a["aria-label"] for tag, a in page.elements if tag == "svg" and "aria-label" in a]
-    assert {"Loss over epochs", "Accuracy over epochs"} <= {*labels}
+    assert {"Loss by epoch", "Accuracy by epoch"} <= {*labels}
     assert "Training curves" in page.text
 
 
@@ -227,10 +229,10 @@ def test_epochs_of_several_stages_are_counted_through(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epochs=True)
     (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() * 2)
 
-    curves = epochs(read_run(run))
+    curves = epochs_section(read_run(run))
 
     assert curves is not None
-    assert [row[0] for row in curves["rows"]] == [1, 2, 3, 4, 5, 6]
+    assert [row[0] for row in curves.rows] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_run_that_did_not_look_for_doubtful_labels_says_so(tmp_path: Path) -> None:
@@ -240,7 +242,7 @@ def test_a_run_that_did_not_look_for_doubtful_labels_says_so(tmp_path: Path) -> 
 
     page = check_harmless(write_report(run).read_text())
 
-    assert "vitft check also looks for labels in doubt" in page.text
+    assert "vitft check also finds doubtful labels" in page.text
 
 
 def test_a_thousand_classes_show_the_pairs_most_confused_instead_of_a_matrix(
@@ -252,7 +254,7 @@ def test_a_thousand_classes_show_the_pairs_most_confused_instead_of_a_matrix(
     path = write_report(run)
 
     page = check_harmless(path.read_text())
-    assert "The pairs most often confused" in page.text
+    assert "The most confused pairs of classes" in page.text
     assert not any(a.get("class") == "matrix" for _, a in page.elements)
     assert path.stat().st_size < 3_000_000
 
@@ -282,7 +284,7 @@ def test_every_cell_of_the_matrix_is_a_button_that_tells_its_meaning(tmp_path: P
     cells = [a for tag, a in page.elements if tag == "button" and "data-cell" in a]
     cards = [a["data-cell"] for tag, a in page.elements if tag == "figure" and "data-cell" in a]
     assert all(a["type"] == "button" and " images of " in (a["aria-label"] or "") for a in cells)
-    wrong = {a["data-cell"] for a in cells if "named right" not in (a["aria-label"] or "")}
+    wrong = {a["data-cell"] for a in cells if "classified correctly" not in (a["aria-label"] or "")}
     assert wrong
     assert wrong <= {*cards}
 
@@ -296,12 +298,12 @@ def test_advice_says_what_is_extrapolated_and_what_is_only_a_hint(tmp_path: Path
     advice = advise(read_run(run))
 
     texts = [f"{step.what} {step.why}" for step in advice]
-    (more,) = (text for text in texts if text.startswith("Twice the images"))
+    (more,) = (text for text in texts if text.startswith("Twice as many images"))
     assert "about +6.0 points" in more
     assert "Extrapolated" in more
     (few,) = (text for text in texts if text.startswith("To know the accuracy"))
-    assert "Now there are 12" in few
-    assert texts[0].startswith("Measure again without copies")
+    assert "There are 12 now" in few
+    assert texts[0].startswith("Train again without copies")
 
 
 def with_spots(run: Path, **spots: float) -> Run:
@@ -325,8 +327,8 @@ def test_the_class_that_is_missed_most_over_all_images_is_the_one_to_collect_for
     more, spread = (int(n) for n in re.findall(r"(\d+) more", step.what))
     assert more == 12  # a quarter of the 48 that it learned from
     assert spread > 1.3 * more
-    assert "60 % of 60 cross-validated images of rose found, clearly under" in step.why
-    assert "Extrapolated" in step.why
+    assert "Its recall is 60 % on 60 cross-validated images, clearly below" in step.why
+    assert "extrapolated" in step.why
 
 
 def test_classes_that_chance_could_have_ordered_are_called_a_hint(tmp_path: Path) -> None:
@@ -335,7 +337,7 @@ def test_classes_that_chance_could_have_ordered_are_called_a_hint(tmp_path: Path
     (step,) = (a for a in advise(run) if "rose" in a.what)
 
     assert step.what == "If you collect images, begin with rose."
-    assert "a hint, not a finding" in step.why
+    assert "may be due to chance" in step.why
 
 
 def test_a_model_no_better_than_the_largest_class_is_called_useless(tmp_path: Path) -> None:
@@ -374,7 +376,7 @@ def test_a_run_is_found_by_its_folder_or_a_file_in_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
 
     assert find_run(str(run)) == find_run(str(run / "model.safetensors")) == run
-    with pytest.raises(RunError, match="no run in"):
+    with pytest.raises(RunError, match="is not a run folder"):
         find_run(str(tmp_path))
 
 
@@ -433,7 +435,7 @@ def test_only_small_jpegs_are_embedded(tmp_path: Path) -> None:
     page = check_harmless(write_report(run).read_text())
 
     assert not any(tag == "img" for tag, _ in page.elements)
-    assert "no picture kept" in page.text
+    assert "no thumbnail" in page.text
 
 
 def test_a_page_needs_no_torch(tmp_path: Path) -> None:
@@ -475,7 +477,7 @@ def test_the_door_writes_where_it_is_told_and_overwrites_nothing(
 def test_every_word_keeps_its_contrast(theme: str) -> None:
     colours = {"light": palette.LIGHT, "dark": palette.DARK}[theme]
 
-    for ground in palette.GROUNDS:
+    for ground in palette.BACKGROUNDS:
         for name in palette.TEXT:
             assert palette.contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
         for name in palette.GRAPHIC:
@@ -509,9 +511,9 @@ def test_every_chart_stays_within_its_picture(scale: float, count: int) -> None:
     xs, ys = list(range(1, count + 1)), [scale * (1 + i % 7) for i in range(count)]
 
     drawn = [
-        charts.curves('a "label" <b>', [("one", "accent", xs, ys)], x="x", y="y"),
-        charts.penalties("p", xs, [0.5 + i / 100 for i in range(count)], best=1),
-        charts.learning("l", [(x, 0.9) for x in xs], beyond=(2 * count, 0.95)),
+        charts.epoch_chart('a "label" <b>', [charts.Line("one", "accent", xs, ys)], y="y"),
+        charts.penalty_chart("p", xs, [0.5 + i / 100 for i in range(count)], selected=1),
+        charts.learning_curve_chart("l", [(x, 0.9) for x in xs], extrapolated=(2 * count, 0.95)),
     ]
 
     for chart in drawn:
@@ -539,7 +541,7 @@ def test_ticks_are_round(low: float, high: float, integer: bool, ticks: list[flo
 def test_a_label_that_would_touch_the_one_before_is_left_out() -> None:
     penalties = [10.0**-k for k in range(5)] + [3 * 10.0**-k for k in range(1, 5)]
 
-    svg = charts.penalties("p", penalties, [0.9] * 9, best=1.0)
+    svg = charts.penalty_chart("p", penalties, [0.9] * 9, selected=1.0)
 
     shown = [float(t) for t in re.findall(r'text-anchor="middle" class="f-ink">([\d.e-]+)<', svg)]
     assert 0.0001 in shown

@@ -1,4 +1,4 @@
-"""Weights beside weights over the images of each class: honest draws, intervals, and refusals."""
+"""`vitft study`: nested splits, intervals, differences and checks of the options."""
 
 import json
 import subprocess
@@ -13,24 +13,31 @@ import pytest
 import torch
 
 from tests.conftest import draw_folder
-from vitft.cli.main import build_parser
+from vitft.cli.main import build_parser, main
 from vitft.config.run import config_from_table
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.features.head import solve_head
 from vitft.features.logistic import linear_logits
 from vitft.metrics.intervals import wilson
-from vitft.study.features import LEVELS, PIXELS, backbone, colours, small_picture
-from vitft.study.formats import cell, sentences
-from vitft.study.picture import apart
-from vitft.study.plan import check_study, fitting_shots, named
-from vitft.study.run import Point, answered, as_few_numbers, difference, leads, run_study
-from vitft.study.splits import Draw, draw, pictures
+from vitft.report.plots import spread_apart
+from vitft.study.features import (
+    HISTOGRAM_LEVELS,
+    SMALL_SIDE,
+    colour_histogram,
+    load_source,
+    small_image,
+)
+from vitft.study.formats import lead_sentences, markdown_cell
+from vitft.study.plan import check_study, fitting_shots, resolve_sources
+from vitft.study.results import CurvePoint, difference
+from vitft.study.run import evaluate_head, reduce_dimensions, run_study
+from vitft.study.splits import FewShotSplit, few_shot_split, unique_images
 from vitft.system.errors import DataError, RunError, UsageError, VitftError, WeightsError
 
 
 def files(*counts: int, tests: int = 0) -> list[InspectedFile]:
-    """So many images of each class that may train, and so many of each that test."""
+    """Return `counts` training images and `tests` test images of each class."""
     parts: list[tuple[int, Any]] = []
     for label, count in enumerate(counts):
         parts += [(label, "train" if tests else "")] * count + [(label, "val")] * tests
@@ -45,15 +52,15 @@ def checked(good: Sequence[InspectedFile]) -> InspectedFolder:
     return InspectedFolder(folder=folder, good=tuple(good), bad=(), odd={})
 
 
-def point(*rows: Sequence[int]) -> Point:
-    return Point(shots=5, right=tuple(np.array(row, dtype=bool) for row in rows))
+def point(*rows: Sequence[int]) -> CurvePoint:
+    return CurvePoint(shots=5, correct=tuple(np.array(row, dtype=bool) for row in rows))
 
 
-# draws ------------------------------------------------------------------------------------------
+# splits -----------------------------------------------------------------------------------------
 
 
-def test_fewer_images_are_among_more_and_all_are_tested_alike() -> None:
-    drawn = draw(files(20, 30), 2, most=10, seed=0)
+def test_splits_are_nested_and_share_their_test_images() -> None:
+    drawn = few_shot_split(files(20, 30), 2, most=10, seed=0)
 
     few, many = drawn.train(3), drawn.train(10)
 
@@ -64,8 +71,10 @@ def test_fewer_images_are_among_more_and_all_are_tested_alike() -> None:
 
 
 def test_seeds_differ_and_repeat_and_another_class_changes_nothing() -> None:
-    first, again, other = (draw(files(20, 30), 2, most=5, seed=s).train(5) for s in (0, 0, 1))
-    alone = draw(files(20), 1, most=5, seed=0).train(5)
+    first, again, other = (
+        few_shot_split(files(20, 30), 2, most=5, seed=s).train(5) for s in (0, 0, 1)
+    )
+    alone = few_shot_split(files(20), 1, most=5, seed=0).train(5)
 
     assert first.tolist() == again.tolist()
     assert first.tolist() != other.tolist()
@@ -75,7 +84,7 @@ def test_seeds_differ_and_repeat_and_another_class_changes_nothing() -> None:
 def test_a_folder_with_test_images_is_tested_on_exactly_those() -> None:
     known = files(6, 6, tests=4)
 
-    drawn = draw(known, 2, most=6, seed=0)
+    drawn = few_shot_split(known, 2, most=6, seed=0)
 
     assert [known[row].part for row in drawn.test] == ["val"] * 8
     assert {known[row].part for row in drawn.train(6)} == {"train"}
@@ -88,21 +97,21 @@ def test_a_picture_counts_once_and_never_on_both_sides() -> None:
     trained, tested = files(1, tests=1)
     leak = replace(trained, sha256=tested.sha256)
 
-    assert pictures(checked([one, twin])) == [one]
-    assert pictures(checked([one, two, lied])) == [one]
-    assert pictures(checked([leak, tested])) == [tested]
+    assert unique_images(checked([one, twin])) == [one]
+    assert unique_images(checked([one, two, lied])) == [one]
+    assert unique_images(checked([leak, tested])) == [tested]
 
 
 # heads and intervals ----------------------------------------------------------------------------
 
 
-def test_turned_rows_give_the_scores_of_the_rows_themselves() -> None:
+def test_rotated_features_give_the_same_predictions() -> None:
     random = torch.Generator().manual_seed(0)
     y = torch.arange(20) % 2
     x = torch.randn(50, 64, generator=random) + 0.4 * (torch.arange(50) % 2)[:, None]
-    known, asked = as_few_numbers(x[:20], x[20:])
+    known, asked = reduce_dimensions(x[:20], x[20:])
 
-    # on standardised rows as well, so that only the turning differs
+    # on standardised rows as well, so that only the rotation differs
     mean, std = x[:20].mean(dim=0), x[:20].std(dim=0, correction=0)
     plain = (x - mean) / std
 
@@ -112,21 +121,21 @@ def test_turned_rows_give_the_scores_of_the_rows_themselves() -> None:
     head = solve_head(x[:20], y, classes=2, l2=0, balanced=False, seed=0)
     whole = torch.cat([head.weight, head.bias[:, None]], dim=1)
     expected = linear_logits(x[20:], whole).argmax(dim=-1) == (torch.arange(20, 50) % 2)
-    drawn = Draw((np.arange(0, 20, 2), np.arange(1, 20, 2)), np.arange(20, 50))
-    right = answered(x, torch.arange(50) % 2, drawn, 10, classes=2, seed=0)
+    drawn = FewShotSplit((np.arange(0, 20, 2), np.arange(1, 20, 2)), np.arange(20, 50))
+    right = evaluate_head(x, torch.arange(50) % 2, drawn, 10, classes=2, seed=0)
     assert right.tolist() == expected.tolist()
 
 
-def test_one_draw_has_the_interval_of_its_test_images() -> None:
+def test_one_seed_has_the_interval_of_its_test_images() -> None:
     assert point([1, 1, 1, 0]).interval == wilson(3, 4)
 
 
-def test_draws_that_differ_widen_the_interval() -> None:
+def test_seeds_that_differ_widen_the_interval() -> None:
     alike = point([1, 1, 0, 0] * 50, [1, 1, 0, 0] * 50)
     unlike = point([1, 1, 1, 0] * 50, [1, 0, 0, 0] * 50)
 
     assert alike.top1 == unlike.top1 == 0.5
-    assert alike.interval == wilson(100, 200)  # draws that agree do not make it narrower
+    assert alike.interval == wilson(100, 200)  # seeds that agree do not make it narrower
     # Student's t of one degree of freedom: 0.5 +- 12.706 * 0.3536 / sqrt(2), cut at 0 and 1
     assert unlike.interval == (0.0, 1.0)
 
@@ -151,22 +160,22 @@ def test_a_difference_ends_where_shares_end() -> None:
 # inputs -----------------------------------------------------------------------------------------
 
 
-def test_the_baselines_tell_brightness_and_colours() -> None:
+def test_the_baselines_hold_brightness_and_colours() -> None:
     red = np.zeros((128, 128, 3), np.uint8)
     red[..., 0] = 255
 
-    assert small_picture(red).reshape(PIXELS, PIXELS, 3)[5, 7].tolist() == [1.0, 0.0, 0.0]
-    histogram = colours(red)
-    assert histogram.shape == (LEVELS**3,)
-    assert histogram[(LEVELS - 1) * LEVELS**2] == 1.0
+    assert small_image(red).reshape(SMALL_SIDE, SMALL_SIDE, 3)[5, 7].tolist() == [1.0, 0.0, 0.0]
+    histogram = colour_histogram(red)
+    assert histogram.shape == (HISTOGRAM_LEVELS**3,)
+    assert histogram[(HISTOGRAM_LEVELS - 1) * HISTOGRAM_LEVELS**2] == 1.0
     assert float((histogram**2).sum()) == pytest.approx(1.0)
 
 
 def test_an_untrained_model_of_timm_needs_no_file() -> None:
     config = config_from_table({})
 
-    model, transform = backbone("random:timm:resnet10t", 3, config)
-    again, _ = backbone("random:timm:resnet10t", 3, config)
+    model, transform = load_source("random:timm:resnet10t", 3, config)
+    again, _ = load_source("random:timm:resnet10t", 3, config)
 
     assert transform.image_size == (176, 176)  # as timm trained it
     for one, other in zip(model.parameters(), again.parameters(), strict=True):
@@ -187,55 +196,57 @@ def test_an_untrained_model_of_timm_needs_no_file() -> None:
 def test_shots_beyond_the_smallest_class_are_left_out(
     counts: list[int], own: bool, left: tuple[int, ...], dropped: tuple[int, ...]
 ) -> None:
-    assert fitting_shots([100, 5, 33, 32, 5], counts, own_tests=own) == (left, dropped)
+    assert fitting_shots([100, 5, 33, 32, 5], counts, has_tests=own) == (left, dropped)
 
 
 def test_none_is_the_architecture_of_the_first_weights() -> None:
-    weights = [one.weights for one in named(["pixels", "demo", "none"])]
+    weights = [one.weights for one in resolve_sources(["pixels", "demo", "none"])]
 
     assert weights == ["pixels", "demo", "random:demo"]
-    assert named(["none", "demo", "x"])[0].weights == "random:demo"
+    assert resolve_sources(["none", "demo", "x"])[0].weights == "random:demo"
 
 
 BASE = {"weights": ["demo"], "shots": [2], "seeds": 2, "out": None}
 
 
 @pytest.mark.parametrize(
-    ("change", "kind", "said"),
+    ("change", "kind", "message"),
     [
-        pytest.param({"weights": ["demo", "demo"]}, UsageError, "demo twice", id="twice"),
-        pytest.param({"weights": ["none"]}, UsageError, "no weights are named", id="only none"),
+        pytest.param({"weights": ["demo", "demo"]}, UsageError, "contains demo twice", id="twice"),
+        pytest.param({"weights": ["none"]}, UsageError, "names no other weights", id="only none"),
         pytest.param(
-            {"weights": ["random:demo", "none"]}, UsageError, "the same here", id="both untrained"
+            {"weights": ["random:demo", "none"]}, UsageError, "are the same", id="both untrained"
         ),
         pytest.param({"weights": ["dmo"]}, WeightsError, "dmo", id="unknown"),
         pytest.param({"weights": ["random:x.pth"]}, WeightsError, "not found", id="no file"),
-        pytest.param({"shots": [0, 5]}, UsageError, "--shots 0 5", id="no images"),
-        pytest.param({"shots": [9, 50]}, DataError, "has 10 usable images", id="too many"),
-        pytest.param({"seeds": 0}, UsageError, "--seeds is 0", id="no draw"),
-        pytest.param({"out": "colours/x"}, UsageError, "inside the data", id="into the data"),
+        pytest.param({"shots": [0, 5]}, UsageError, "invalid --shots 0 5", id="no images"),
+        pytest.param({"shots": [9, 50]}, DataError, "has only 10 usable images", id="too many"),
+        pytest.param({"seeds": 0}, UsageError, "invalid --seeds 0", id="no draw"),
+        pytest.param(
+            {"out": "colours/x"}, UsageError, "inside the data folder", id="into the data"
+        ),
         pytest.param({"out": "full"}, RunError, "is not empty", id="into something"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_work(
+def test_impossible_options_are_refused_before_any_computation(
     image_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     change: dict[str, Any],
     kind: type[VitftError],
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(image_folder.parent)
     Path("full").mkdir()
     Path("full/mine.txt").write_text("x")
     wanted: dict[str, Any] = {**BASE, **change}
 
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         check_study("colours", wanted.pop("weights"), wanted.pop("shots"), **wanted)
 
     assert sorted(path.name for path in Path().iterdir()) == ["colours", "full"]
 
 
-def test_the_door_and_the_plan_start_without_torch() -> None:
+def test_the_command_and_the_plan_start_without_torch() -> None:
     done = subprocess.run(
         [
             sys.executable,
@@ -248,6 +259,28 @@ def test_the_door_and_the_plan_start_without_torch() -> None:
     )
 
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["study", "--data", "demo", "--weights", "demo"], id="study"),
+        pytest.param(["explain", "--model", "--weights", "demo"], id="explain --model"),
+    ],
+)
+def test_without_matplotlib_the_error_names_the_extra(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vitft.system.extras.importlib.util.find_spec", lambda _: None)
+
+    assert main(command) == 2
+
+    assert "fix: pip install 'vitft[plots]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 # the whole --------------------------------------------------------------------------------------
@@ -273,15 +306,15 @@ def test_a_study_of_colours_is_won_by_the_histogram_and_repeats_to_the_byte(
     first, second = (tmp_path / "study-colours", tmp_path / "study-colours-2")
     for name in ("study.json", "study.md", "study.png"):
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
-    told = json.loads((first / "study.json").read_text())
-    assert told["shots"] == [2, 4]
-    assert told["left_out"] == [40]
-    assert told["test_images"] == 18  # three classes of ten, four of which may train
-    last = {curve["name"]: curve["points"][-1]["top1"] for curve in told["curves"]}
+    results = json.loads((first / "study.json").read_text())
+    assert results["shots"] == [2, 4]
+    assert results["left_out"] == [40]
+    assert results["test_images"] == 18  # three classes of ten, four of which may train
+    last = {curve["name"]: curve["points"][-1]["top1"] for curve in results["curves"]}
     assert [*last] == [str(tiny_weights), "none", "pixels", "histogram"]
     assert last["histogram"] == 1.0
     assert (first / "study.png").read_bytes().startswith(b"\x89PNG")
-    assert "too small for 40 per class" in (first / "study.md").read_text()
+    assert "too small for 40 training images per class" in (first / "study.md").read_text()
 
 
 def test_copies_that_make_a_class_too_small_take_shots_with_them(image_folder: Path) -> None:
@@ -301,7 +334,7 @@ def test_copies_that_make_a_class_too_small_take_shots_with_them(image_folder: P
     assert done.images == 23
 
 
-def test_a_lead_that_is_none_is_told_as_such(image_folder: Path) -> None:
+def test_a_difference_that_is_not_significant_is_reported_as_such(image_folder: Path) -> None:
     plan = check_study(
         str(image_folder),
         ["pixels", "histogram"],
@@ -315,21 +348,19 @@ def test_a_lead_that_is_none_is_told_as_such(image_folder: Path) -> None:
     )
     behind = replace(curves[0], points=(point([0] * 100, [0] * 100),))
 
-    same = sentences(replace(done, curves=curves), leads(replace(done, curves=curves)))
-    worse = sentences(
-        replace(done, curves=(behind, curves[1])), leads(replace(done, curves=(behind, curves[1])))
-    )
+    same = lead_sentences(replace(done, curves=curves))
+    worse = lead_sentences(replace(done, curves=(behind, curves[1])))
 
-    assert same[1] == "  undecided at 4 per class"
+    assert same[1] == "  no significant difference at 4 per class"
     assert worse[1] == "  histogram is ahead at 4 per class"
 
 
-def test_names_beside_lines_stand_apart_in_the_order_of_the_lines() -> None:
+def test_labels_of_lines_do_not_overlap_and_keep_their_order() -> None:
     random = np.random.default_rng(0)
     for _ in range(50):
         places = random.uniform(0, 100, int(random.integers(1, 9))).tolist()
 
-        moved = apart(places, 5.0)
+        moved = spread_apart(places, 5.0)
 
         order = np.argsort(places)
         assert (np.diff(np.array(moved)[order]) >= 5 - 1e-9).all()
@@ -338,4 +369,4 @@ def test_names_beside_lines_stand_apart_in_the_order_of_the_lines() -> None:
 
 
 def test_a_name_cannot_break_out_of_a_table() -> None:
-    assert cell("a|b\n[x](y)") == r"a\|b\\n\[x\](y)"
+    assert markdown_cell("a|b\n[x](y)") == r"a\|b\\n\[x\](y)"

@@ -13,7 +13,7 @@ import torch
 
 from tests.support.fail_points import ERRORS, KILL, FailPoints, Killed
 from vitft.features.cache import Store, key_of, open_store
-from vitft.predict.output import ResumePoint, Shard, find_resume_point, open_rows
+from vitft.predict.output import ProcessShard, ResumePoint, find_resume_point, open_rows
 from vitft.predict.prediction import Prediction
 from vitft.system.errors import ResourceError, RunError
 from vitft.system.files import whole_folder, write_atomically
@@ -113,7 +113,7 @@ def test_a_folder_gets_its_name_when_all_of_it_is_there(tmp_path: Path, how: str
 
 @pytest.mark.parametrize("how", HOWS)
 def test_rows_that_were_written_are_gone_on_with(tmp_path: Path, how: str) -> None:
-    shard, names = Shard(chunk=1), ["a", "b", "c"]
+    shard, names = ProcessShard(chunk=1), ["a", "b", "c"]
 
     def answer(home: Path) -> None:
         out = home / "rows.jsonl"

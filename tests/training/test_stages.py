@@ -285,7 +285,7 @@ def test_training_ends_when_nothing_gets_better(
 def test_two_processes_do_not_write_one_run(few: Path, tiny_weights: Path, tmp_path: Path) -> None:
     done = start(few, tiny_weights, tmp_path / "run", {})
 
-    with locked(RunDir(done.run)), pytest.raises(LockedError, match="is being written by process"):
+    with locked(RunDir(done.run)), pytest.raises(LockedError, match="is in use by process"):
         resumed(done.run)
     assert not (done.run / ".lock").exists()
 

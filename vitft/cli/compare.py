@@ -34,10 +34,10 @@ def compare_command(args: argparse.Namespace) -> int:
         raise UsageError("only one run to compare", fix="use vitft compare RUN RUN ...")
     out = new_page(args.out) if args.out else free_name(Path("compare.html"), suffix=".html")
     from vitft.report import write_comparison
-    from vitft.report.comparison import compare
+    from vitft.report.comparison import compare_runs
     from vitft.report.run_files import find_run, read_run
 
-    comparison = compare([read_run(find_run(run)) for run in args.runs])
+    comparison = compare_runs([read_run(find_run(run)) for run in args.runs])
     write_comparison(comparison, out)
     if args.format == "json":
         output.exact(json.dumps(comparison.to_json(), indent=2, allow_nan=False))
@@ -60,10 +60,10 @@ def print_comparison(comparison: "Comparison") -> None:
     if comparison.pairs:
         corrected = ", p corrected for all pairs (Holm)" if len(comparison.pairs) > 1 else ""
         output.table(
-            ("pair", "difference", "95 % interval", "only first right", "only second", "p"),
+            ("pair", "difference", "95 % interval", "only first correct", "only second", "p"),
             comparison.pair_rows(),
             title=f"\nexact McNemar test on the shared images{corrected}",
             numbers=5,
         )
-    for text in comparison.verdict_lines():
+    for text in comparison.conclusions():
         output.result(text)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
-from vitft.system.console import csv_line
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
+from vitft.system.text import csv_line
 
 if TYPE_CHECKING:
     from vitft.cli.parser import Commands

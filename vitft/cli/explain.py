@@ -4,17 +4,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitft.cli import output
 from vitft.explain.method import FUSIONS, METHODS, Method
 from vitft.system import console
 from vitft.system.errors import UsageError
+from vitft.system.extras import require_extra
 from vitft.system.imports import heavy_imports
+from vitft.system.text import count, percent
 
 if TYPE_CHECKING:
     from vitft.cli.parser import Commands
-    from vitft.explain.model import Subject
-
-DISTANCE_IMAGES = 128
-"""Images that attention distance is averaged over at most, as in the ViT paper."""
+    from vitft.explain.model import ExplainedModel
 
 
 def add_explain(verbs: "Commands") -> None:
@@ -56,18 +56,18 @@ def explain_command(args: argparse.Namespace) -> int:
 
         find_model(args.run)
     with heavy_imports():
-        from vitft.explain.model import subject_of_run, subject_of_weights
+        from vitft.explain.model import load_run_model, load_weights_model
     from vitft.data.sources import expand
 
     images = list(expand(args.images))
-    subject = (
-        subject_of_run(args.run, device=args.device)
+    model = (
+        load_run_model(args.run, device=args.device)
         if args.weights is None
-        else subject_of_weights(args.weights, allow_pickle=args.allow_pickle, device=args.device)
+        else load_weights_model(args.weights, allow_pickle=args.allow_pickle, device=args.device)
     )
     if args.model:
-        return draw_model(subject, images, out)
-    return draw_images(subject, method, images, out, args)
+        return draw_model(model, images, out)
+    return draw_images(model, method, images, out, args)
 
 
 def check_request(args: argparse.Namespace) -> Method:
@@ -96,6 +96,7 @@ def check_request(args: argparse.Namespace) -> Method:
         idle += ["--method"] * (args.method is not None) + ["--arrays"] * args.arrays
         if idle:
             raise UsageError(f"{idle[0]} does not concern --model", fix="leave it out")
+        require_extra("plots", feature="vitft explain --model")
     for option, (value, methods) in concerns.items():
         if value is not None and name not in methods:
             raise UsageError(
@@ -127,81 +128,45 @@ def plan_out(out: str | None, option: str = "--out") -> Path:
 
 
 def draw_images(
-    subject: "Subject", method: Method, images: list[str], out: Path, args: argparse.Namespace
+    model: "ExplainedModel", method: Method, images: list[str], out: Path, args: argparse.Namespace
 ) -> int:
-    """A picture of each image, and a table of what they are."""
-    from vitft.explain.explainer import Explaining
+    """Write a picture of each image and print a table of them."""
+    from vitft.explain.explainer import Explainer
 
-    target = None if args.about is None else subject.class_index(args.about)
-    job = Explaining(subject=subject, method=method, out=out, target=target, arrays=args.arrays)
-    rows, bad = [], 0
+    target = None if args.about is None else model.class_index(args.about)
+    job = Explainer(model=model, method=method, out=out, target=target, arrays=args.arrays)
+    rows, failed = [], 0
     with console.Progress("explain", len(images)) as progress:
         for done in job.images(images):
-            bad += bool(done.error)
+            failed += bool(done.error)
             progress.advance()
-            share = "" if done.probability is None else f"{done.answer} {done.probability:.1%}"
-            answer = f"error: {done.error}" if done.error else share
+            found = "" if done.probability is None else f"{done.answer} {percent(done.probability)}"
+            answer = f"error: {done.error}" if done.error else found
             rows.append((done.path, answer, done.shown, done.file.name if done.file else ""))
     sheet = job.finish()
-    console.table(("image", "answer", "shown for", "picture"), rows)
-    if bad < len(images):
+    output.table(("image", "answer", "shown for", "picture"), rows)
+    if failed < len(images):
+        number = count(len(images) - failed, "image")
         also = f", all on {sheet.name}" if sheet else ""
-        count = "1 image" if len(images) - bad == 1 else f"{len(images) - bad} images"
-        console.result(f"{method.name} of {count} in {shown(out)}/{also}")
-        if sheet and len(images) - bad > len(job.tiles):
-            console.note(f"{sheet.name} holds the first {len(job.tiles)}")
-    return 3 if bad else 0
+        output.result(f"{method.name} of {number} in {out}/{also}")
+        if sheet and len(images) - failed > len(job.tiles):
+            output.note(f"{sheet.name} shows only the first {len(job.tiles)}")
+    return 3 if failed else 0
 
 
-def draw_model(subject: "Subject", images: list[str], out: Path) -> int:
-    """Three figures of the weights; the third needs images."""
+def draw_model(model: "ExplainedModel", images: list[str], out: Path) -> int:
+    """Write the figures of the weights; the third needs images."""
     from vitft.explain.model import validation_images
-    from vitft.explain.model_figures import patch_filters, position_similarity
-    from vitft.report.plots import filters_png, positions_png
-    from vitft.system.files import write_atomically, writing
+    from vitft.explain.model_figures import write_model_figures
 
-    figures = {
-        "filters.png": filters_png(*patch_filters(subject.model), title=f"{subject.name}: filters"),
-        "positions.png": positions_png(
-            position_similarity(subject.model), title=f"{subject.name}: positions"
-        ),
-    }
-    images = images or validation_images(subject.run)
-    distance, bad = distance_figure(subject, images)
-    if distance:
-        figures["distance.png"] = distance
-    else:
-        console.note("no distance.png: attention needs images, so name some after explain --model")
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-    for name, content in figures.items():
-        write_atomically(out / name, content)
-    console.result(f"{', '.join(figures)} of {console.visible(subject.name)} in {shown(out)}/")
-    return 3 if bad else 0
-
-
-def distance_figure(subject: "Subject", images: list[str]) -> tuple[bytes, int]:
-    """Attention distance over some of the images; and how many of those could not be read."""
-    if not images:
-        return b"", 0
-    from vitft.data.loading import decode_images, stack_batches
-    from vitft.explain.model_figures import attention_distance, uniform_distance
-    from vitft.report.plots import distance_png
-
-    some = images[:: max(1, len(images) // DISTANCE_IMAGES)][:DISTANCE_IMAGES]
-    stacks = list(stack_batches(decode_images(some, lambda _, i: subject.transform.pixels(i)), 8))
-    failed = [error for stack in stacks for _, error in stack.failed]
-    for error in failed:
-        console.warn(console.visible(error.problem))
-    distance, count = attention_distance(
-        subject.model, (subject.inputs(s.pixels) for s in stacks if len(s.pixels))
-    )
-    if not count:
-        return b"", len(failed)
-    title = f"{subject.name}: attention distance"
-    return distance_png(distance, count, uniform_distance(subject.model), title), len(failed)
-
-
-def shown(path: Path) -> str:
-    """A path as it may be printed."""
-    return console.visible(str(path))
+    figures = write_model_figures(model, images or validation_images(model.run), out)
+    for error in figures.failed:
+        output.warn(error.problem)
+    if "distance.png" not in figures.names:
+        output.note(
+            "no distance.png: the attention distance needs images; name some: "
+            "vitft explain --model IMAGE ..."
+        )
+    names = ", ".join(figures.names)
+    output.result(f"{names} of {model.name} in {out}/")
+    return 3 if figures.failed else 0

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Commands
-from vitft.export.plan import COMPARED, FORMATS, Order, plan_export
+from vitft.export.plan import EXPORT_FORMATS, NUM_COMPARED, ExportPlan, plan_export
 from vitft.system.imports import heavy_imports
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def add_export(commands: Commands) -> None:
     formats = parser.add_argument_group(
         "formats", "one or more; with several, each is written to a folder of its own"
     )
-    for name, text in FORMATS.items():
+    for name, text in EXPORT_FORMATS.items():
         formats.add_argument(
             f"--{name}", dest="formats", action="append_const", const=name, default=[], help=text
         )
@@ -37,9 +37,9 @@ def add_export(commands: Commands) -> None:
     run.add_argument(
         "--images",
         type=int,
-        default=COMPARED,
+        default=NUM_COMPARED,
         metavar="N",
-        help=f"validation images to compare the export with the run on (default: {COMPARED})",
+        help=f"validation images to compare the export with the run on (default: {NUM_COMPARED})",
     )
     hub = parser.add_argument_group("Hugging Face hub")
     hub.add_argument(
@@ -56,7 +56,7 @@ def export_command(args: argparse.Namespace) -> int:
     """Write the formats, compare them with the run, and push them if asked to."""
     from vitft.models.find import find_model
 
-    order = plan_export(
+    plan = plan_export(
         args.formats or (["timm"] if args.push_to_hub else []),
         args.out,
         with_preprocessing=args.with_preprocessing,
@@ -70,17 +70,17 @@ def export_command(args: argparse.Namespace) -> int:
     with heavy_imports():
         from vitft.export import export_run
 
-    done = export_run(args.run, order)
-    print_export(done, order)
-    if order.repo:
+    done = export_run(args.run, plan)
+    print_export(done, plan)
+    if plan.repo:
         from vitft.export.hub import push
 
-        output.note(f"pushing to {order.repo}")
-        output.result(f"pushed: {push(done, order)}")
+        output.note(f"pushing to {plan.repo}")
+        output.result(f"pushed: {push(done, plan)}")
     return 0
 
 
-def print_export(done: "Exported", order: Order) -> None:
+def print_export(done: "Exported", plan: ExportPlan) -> None:
     """Print one row per format, and how the export compares with the run."""
     for text in done.notes:
         output.note(text)
@@ -105,5 +105,5 @@ def print_export(done: "Exported", order: Order) -> None:
         f"exported to {done.folder}: largest logit difference {done.difference:.1e}, "
         f"{done.changed} changed classes, on {on}"
     )
-    if order.formats == ("transformers",):
+    if plan.formats == ("transformers",):
         output.note(f'next: transformers.pipeline("image-classification", "{done.folder}")')

@@ -1,11 +1,11 @@
 """`vitft study`: accuracy by number of training images, for several pretrained weights."""
 
 import argparse
-import json
 import shlex
 
 from vitft.cli import output
 from vitft.cli.parser import Commands
+from vitft.system.extras import require_extra
 from vitft.system.imports import heavy_imports
 
 
@@ -53,6 +53,7 @@ def add_study(commands: Commands) -> None:
 
 def study_command(args: argparse.Namespace) -> int:
     """Check the request, fit the heads, and print and write the accuracies."""
+    require_extra("plots", feature="vitft study")
     from vitft.config.run import config_from_table
     from vitft.data.demo import demo_data
     from vitft.study.plan import BASELINES, check_study
@@ -73,28 +74,20 @@ def study_command(args: argparse.Namespace) -> int:
         output.note(f"left out: {left_out} images per class, the smallest class has too few")
 
     with heavy_imports():
-        from vitft.study.formats import heading, sentences, short_rows, to_json, to_markdown
-        from vitft.study.picture import study_png
-        from vitft.study.run import leads, run_study, setting_of
-        from vitft.system.files import whole_folder, write_atomically
+        from vitft.study.formats import heading, lead_sentences, short_rows, write_results
+        from vitft.study.run import run_study
 
     study = run_study(plan, config)
-    ahead, setting = leads(study), setting_of(config)
     words = ["--data", args.data, "--weights", *args.weights, "--shots", *map(str, plan.shots)]
     words += ["--seeds", str(seeds), *(["--no-baselines"] if args.no_baselines else [])]
-    figures = json.dumps(to_json(study, ahead, setting), indent=2, allow_nan=False)
-    page = to_markdown(study, ahead, setting, f"vitft study {shlex.join(words)}")
-    with whole_folder(plan.out) as folder:
-        write_atomically(folder / "study.json", figures + "\n")
-        write_atomically(folder / "study.md", page)
-        write_atomically(folder / "study.png", study_png(study))
+    write_results(study, f"vitft study {shlex.join(words)}")
     output.note(heading(study))
     output.table(
         ("images per class", *map(str, study.plan.shots)),
         short_rows(study),
         numbers=len(study.plan.shots),
     )
-    for text in sentences(study, ahead):
+    for text in lead_sentences(study):
         output.result(text)
     output.result(f"written: {plan.out}/study.png, study.md, study.json")
     return 0

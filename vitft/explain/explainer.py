@@ -1,6 +1,6 @@
-"""Image files in; of each a picture of where the model looked, and the numbers, on disk.
+"""Explanation of image files: a heat map over each image, and optionally raw values, on disk.
 
-Nothing that exists is overwritten: the folder is new or empty. Printing is the door's.
+Existing files are never overwritten: the output folder is new or empty. Nothing is printed.
 """
 
 import io
@@ -8,166 +8,178 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from vitft.data.loading import Pixels, decode_images, stack_batches
-from vitft.explain.attribution import attention_maps, explain, scaled
-from vitft.explain.heatmaps import Tile, as_png, contact_sheet, heads_sheet, overlay
+from vitft.explain.attribution import attention_maps, explain, scale_maps
+from vitft.explain.heatmaps import SheetTile, contact_sheet, heads_sheet, overlay, png_bytes
 from vitft.explain.method import Method
-from vitft.explain.model import Subject
+from vitft.explain.model import ExplainedModel
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.system.console import visible
 from vitft.system.files import write_atomically, writing
+from vitft.system.text import percent
 
-SHEET = "sheet.png"
-BATCH, ON_SHEET = 8, 48
-"""Images explained together, and images at most on the sheet."""
-
-Array = np.ndarray[Any, np.dtype[np.float32]]
+SHEET_NAME = "sheet.png"
+IMAGES_PER_BATCH = 8
+MAX_ON_SHEET = 48
+"""Images on the contact sheet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explained:
-    """What became of one image."""
+class ExplainedImage:
+    """The result for one image."""
 
     path: str
     answer: str = ""
-    """The model's class; empty without classes."""
+    """The predicted class; empty if the model has no classes."""
     probability: float | None = None
-    """Of the answer, a share of one."""
+    """Probability of the predicted class, from 0 to 1."""
     shown: str = ""
-    """The class that the map is about; empty where the method knows no classes."""
+    """The class that the map explains; empty if the method does not depend on a class."""
     file: Path | None = None
+    """The picture; None if the image cannot be read."""
     error: str = ""
 
     def caption(self) -> str:
-        """One line for people."""
-        said = []
+        """Return the prediction and the file name in one line."""
+        parts = []
         if self.probability is not None:
-            said.append(f"{visible(self.answer)} {self.probability:.0%}")
+            parts.append(f"{visible(self.answer)} {percent(self.probability, 0)}")
         if self.shown not in ("", self.answer):
-            said.append(f"shown for {visible(self.shown)}")
-        return ": ".join(filter(None, (", ".join(said), visible(Path(self.path).name))))
+            parts.append(f"shown for {visible(self.shown)}")
+        return ": ".join(filter(None, (", ".join(parts), visible(Path(self.path).name))))
 
 
 @dataclass(slots=True, kw_only=True)
-class Explaining:
-    """One request: a model, a method, a folder to write into."""
+class Explainer:
+    """Explains image files with one model and method, and writes the pictures to a folder."""
 
-    subject: Subject
+    model: ExplainedModel
     method: Method
     out: Path
     target: int | None = None
-    """The class that relevance is about; None for each image's best."""
+    """Class index that relevance is computed for; None for the predicted class of each image."""
     arrays: bool = False
-    """Whether the raw numbers are written beside each picture."""
-    tiles: list[Tile] = field(default_factory=list)
+    """Whether to write the raw values next to each picture."""
+    tiles: list[SheetTile] = field(default_factory=list)
 
-    def images(self, paths: Iterable[str]) -> Iterator[Explained]:
-        """One result per path, in order; what can be read has been written by then."""
-        paths, transform = list(paths), self.subject.transform
+    def images(self, paths: Iterable[str]) -> Iterator[ExplainedImage]:
+        """Yield one result per path, in order, after its files have been written."""
+        paths, transform = list(paths), self.model.transform
         views = decode_images(paths, lambda _, image: transform.pixels(image))
         done = 0
-        for stack in stack_batches(views, BATCH):
+        for stack in stack_batches(views, IMAGES_PER_BATCH):
             errors = {number: error.reason for number, error in stack.failed}
-            found = dict(zip(stack.numbers, self.of_views(stack.pixels), strict=True))
-            count = len(found) + len(errors)
+            results = dict(zip(stack.numbers, self.explain_batch(stack.pixels), strict=True))
+            count = len(results) + len(errors)
             for number in range(done, done + count):
                 if number in errors:
-                    yield Explained(path=paths[number], error=errors[number])
+                    yield ExplainedImage(path=paths[number], error=errors[number])
                 else:
-                    yield self.written(number, paths[number], *found[number])
+                    yield self.write_image(number, paths[number], *results[number])
             done += count
 
-    def of_views(self, pixels: Pixels) -> Iterator[tuple[Pixels, Array, Array]]:
-        """Each view (S, S, 3) with what its patches counted (gh, gw) and its logits (C,)."""
+    def explain_batch(
+        self, pixels: Pixels
+    ) -> Iterator[tuple[Pixels, NDArray[np.float32], NDArray[np.float32]]]:
+        """Yield each preprocessed image (S, S, 3) with its map (gh, gw) and logits (C,)."""
         if not len(pixels):
             return
         target = None if self.target is None else torch.full((len(pixels),), self.target)
-        heat = explain(self.subject.model, self.subject.inputs(pixels), self.method, target)
-        yield from zip(pixels, heat.values, heat.logits, strict=True)
+        found = explain(self.model.vit, self.model.inputs(pixels), self.method, target)
+        yield from zip(pixels, found.values, found.logits, strict=True)
 
-    def written(
-        self, number: int, path: str, view: Pixels, heat: Array, logits: Array
-    ) -> Explained:
-        """Write the picture of one image, and what else was asked for."""
-        stem = f"{number + 1:03}-{plain_name(path)}"
+    def write_image(
+        self,
+        number: int,
+        path: str,
+        pixels: Pixels,
+        heat: NDArray[np.float32],
+        logits: NDArray[np.float32],
+    ) -> ExplainedImage:
+        """Write the files of one image."""
+        stem = f"{number + 1:03}-{safe_stem(path)}"
         file = self.out / f"{stem}.png"
-        done = self.described(path, file, logits)
-        shown = scaled(heat[None])[0]
-        picture = Image.fromarray(view)
-        laid_over = overlay(picture, shown)
-        self.put(file, as_png(laid_over))
-        if len(self.tiles) < ON_SHEET:
-            self.tiles.append(Tile((picture, laid_over), done.caption()))
+        result = self.result_for(path, file, logits)
+        picture = Image.fromarray(pixels)
+        blended = overlay(picture, scale_maps(heat[None])[0])
+        self.write(file, png_bytes(blended))
+        if len(self.tiles) < MAX_ON_SHEET:
+            self.tiles.append(SheetTile((picture, blended), result.caption()))
         is_overview = self.method == Method(name="attention", fusion=self.method.fusion)
         if is_overview or self.arrays:
-            maps = self.attention(view)
+            maps = self.attention(pixels)
             if is_overview:
-                patches = maps_of_patches(self.subject, maps)
-                self.put(self.out / f"{stem}-heads.png", as_png(heads_sheet(patches)))
+                heads = heads_sheet(head_maps(self.model, maps))
+                self.write(self.out / f"{stem}-heads.png", png_bytes(heads))
             if self.arrays:
-                self.put(self.out / f"{stem}.npz", as_npz(heat=heat, attention=maps, logits=logits))
-        return done
+                arrays = npz_bytes(heat=heat, attention=maps, logits=logits)
+                self.write(self.out / f"{stem}.npz", arrays)
+        return result
 
-    def described(self, path: str, file: Path, logits: Array) -> Explained:
-        """The model's answer and the class that is shown, from the logits (C,)."""
-        classes = self.subject.classes
+    def result_for(self, path: str, file: Path, logits: NDArray[np.float32]) -> ExplainedImage:
+        """Return the predicted and the explained class for the logits (C,) of an image."""
+        classes = self.model.classes
         if not classes:
-            return Explained(path=path, file=file)
+            return ExplainedImage(path=path, file=file)
         (prediction,) = Postprocess(classes=classes)([path], Scores(logits[None]))
         answer = prediction.classes[0]
-        about = answer if self.target is None else classes[self.target]
-        return Explained(
+        explained = answer if self.target is None else classes[self.target]
+        return ExplainedImage(
             path=path,
             answer=answer,
             probability=prediction.probabilities[0],
-            shown=about if self.method.name == "relevance" else "",
+            shown=explained if self.method.name == "relevance" else "",
             file=file,
         )
 
     @torch.no_grad()
-    def attention(self, view: Pixels) -> Array:
-        """The attention of every block and head for one view: (L, H, N, N)."""
-        maps, _ = attention_maps(self.subject.model, self.subject.inputs(view[None]))
+    def attention(self, pixels: Pixels) -> NDArray[np.float32]:
+        """Return the attention of every block and head for one image, (L, H, N, N)."""
+        maps, _ = attention_maps(self.model.vit, self.model.inputs(pixels[None]))
         return torch.cat(maps).float().cpu().numpy()
 
-    def put(self, file: Path, content: bytes) -> None:
-        """Write one file, in a folder that is made for the first."""
+    def write(self, file: Path, content: bytes) -> None:
+        """Write a file, and create the folder for the first one."""
         with writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
         write_atomically(file, content)
 
     def finish(self) -> Path | None:
-        """Write the sheet, if there are several images; returns where it is."""
+        """Write the contact sheet and return its path; None for fewer than two images."""
         if len(self.tiles) < 2:
             return None
-        self.put(self.out / SHEET, as_png(contact_sheet(self.tiles)))
-        return self.out / SHEET
+        self.write(self.out / SHEET_NAME, png_bytes(contact_sheet(self.tiles)))
+        return self.out / SHEET_NAME
 
 
-def maps_of_patches(subject: Subject, maps: Array) -> Array:
-    """The part of attention (L, H, N, N) that the head's input pays: (L, H, gh, gw), 0 to 1."""
-    config = subject.model.config
+def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the attention (L, H, N, N) of the tokens that the head reads to each patch.
+
+    Returns:
+        (L, H, gh, gw), each map scaled to [0, 1].
+    """
+    config = model.vit.config
     rows = (
         maps[:, :, : config.num_read] if config.pool == "cls" else maps[:, :, config.num_prefix :]
     )
-    seen = rows.mean(axis=2)[..., config.num_prefix :]  # (L, H, P)
-    flat = seen.reshape(-1, *config.grid)
-    return scaled(flat).reshape(*seen.shape[:2], *config.grid)
+    patches = rows.mean(axis=2)[..., config.num_prefix :]  # (L, H, P)
+    flat = patches.reshape(-1, *config.grid)
+    return scale_maps(flat).reshape(*patches.shape[:2], *config.grid)
 
 
-def as_npz(**arrays: Array) -> bytes:
-    """The bytes of a numpy archive."""
+def npz_bytes(**arrays: NDArray[np.float32]) -> bytes:
+    """Return a numpy .npz archive of the arrays."""
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
-def plain_name(path: str) -> str:
-    """The name of a file without its ending, of letters and digits alone, and not too long."""
+def safe_stem(path: str) -> str:
+    """Return the stem of a file name with letters, digits, `_`, `.` and `-` only, at most 50."""
     return re.sub(r"[^\w.-]+", "_", Path(path).stem)[:50]

@@ -1,144 +1,147 @@
-"""Numbers over pictures: heat maps, overlays, sheets of several images. Pillow and numpy alone."""
+"""Heat maps over images, contact sheets and overviews of attention heads, with Pillow and numpy."""
 
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-Array = np.ndarray[Any, np.dtype[np.float32]]
-PAPER, INK = (255, 255, 255), (30, 30, 34)
-TILE, GAP, LINE, MOST_ACROSS = 224, 12, 24, 6
-"""Pixels of a picture's height, between tiles and of a line of text; pictures side by side."""
+BACKGROUND, TEXT_COLOUR = (255, 255, 255), (30, 30, 34)
+TILE_HEIGHT, TILE_GAP, TEXT_HEIGHT = 224, 12, 24
+"""Pixels of the height of a picture, between tiles, and of a line of text."""
+MAX_COLUMNS = 6
+"""Pictures in a row of a contact sheet."""
 
-# Dark violet over magenta and orange to light yellow: brightness rises evenly along the way, so
-# that it reads in grey and for colour-blind eyes.
-HEAT = np.array(
+# From dark violet through magenta and orange to light yellow. The luminance rises evenly, so that
+# the map reads in greyscale and with colour-blind eyes.
+COLOUR_MAP = np.array(
     [(20, 8, 48), (92, 20, 110), (168, 44, 96), (226, 92, 48), (250, 166, 28), (252, 250, 160)],
     dtype=np.float32,
 )
-VEIL, GLOW = 0.45, 0.75
-"""How much of the picture the colour covers where nothing counted, and where most did."""
+OPACITY_LOW, OPACITY_HIGH = 0.45, 0.75
+"""Opacity of the heat map where it is 0 and where it is 1."""
 
 
-def overlay(image: Image.Image, heat: Array) -> Image.Image:
-    """The image under its heat map: dimmed where nothing counted, glowing where most did.
+def overlay(image: Image.Image, heat: NDArray[np.float32]) -> Image.Image:
+    """Blend a heat map over an image: dark where the map is 0, bright where it is 1.
 
     Args:
-        image: The view that the model saw (after resize and crop), RGB.
-        heat: One number from 0 to 1 per patch, (gh, gw).
+        image: The image as the model received it (after resize and crop), RGB.
+        heat: One value from 0 to 1 per patch, (gh, gw).
 
     Returns:
-        RGB, as large as the image, which stays untouched.
+        A new RGB image of the same size.
     """
-    picture = np.asarray(image.convert("RGB"), np.float32)  # (S, S, 3)
-    smooth = enlarged(heat, image.size)
-    share = (VEIL + (GLOW - VEIL) * smooth)[..., None]
-    mixed = picture * (1 - share) + coloured(smooth) * share
-    return Image.fromarray(mixed.round().astype(np.uint8))
+    pixels = np.asarray(image.convert("RGB"), np.float32)  # (S, S, 3)
+    smooth = enlarge(heat, image.size)
+    opacity = (OPACITY_LOW + (OPACITY_HIGH - OPACITY_LOW) * smooth)[..., None]
+    blended = pixels * (1 - opacity) + apply_colour_map(smooth) * opacity
+    return Image.fromarray(blended.round().astype(np.uint8))
 
 
-def enlarged(heat: Array, size: tuple[int, int]) -> Array:
-    """One number per patch (gh, gw) to one per pixel (height, width), smoothly, within 0 and 1."""
+def enlarge(heat: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
+    """Resample one value per patch (gh, gw) to one per pixel (height, width), clipped to [0, 1]."""
     small = Image.fromarray(np.ascontiguousarray(heat, np.float32))
     return np.asarray(small.resize(size, Image.Resampling.BICUBIC), np.float32).clip(0, 1)
 
 
-def coloured(values: Array) -> Array:
-    """Colours of numbers from 0 to 1: (..., 3), 0 to 255."""
-    stops = np.linspace(0, 1, len(HEAT))
-    return np.stack([np.interp(values, stops, HEAT[:, i]) for i in range(3)], axis=-1)
+def apply_colour_map(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Map values from 0 to 1 to RGB colours from 0 to 255, (..., 3)."""
+    stops = np.linspace(0, 1, len(COLOUR_MAP))
+    return np.stack([np.interp(values, stops, COLOUR_MAP[:, i]) for i in range(3)], axis=-1)
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class SheetTile:
     """Pictures of equal height side by side, with a line of text below."""
 
     pictures: tuple[Image.Image, ...]
     text: str
 
 
-def contact_sheet(tiles: Sequence[Tile], *, side: int = TILE) -> Image.Image:
-    """All tiles on one sheet, at most six pictures in a row.
+def contact_sheet(tiles: Sequence[SheetTile], *, height: int = TILE_HEIGHT) -> Image.Image:
+    """Arrange tiles on one sheet, with at most six pictures in a row.
 
     Args:
-        tiles: At least one, all of pictures of one shape.
-        side: Height of every picture in pixels.
+        tiles: At least one. All pictures have the same shape.
+        height: Height of every picture in pixels.
     """
-    columns = min(len(tiles), max(1, MOST_ACROSS // len(tiles[0].pictures)))
-    drawn = [drawn_tile(tile, side) for tile in tiles]
-    width, height = drawn[0].size
+    columns = min(len(tiles), max(1, MAX_COLUMNS // len(tiles[0].pictures)))
+    drawn = [draw_tile(tile, height) for tile in tiles]
+    width, tile_height = drawn[0].size
     rows = -(-len(drawn) // columns)
-    sheet = Image.new("RGB", (columns * (width + GAP) + GAP, rows * (height + GAP) + GAP), PAPER)
+    size = columns * (width + TILE_GAP) + TILE_GAP, rows * (tile_height + TILE_GAP) + TILE_GAP
+    sheet = Image.new("RGB", size, BACKGROUND)
     for i, picture in enumerate(drawn):
-        at = i % columns * (width + GAP) + GAP, i // columns * (height + GAP) + GAP
-        sheet.paste(picture, at)
+        left = i % columns * (width + TILE_GAP) + TILE_GAP
+        sheet.paste(picture, (left, i // columns * (tile_height + TILE_GAP) + TILE_GAP))
     return sheet
 
 
-def drawn_tile(tile: Tile, side: int) -> Image.Image:
-    """One tile, its pictures scaled to `side` pixels of height."""
+def draw_tile(tile: SheetTile, height: int) -> Image.Image:
+    """Draw a tile with its pictures scaled to `height` pixels."""
     scaled = [
         picture.resize(
-            (round(side * picture.width / picture.height), side), resample(picture, side)
+            (round(height * picture.width / picture.height), height),
+            resampling_for(picture, height),
         )
         for picture in tile.pictures
     ]
-    width = sum(picture.width for picture in scaled) + GAP // 2 * (len(scaled) - 1)
-    drawn = Image.new("RGB", (width, side + LINE), PAPER)
+    width = sum(picture.width for picture in scaled) + TILE_GAP // 2 * (len(scaled) - 1)
+    drawn = Image.new("RGB", (width, height + TEXT_HEIGHT), BACKGROUND)
     left = 0
     for picture in scaled:
         drawn.paste(picture, (left, 0))
-        left += picture.width + GAP // 2
-    write(ImageDraw.Draw(drawn), (0, side + 3), tile.text, width)
+        left += picture.width + TILE_GAP // 2
+    draw_text(ImageDraw.Draw(drawn), (0, height + 3), tile.text, width)
     return drawn
 
 
-def resample(picture: Image.Image, side: int) -> Image.Resampling:
-    """Patches stay squares when they are enlarged; photos are smoothed."""
-    is_grid = picture.height * 2 < side
+def resampling_for(picture: Image.Image, height: int) -> Image.Resampling:
+    """Return the filter that keeps the squares of a patch grid sharp and smooths photos."""
+    is_grid = picture.height * 2 < height
     return Image.Resampling.NEAREST if is_grid else Image.Resampling.LANCZOS
 
 
-def write(
-    brush: ImageDraw.ImageDraw, at: tuple[int, int], text: str, width: int, *, size: int = 14
+def draw_text(
+    canvas: ImageDraw.ImageDraw, at: tuple[int, int], text: str, width: int, *, size: int = 14
 ) -> None:
-    """One line of text, cut off with dots where it is wider than `width` pixels."""
+    """Write one line of text, cut off with an ellipsis if it is wider than `width` pixels."""
     font = ImageFont.load_default(size)
     shown = text
-    while shown and brush.textlength(shown, font) > width:
+    while shown and canvas.textlength(shown, font) > width:
         shown = shown.removesuffix("...")[:-1].rstrip() + "..." if len(shown) > 4 else ""
-    brush.text(at, shown, INK, font)
+    canvas.text(at, shown, TEXT_COLOUR, font)
 
 
-def heads_sheet(maps: Array, *, side: int = 56) -> Image.Image:
-    """The maps of every block (rows) and head (columns), each from its least to its most.
+def heads_sheet(maps: NDArray[np.float32], *, height: int = 56) -> Image.Image:
+    """Draw the attention map of every block (rows) and head (columns).
 
     Args:
-        maps: Numbers from 0 to 1, (blocks, heads, gh, gw).
-        side: Height of a map in pixels.
+        maps: Values from 0 to 1, (blocks, heads, gh, gw).
+        height: Height of a map in pixels.
     """
     depth, heads, rows, columns = maps.shape
-    wide, margin = round(side * columns / rows), 66
-    size = margin + heads * (wide + 4), LINE + depth * (side + 4)
-    sheet = Image.new("RGB", size, PAPER)
-    brush = ImageDraw.Draw(sheet)
+    width, margin = round(height * columns / rows), 66
+    size = margin + heads * (width + 4), TEXT_HEIGHT + depth * (height + 4)
+    sheet = Image.new("RGB", size, BACKGROUND)
+    canvas = ImageDraw.Draw(sheet)
     for head in range(heads):
-        write(brush, (margin + head * (wide + 4), 2), f"head {head}", wide + 2, size=12)
+        draw_text(canvas, (margin + head * (width + 4), 2), f"head {head}", width + 2, size=12)
     for block in range(depth):
-        top = LINE + block * (side + 4)
-        write(brush, (4, top + side // 2 - 8), f"block {block}", margin, size=12)
+        top = TEXT_HEIGHT + block * (height + 4)
+        draw_text(canvas, (4, top + height // 2 - 8), f"block {block}", margin, size=12)
         for head in range(heads):
-            picture = Image.fromarray(coloured(maps[block, head]).round().astype(np.uint8))
-            small = picture.resize((wide, side), Image.Resampling.NEAREST)
-            sheet.paste(small, (margin + head * (wide + 4), top))
+            colours = apply_colour_map(maps[block, head]).round().astype(np.uint8)
+            scaled = Image.fromarray(colours).resize((width, height), Image.Resampling.NEAREST)
+            sheet.paste(scaled, (margin + head * (width + 4), top))
     return sheet
 
 
-def as_png(picture: Image.Image) -> bytes:
-    """The bytes of a PNG file: pixels, and no metadata of where they came from."""
+def png_bytes(picture: Image.Image) -> bytes:
+    """Return a PNG file of the pixels alone, without metadata of their source."""
     buffer = io.BytesIO()
     Image.fromarray(np.asarray(picture)).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""What `vitft explain` can be asked for, checked before torch is imported."""
+"""The attribution methods of `vitft explain` and their options. Does not import torch."""
 
 from dataclasses import dataclass
 
@@ -10,27 +10,30 @@ FUSIONS = ("mean", "max", "min")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """How a model's attention becomes one number per patch."""
+    """An attribution method: how the attention of a model becomes one value per patch."""
 
     name: str = "relevance"
     """`relevance` for a class, `rollout` through all blocks, or the `attention` of one block."""
     fusion: str = "mean"
-    """How the heads of a block become one map, in rollout and attention."""
+    """How rollout and attention combine the heads of a block."""
     discard: float = 0.0
-    """Share of the weakest connections of each block that rollout leaves out, from 0 to below 1."""
+    """Fraction of the weakest connections of each block that rollout discards, in [0, 1)."""
     block: int | None = None
-    """Block whose attention is shown, counted from 0; None for the last."""
+    """Block whose attention is shown, counted from 0; None for the last one."""
     head: int | None = None
-    """Head whose attention is shown, counted from 0; None for all of them, fused."""
+    """Head whose attention is shown, counted from 0; None for all heads, combined."""
 
     def __post_init__(self) -> None:
-        if self.name not in METHODS or self.fusion not in FUSIONS:
+        if self.name not in METHODS:
             raise UsageError(
-                f"method {self.name!r} with fusion {self.fusion!r} is not known",
-                fix=f"use one of {', '.join(METHODS)}, and {', '.join(FUSIONS)}",
+                f"unknown method {self.name!r}", fix=f"use one of {', '.join(METHODS)}"
+            )
+        if self.fusion not in FUSIONS:
+            raise UsageError(
+                f"unknown fusion {self.fusion!r}", fix=f"use one of {', '.join(FUSIONS)}"
             )
         if not 0 <= self.discard < 1:
             raise UsageError(
-                f"discard is {self.discard}, but it is a share of the connections",
-                fix="use a number from 0 up to, not including, 1, e.g. 0.9",
+                f"invalid --discard {self.discard}: a fraction of the connections is needed",
+                fix="use a number from 0 up to, but not including, 1, e.g. --discard 0.9",
             )

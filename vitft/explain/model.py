@@ -1,4 +1,4 @@
-"""The model that is looked into: of a run, or pretrained weights as they are."""
+"""The model to explain, from a run or from pretrained weights, with its preprocessing."""
 
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -10,108 +10,116 @@ from vitft.config.run import read_toml
 from vitft.data.loading import Pixels
 from vitft.data.split import Manifest
 from vitft.data.transforms import EvalTransform
-from vitft.explain.attribution import explainable
 from vitft.models.checkpoint import build_model, holds_timm, load_checkpoint
 from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.weights import open_pretrained
+from vitft.models.timm_model import require_vit
 from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.system.device import pick_device
 from vitft.system.errors import UsageError, VitftError
 from vitft.system.rundir import RunDir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """A model with what is needed to show it images."""
+class ExplainedModel:
+    """A model with the preprocessing of its images and the names of its classes."""
 
     name: str
-    """For titles: the run's folder or the weights' name."""
-    model: VisionTransformer
+    """Name of the run folder or of the weights, for titles."""
+    vit: VisionTransformer
     transform: EvalTransform
     classes: tuple[str, ...]
-    """Names of the head's outputs; numbers where nobody named them; empty without a head."""
+    """Names of the outputs; their numbers if they have no names; empty without a head."""
     run: Path | None = None
-    """The run directory, if it is one."""
+    """The run directory; None for pretrained weights."""
 
     @property
     def device(self) -> torch.device:
-        return self.model.pos_embed.device
+        return self.vit.pos_embed.device
 
     def inputs(self, pixels: Pixels) -> torch.Tensor:
-        """Views (B, S, S, 3) as the model takes them."""
+        """Normalise preprocessed images (B, S, S, 3) and move them to the device of the model."""
         return self.transform.normalise(torch.from_numpy(pixels).to(self.device))
 
     def class_index(self, name: str) -> int:
-        """Which output has this name.
+        """Return the index of the output with this name.
 
         Raises:
-            UsageError: None has, or the model has no classes.
+            UsageError: There is none, or the model has no classes.
         """
         if name in self.classes:
             return self.classes.index(name)
         near = get_close_matches(name, self.classes, n=3, cutoff=0.0)
         raise UsageError(
             f"the model has no class {name!r}",
-            fix=f"the nearest: {', '.join(near)}" if near else "leave --class out: it has none",
+            fix=f"use one of its classes, e.g. {', '.join(near)}"
+            if near
+            else "omit --class: the model has no classes",
         )
 
 
-def subject_of_run(run: str | None, *, device: str = "auto") -> Subject:
-    """The model of a run folder or checkpoint; by default of the latest run.
+def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
+    """Load the model of a run folder or checkpoint, by default of the latest run.
 
     Raises:
-        RunError: There is none, or it is damaged.
-        UsageError: Its model is one of timm's.
+        RunError: There is no run, or it is damaged.
+        UsageError: It is a timm model.
     """
     path = find_model(run)
     state, card = load_checkpoint(path)
-    model = explainable(build_model({n: t.float() for n, t in state.items()}, card.architecture))
+    vit = require_vit(
+        build_model({n: t.float() for n, t in state.items()}, card.architecture), "explain"
+    )
     folder = path.resolve().parent
-    return Subject(
+    return ExplainedModel(
         name=folder.name if path.name == "model.safetensors" else path.stem,
-        model=model.to(pick_device(device)),
+        vit=vit.to(pick_device(device)),
         transform=card.transform,
-        classes=named(model, card.classes),
+        classes=class_names(vit.config, card.classes),
         run=folder,
     )
 
 
-def subject_of_weights(name: str, *, allow_pickle: bool = False, device: str = "auto") -> Subject:
-    """Pretrained weights as their maker left them, with their own head if they have one.
+def load_weights_model(
+    name: str, *, allow_pickle: bool = False, device: str = "auto"
+) -> ExplainedModel:
+    """Load pretrained weights, with their own head if they have one.
 
     Raises:
-        WeightsError: Not found, refused or damaged.
-        UsageError: They are for one of timm's models.
+        WeightsError: They are not found, not readable or damaged.
+        UsageError: They are for a timm model.
     """
     found = locate(name)
     if found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found):
         raise UsageError(
-            f"{name} is a model of timm, which hides its attention: explaining needs vitft's own",
-            fix="name weights of `vitft weights list`, without timm: in front",
+            f"cannot explain {name}: only the attention of vitft's own Vision Transformer can be "
+            "read, and these weights are for a timm model",
+            fix="use weights of `vitft weights list`, without timm: before the name",
         )
     source = open_pretrained(name, allow_pickle=allow_pickle)
     tensors, config = source.tensors, source.architecture
-    if source.unusable_head:  # it reads something else than this model's feature
+    if source.unusable_head:  # its input is not the feature of this model
         tensors = {n: t for n, t in tensors.items() if not n.startswith("head")}
         config = replace(config, num_classes=0)
-    model = explainable(build_model({n: t.float() for n, t in tensors.items()}, config))
-    return Subject(
+    vit = require_vit(build_model({n: t.float() for n, t in tensors.items()}, config), "explain")
+    return ExplainedModel(
         name=Path(source.origin).parent.name if source.name == "model" else source.name,
-        model=model.to(pick_device(device)),
+        vit=vit.to(pick_device(device)),
         transform=source.transform,
-        classes=named(model, source.classes),
+        classes=class_names(vit.config, source.classes),
     )
 
 
-def named(model: VisionTransformer, classes: tuple[str, ...]) -> tuple[str, ...]:
-    """The classes' names, or their numbers."""
-    return classes or tuple(str(i) for i in range(model.config.num_classes))
+def class_names(config: ViTConfig, classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the classes, or their numbers if they have no names."""
+    return classes or tuple(str(i) for i in range(config.num_classes))
 
 
 def validation_images(run: Path | None) -> list[str]:
-    """The validation images of a run in the order of its split; none if they cannot be found."""
+    """Return the validation images of a run in the order of its split, without missing files."""
     if run is None:
         return []
     try:

@@ -1,57 +1,109 @@
-"""What the weights themselves show: the three pictures of figure 7 of the ViT paper, as numbers.
+"""Figures of a model's weights, as in figure 7 of the ViT paper: filters, positions, distances.
 
-Drawing is in `plots`. Letters as in `model`; gh, gw are the rows and columns of the grid.
+`report.plots` draws them. Shapes use the letters of `models.vit`; gh and gw are the rows and
+columns of the patch grid.
 
 Source: Dosovitskiy et al. 2021, figure 7 and appendix D.7, https://arxiv.org/abs/2010.11929
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.explain.attribution import traced
+from vitft.data.loading import decode_images, stack_batches
+from vitft.explain.attribution import trace_attention
+from vitft.explain.model import ExplainedModel
 from vitft.models.stem import StdConv2d
 from vitft.models.vit import VisionTransformer
+from vitft.system.errors import ImageError
+from vitft.system.files import write_atomically, writing
 
-Array = np.ndarray[Any, np.dtype[np.float32]]
-COMPONENTS = 28
-"""How many principal components the paper shows."""
+NUM_COMPONENTS = 28
+"""Principal components in the figure of the paper."""
+MAX_DISTANCE_IMAGES = 128
+"""Images that the attention distance is averaged over, as in the paper."""
+DISTANCE_BATCH = 8
+"""Images in a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFigures:
+    """Names of the figures that were written, and the images that could not be read."""
+
+    names: tuple[str, ...]
+    failed: tuple[ImageError, ...]
+
+
+def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path) -> ModelFigures:
+    """Write filters.png, positions.png and, if an image can be read, distance.png to a folder.
+
+    Args:
+        model: The model.
+        images: Files for the attention distance; at most 128, evenly spaced, are used.
+        out: The folder, created if necessary.
+    """
+    from vitft.report.plots import distance_png, filters_png, positions_png
+
+    filters = filters_png(*patch_filters(model.vit), title=f"{model.name}: filters")
+    positions = positions_png(position_similarity(model.vit), title=f"{model.name}: positions")
+    figures = {"filters.png": filters, "positions.png": positions}
+    some = images[:: max(1, len(images) // MAX_DISTANCE_IMAGES)][:MAX_DISTANCE_IMAGES]
+    views = decode_images(some, lambda _, image: model.transform.pixels(image))
+    stacks = list(stack_batches(views, DISTANCE_BATCH))
+    batches = (model.inputs(stack.pixels) for stack in stacks if len(stack.pixels))
+    distance, count = attention_distance(model.vit, batches)
+    if count:
+        figures["distance.png"] = distance_png(
+            distance, count, uniform_distance(model.vit), f"{model.name}: attention distance"
+        )
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    for name, content in figures.items():
+        write_atomically(out / name, content)
+    return ModelFigures(
+        tuple(figures), tuple(error for stack in stacks for _, error in stack.failed)
+    )
 
 
 @torch.no_grad()
-def patch_filters(model: VisionTransformer, count: int = COMPONENTS) -> tuple[Array, Array]:
-    """The principal components of the first convolution's filters.
+def patch_filters(
+    model: VisionTransformer, count: int = NUM_COMPONENTS
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Compute the principal components of the filters of the first convolution.
 
-    Of a hybrid that is the root of its ResNet, whose filters have mean 0 and variance 1 in use.
+    In a hybrid model this is the root of the ResNet, whose filters are standardised to mean 0 and
+    variance 1 as in the forward pass.
 
     Returns:
-        Components as pictures, (n, kernel, kernel, 3), each stretched over 0 to 1, grey where the
-        model does not read three channels; and their shares of the variance (n,). n is `count` or,
-        if fewer, the filters or numbers in one.
+        Components as images, (n, kernel, kernel, 3), each scaled to [0, 1], grey if the model does
+        not have three input channels; and the fraction of the variance that each explains, (n,).
+        n is `count`, or less if there are fewer filters or fewer values in a filter.
     """
     first = next(m for m in model.patch_embed.modules() if isinstance(m, nn.Conv2d))
     kernels = first.weight.detach().float().cpu()  # (D, channels, k, k)
     if isinstance(first, StdConv2d):
         flat = kernels.flatten(1)
-        spread = flat.std(dim=1, correction=0, keepdim=True)
-        kernels = ((flat - flat.mean(dim=1, keepdim=True)) / (spread + 1e-8)).view_as(kernels)
+        deviation = flat.std(dim=1, correction=0, keepdim=True)
+        kernels = ((flat - flat.mean(dim=1, keepdim=True)) / (deviation + 1e-8)).view_as(kernels)
     rows = kernels.flatten(1) - kernels.flatten(1).mean(dim=0)  # (D, channels * k * k)
     _, sizes, directions = torch.linalg.svd(rows, full_matrices=False)
     parts = directions[:count].unflatten(1, kernels.shape[1:])  # (n, channels, k, k)
     planes = parts if parts.shape[1] == 3 else parts.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
     low, high = planes.amin(dim=(1, 2, 3), keepdim=True), planes.amax(dim=(1, 2, 3), keepdim=True)
-    pictures = (planes - low) / (high - low).clamp(min=1e-12)
-    shares = sizes**2 / (sizes**2).sum().clamp(min=1e-12)
-    return pictures.permute(0, 2, 3, 1).numpy(), shares[:count].numpy()
+    images = (planes - low) / (high - low).clamp(min=1e-12)
+    variance = sizes**2 / (sizes**2).sum().clamp(min=1e-12)
+    return images.permute(0, 2, 3, 1).numpy(), variance[:count].numpy()
 
 
 @torch.no_grad()
-def position_similarity(model: VisionTransformer) -> Array:
-    """Cosine of every patch's position with every other's: (gh, gw, gh, gw), -1 to 1."""
+def position_similarity(model: VisionTransformer) -> NDArray[np.float32]:
+    """Compute the cosine similarity of all pairs of position embeddings, (gh, gw, gh, gw)."""
     config = model.config
     first = config.num_prefix if config.prefix_positions else 0
     rows = F.normalize(model.pos_embed[0, first:].float().cpu(), dim=-1)  # (P, D)
@@ -59,35 +111,37 @@ def position_similarity(model: VisionTransformer) -> Array:
 
 
 @torch.no_grad()
-def attention_distance(model: VisionTransformer, batches: Iterable[Tensor]) -> tuple[Array, int]:
-    """How far, in pixels, each head looks on average: (L, H), and over how many images.
+def attention_distance(
+    model: VisionTransformer, batches: Iterable[Tensor]
+) -> tuple[NDArray[np.float32], int]:
+    """Compute the mean attention distance of each head in pixels, (L, H), and count the images.
 
-    For every patch, the distances to all patches are averaged with its attention to them as
-    weights; attention to the prefix tokens has no distance and is left out of the average.
+    The distances from a patch to all patches are averaged with its attention to them as weights.
+    Attention to the prefix tokens has no distance and is left out.
 
     Args:
         model: In eval mode.
-        batches: Normalised images (B, channels, S, S) on the model's device.
+        batches: Normalised images (B, channels, S, S) on the device of the model.
     """
     config, first = model.config, model.config.num_prefix
     distance = patch_distances(config.grid, config.patch_size).to(model.pos_embed.device)
     total, count = torch.zeros(config.depth, config.heads, dtype=torch.float64), 0
     for pixels in batches:
-        for block, (maps, _) in enumerate(traced(model, model.embed(pixels))):
-            paid = maps[:, :, first:, first:].float()  # (B, H, P, P)
-            far = (paid * distance).sum(dim=-1) / paid.sum(dim=-1).clamp(min=1e-12)
-            total[block] += far.mean(dim=-1).sum(dim=0).cpu()
+        for block, (maps, _) in enumerate(trace_attention(model, model.embed(pixels))):
+            weights = maps[:, :, first:, first:].float()  # (B, H, P, P)
+            means = (weights * distance).sum(dim=-1) / weights.sum(dim=-1).clamp(min=1e-12)
+            total[block] += means.mean(dim=-1).sum(dim=0).cpu()
         count += len(pixels)
     return (total / max(1, count)).float().numpy(), count
 
 
 def patch_distances(grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
-    """Pixels between the centres of any two patches: (P, P)."""
+    """Return the distances in pixels between the centres of all pairs of patches, (P, P)."""
     rows, columns = (torch.arange(n) * side for n, side in zip(grid, patch, strict=True))
     centres = torch.cartesian_prod(rows.float(), columns.float())  # (P, 2)
     return torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def uniform_distance(model: VisionTransformer) -> float:
-    """The average distance of a head that looks everywhere alike, in pixels."""
+    """Return the mean distance in pixels of a head with uniform attention."""
     return float(patch_distances(model.config.grid, model.config.patch_size).mean())

@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 
 from vitft.explain.attribution import relevance_map
-from vitft.explain.explainer import plain_name
-from vitft.explain.heatmaps import as_png, overlay
+from vitft.explain.explainer import safe_stem
+from vitft.explain.heatmaps import overlay, png_bytes
 from vitft.models.timm_model import require_vit
 from vitft.predict.engine import Engine
 from vitft.predict.prediction import Prediction
@@ -32,7 +32,7 @@ def illustrate_predictions(
         if prediction.view is not None:
             torch.set_num_threads(engine.workers)  # the engine's workers set it to 1
             heat = relevance_map(model, engine.inputs(prediction.view[None]))[0]
-            picture = as_png(overlay(Image.fromarray(prediction.view), heat))
-            name = f"{number:06}-{plain_name(prediction.path)}.png"
+            picture = png_bytes(overlay(Image.fromarray(prediction.view), heat))
+            name = f"{number:06}-{safe_stem(prediction.path)}.png"
             write_atomically(folder / name, picture)
         yield prediction

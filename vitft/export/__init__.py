@@ -1,17 +1,16 @@
-"""`vitft export`: the trained model as files for other tools, compared before it is called done.
+"""`vitft export`: the trained model as files for other tools, verified before they are kept.
 
-    plan     what is asked for: formats, place, missing libraries       (no torch)
-    job      the order of things: write, open, compare, only then give it its name
-    trained  the model, its card and the images to compare on
-    compare  one export against the original: logits, classes, size, speed
-    native   our own file, with timm's config.json beside it
-    hf       a folder for transformers
-    graph    the computation itself: ONNX, torch.export, int8
-    card     the model card for the hub
-    hub      a folder pushed to the hub
+    plan       what to export: formats, folder, options          (without torch)
+    job        `export_run`: write, reopen, compare, keep or remove
+    trained    the run's model and card, and images to compare on
+    formats/   one file per format: write it, and reopen it with the tool it is for
+    compare    an export against the original: logits, classes, size, speed
+    card       the README.md of a hub repository
+    hub        upload a folder to the hub
 
-Every format is opened by the tool that it is for, with that tool's own preprocessing, and answers
-the run's validation images beside the original. What is above its tolerance is removed.
+Every format is reopened by the tool that it is for, with that tool's own preprocessing, and
+predicts the run's validation images alongside the original. An export that differs by more than
+its tolerance is removed.
 """
 
 import importlib
@@ -22,16 +21,10 @@ if TYPE_CHECKING:
     from vitft.export.job import export_run as export_run
     from vitft.export.job import export_safetensors as export_safetensors
 
-HOMES = {
-    "Exported": "vitft.export.job",
-    "export_run": "vitft.export.job",
-    "export_safetensors": "vitft.export.job",
-}
-
 __all__ = ["Exported", "export_run", "export_safetensors"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name not in HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'vitft.export' has no attribute {name!r}")
-    return getattr(importlib.import_module(HOMES[name]), name)
+    return getattr(importlib.import_module("vitft.export.job"), name)

@@ -1,61 +1,67 @@
-"""The model card: a README.md that the hub and people read, made from the run's own files.
+"""The model card of a hub repository: a README.md made from the run's files.
 
-Class names and folder names are whatever a user's files were called. In YAML they are quoted, in
-Markdown every sign that could mean something is written as its number, so text stays text.
+Class and folder names can contain any character. They are quoted in YAML; in Markdown, every
+character with a possible meaning is written as a character reference.
 """
 
 import json
 import re
 import unicodedata
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vitft.config.run import read_toml
-from vitft.export.compare import Compared
-from vitft.export.native import not_for_timm
-from vitft.export.trained import Trained
+from vitft.export.compare import Comparison
+from vitft.export.formats.timm import timm_obstacle
+from vitft.export.trained import TrainedRun
+from vitft.metrics.results import RunResults
 from vitft.models.checkpoint import Card
 from vitft.models.timm_model import TimmConfig
 from vitft.system.errors import VitftError
 from vitft.system.files import write_atomically
+from vitft.system.text import count, interval, percent
 
 README = "README.md"
-SHOWN = 200
-"""Classes listed; the file of the model names all of them."""
+MAX_CLASSES_LISTED = 200
+"""Number of classes in the table; the model file contains all of them."""
 LICENCES = ("apache-2.0", "mit", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")
-"""Identifiers that the hub knows and our catalogue uses."""
+"""Identifiers of the hub that the catalogue uses."""
 
 
-def write_readme(trained: Trained, folder: Path, repo: str, row: Compared) -> None:
-    """The card of an exported folder.
+def write_readme(trained: TrainedRun, folder: Path, repo: str, row: Comparison) -> None:
+    """Write the model card of an exported folder.
 
     Args:
-        trained: What was exported.
-        folder: Where to.
-        repo: owner/name under which it will be found.
-        row: How the export compares with the run.
+        trained: The exported run.
+        folder: The exported folder.
+        repo: Name of the repository, owner/name.
+        row: Comparison of the export with the run.
     """
-    figures = read_figures(trained.run)
-    header = yaml(header_of(trained.card, repo, row.name, figures, data_name(trained.run)))
+    results = read_results(trained.run)
+    header = to_yaml(header_of(trained.card, repo, row.name, results, data_name(trained.run)))
     body = "\n".join(
-        [*introduction(trained), *usage(trained.card, repo, row.name), *results(figures, row)]
+        [
+            *introduction(trained),
+            *usage_section(trained.card, repo, row.name),
+            *results_section(results, row),
+        ]
     )
     write_atomically(folder / README, f"---\n{header}---\n\n{body}\n")
 
 
-def read_figures(run: Path) -> Mapping[str, Any]:
-    """The run's eval.json; empty for a bare checkpoint."""
+def read_results(run: Path) -> RunResults | None:
+    """Return the content of the run's eval.json; None if there is no usable one."""
     try:
-        figures: Mapping[str, Any] = json.loads((run / "eval.json").read_text(encoding="utf-8"))
+        results = json.loads((run / "eval.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
-    return figures if isinstance(figures, dict) and "top1" in figures else {}
+        return None
+    is_usable = isinstance(results, dict) and "top1" in results
+    return cast("RunResults", results) if is_usable else None
 
 
 def data_name(run: Path) -> str:
-    """The name of the image folder, without the way to it."""
+    """Return the name of the image folder, without the path to it."""
     try:
         return Path(read_toml(run / "config.toml")["data"]["path"]).name or "images"
     except (VitftError, KeyError, TypeError):
@@ -63,11 +69,11 @@ def data_name(run: Path) -> str:
 
 
 def header_of(
-    card: Card, repo: str, form: str, figures: Mapping[str, Any], data: str
+    card: Card, repo: str, form: str, results: RunResults | None, data: str
 ) -> dict[str, Any]:
-    """What the hub reads: library, task, licence, ancestor, figures."""
+    """Return the metadata for the hub: library, task, licence, base model, results."""
     library = "transformers" if form == "transformers" else "vitft"
-    if form != "transformers" and not not_for_timm(card):
+    if form != "transformers" and not timm_obstacle(card):
         library = "timm"
     licence = card.weights.get("licence", "")
     header: dict[str, Any] = {
@@ -80,52 +86,52 @@ def header_of(
         header["license_name"] = licence
     if ancestor := base_model(card):
         header["base_model"] = ancestor
-    if figures:
-        header["model-index"] = [{"name": repo, "results": [result_of(figures, data)]}]
+    if results:
+        header["model-index"] = [{"name": repo, "results": [result_of(results, data)]}]
     return header
 
 
 def base_model(card: Card) -> str:
-    """Repository that the pretrained weights came from, if they came from the hub."""
+    """Return the hub repository of the pretrained weights; empty if they are from elsewhere."""
     source = card.weights.get("source", "")
     return "/".join(source.split("/")[:2]) if card.weights.get("revision") else ""
 
 
-def result_of(figures: Mapping[str, Any], data: str) -> dict[str, Any]:
-    """The accuracy in the form of the hub's model index."""
-    low, high = figures["top1_interval"]
+def result_of(results: RunResults, data: str) -> dict[str, Any]:
+    """Return the accuracy as an entry of the hub's model index."""
+    low, high = results["top1_interval"]
     return {
         "task": {"type": "image-classification"},
         "dataset": {"type": "imagefolder", "name": data, "split": "validation"},
         "metrics": [
             {
                 "type": "accuracy",
-                "value": round(figures["top1"], 6),
-                "name": f"accuracy on {figures['images']} validation images, 95 % interval "
+                "value": round(results["top1"], 6),
+                "name": f"accuracy on {results['images']} validation images, 95 % interval "
                 f"{low:.1%} to {high:.1%}",
             }
         ],
     }
 
 
-def introduction(trained: Trained) -> list[str]:
-    """What the model is and what it was made of."""
+def introduction(trained: TrainedRun) -> list[str]:
+    """Return the section on what the model is and how it was made."""
     card = trained.card
     shape, transform = card.architecture, card.transform
     kind = (
-        f"timm's {text(shape.timm)}"
+        f"timm's {markdown_text(shape.timm)}"
         if isinstance(shape, TimmConfig)
         else f"Vision Transformer, {shape.depth} blocks of width {shape.width}, patches of "
         f"{shape.patch_size[0]} pixels"
     )
     origin = Path(card.weights.get("name", "")).name
-    count = len(card.classes)
+    num_classes = len(card.classes)
     return [
-        f"# An image classifier with {count} classes",
+        f"# An image classifier with {num_classes} classes",
         "",
         f"{kind}, fine-tuned"
-        # A file called model.safetensors tells nothing.
-        + (f" from {text(origin)}" if origin not in ("", "model") else "")
+        # The name of a file model.safetensors carries no information.
+        + (f" from {markdown_text(origin)}" if origin not in ("", "model") else "")
         + f" with vitft {version('vitft')}.",
         "",
         f"An image is {'resized and cut' if transform.fit == 'crop' else 'resized'} to "
@@ -137,8 +143,8 @@ def introduction(trained: Trained) -> list[str]:
     ]
 
 
-def usage(card: Card, repo: str, form: str) -> list[str]:
-    """How to use it, in the libraries that open this format."""
+def usage_section(card: Card, repo: str, form: str) -> list[str]:
+    """Return the section on how to use it, with the libraries that open this format."""
     lines = ["## Use", ""]
     if form == "transformers":
         lines += [
@@ -149,7 +155,7 @@ def usage(card: Card, repo: str, form: str) -> list[str]:
         ]
     else:
         lines += [f"    vitft predict --run hf:{repo} photo.jpg"]
-        if not not_for_timm(card):
+        if not timm_obstacle(card):
             lines += [
                 "",
                 "    import timm",
@@ -159,36 +165,37 @@ def usage(card: Card, repo: str, form: str) -> list[str]:
     return [*lines, ""]
 
 
-def results(figures: Mapping[str, Any], row: Compared) -> list[str]:
-    """How good it is, class by class, and how the file compares with the run."""
-    on = f"{row.images} validation images" if row.images else "noise (the images are gone)"
+def results_section(results: RunResults | None, row: Comparison) -> list[str]:
+    """Return the section on its accuracy, by class, and on how the file compares with the run."""
+    on = count(row.images, "validation image") if row.images else "noise (the images are missing)"
     same = (
         f"The file was opened by {row.by} and compared with the run on {on}: largest "
-        f"difference of a logit {row.difference:.1e}, {row.changed} changed answers."
+        f"difference of a logit {row.difference:.1e}, {row.changed} changed predictions."
     )
-    if not figures:
+    if not results:
         return [same]
-    low, high = figures["top1_interval"]
     selected = (
-        " The epoch was chosen on the same images, so the figure is slightly optimistic."
-        if figures.get("selected_on_validation")
+        " The epoch was selected on the same images, so the accuracy is slightly optimistic."
+        if results.get("selected_on_validation")
         else ""
     )
-    rows = list(figures.get("per_class", {}).items())
+    rows = list(results.get("per_class", {}).items())
     table = [
-        f"| {text(name)} | {each.get('images', 0)} | {share(each.get('recall'))} | "
-        f"{share(each.get('precision'))} |"
-        for name, each in rows[:SHOWN]
+        f"| {markdown_text(name)} | {each.get('images', 0)} | {percent(each.get('recall'))} | "
+        f"{percent(each.get('precision'))} |"
+        for name, each in rows[:MAX_CLASSES_LISTED]
     ]
-    more = [f"\n({len(rows) - SHOWN} more classes)"] if len(rows) > SHOWN else []
+    hidden = len(rows) - MAX_CLASSES_LISTED
+    more = [f"\n({count(hidden, 'more class', 'more classes')})"] if hidden > 0 else []
     return [
         "## Results",
         "",
-        f"Accuracy {figures['top1']:.1%} (95 % interval {low:.1%} to {high:.1%}) on "
-        f"{figures['images']} validation images that were held back; always naming the largest "
-        f"class gives {figures.get('majority', 0):.1%}.{selected}",
+        f"Accuracy {percent(results['top1'])} (95 % interval "
+        f"{interval(results['top1_interval'])}) on {results['images']} held-out validation images; "
+        "always predicting the largest class "
+        f"reaches {percent(results.get('majority', 0))}.{selected}",
         "",
-        "| class | validation images | found | right when named |",
+        "| class | validation images | recall | precision |",
         "|---|---:|---:|---:|",
         *table,
         *more,
@@ -197,16 +204,11 @@ def results(figures: Mapping[str, Any], row: Compared) -> list[str]:
     ]
 
 
-def share(value: float | None) -> str:
-    """A share as percent; a dash where it is undefined."""
-    return "–" if value is None else f"{value:.1%}"
+def markdown_text(words: str) -> str:
+    """Escape text so that Markdown shows it literally, on one line.
 
-
-def text(words: str) -> str:
-    """Words that Markdown shows as they are, on one line.
-
-    Signs become character references, which CommonMark never reads as structure, links or HTML
-    (section 6.2); what cannot be seen becomes its code point.
+    Punctuation becomes character references, which CommonMark never reads as structure, links or
+    HTML (section 6.2); invisible characters become their code points.
     """
     return "".join(
         c
@@ -218,30 +220,30 @@ def text(words: str) -> str:
     )
 
 
-def yaml(value: Any, indent: int = 0) -> str:  # noqa: ANN401 - what JSON can hold
-    """Tables and lists as YAML blocks; every text is quoted."""
+def to_yaml(value: Any, indent: int = 0) -> str:  # noqa: ANN401 - what JSON can hold
+    """Return tables and lists as YAML blocks, with quoted strings."""
     blank = "  " * indent
     if isinstance(value, dict):
-        return "".join(f"{blank}{key}:{below(each, indent)}" for key, each in value.items())
+        return "".join(f"{blank}{key}:{yaml_value(each, indent)}" for key, each in value.items())
     return "".join(f"{blank}- {yaml_item(each, indent)}" for each in value)
 
 
-def below(value: Any, indent: int) -> str:  # noqa: ANN401
-    """What follows a key."""
+def yaml_value(value: Any, indent: int) -> str:  # noqa: ANN401
+    """Return what follows a key."""
     if isinstance(value, dict | list):
-        return f"\n{yaml(value, indent + 1)}"
+        return f"\n{to_yaml(value, indent + 1)}"
     return f" {scalar(value)}\n"
 
 
 def yaml_item(value: Any, indent: int) -> str:  # noqa: ANN401
-    """What follows a dash."""
+    """Return what follows a dash."""
     if isinstance(value, dict):
-        return yaml(value, indent + 1).lstrip(" ")
+        return to_yaml(value, indent + 1).lstrip(" ")
     return f"{scalar(value)}\n"
 
 
 def scalar(value: str | float) -> str:
-    """One value; plain words stay bare, other texts are quoted with YAML's own escapes."""
+    """Return one value; plain words stay unquoted, other strings are quoted and escaped."""
     if not isinstance(value, str):
         return json.dumps(value)
     if re.fullmatch(r"[a-z][a-z0-9-]*(\.[0-9]+)?", value) and value not in ("null", "true", "no"):
@@ -250,7 +252,7 @@ def scalar(value: str | float) -> str:
 
 
 def escaped(c: str) -> str:
-    """One character inside of double quotes (YAML 1.2.2, section 5.7)."""
+    """Escape one character for a double-quoted string (YAML 1.2.2, section 5.7)."""
     if c in '"\\':
         return f"\\{c}"
     return c if c.isprintable() else f"\\U{ord(c):08X}" if ord(c) > 0xFFFF else f"\\u{ord(c):04X}"

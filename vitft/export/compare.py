@@ -1,194 +1,172 @@
-"""An export beside the original: the same images through both, each with its own preprocessing.
+"""Compare exports with the original: the same images through both, each with its own preprocessing.
 
-Letters: n images, C classes. The original and the exports take turns, batch by batch, so that a
-busy machine slows all of them alike.
+Letters: n images, C classes. The original and the exports alternate batch by batch, so that other
+load on the machine affects all of them alike.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from vitft.export.trained import Sample
+from vitft.export.formats.base import NumericArray, OpenedModel
+from vitft.export.trained import LabelledImage
 from vitft.metrics.intervals import wilson
 from vitft.system.errors import RunError
+from vitft.system.text import count
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-BATCH = 8
-"""Images per batch, of which the first is not timed."""
-EXACT = 1e-4
-"""Largest difference of a logit in float32, as a share of the largest logit or of 1."""
-RESIZED = 1e-2
-"""The same where the graph resizes, and single values of a view differ by a grey level."""
-CHANGED = 0.05
-"""Largest share of images whose best class int8 may change."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A model as the tool that it is for sees it."""
-
-    by: str
-    """The tool, for people."""
-    classes: tuple[str, ...]
-    prepare: Callable[[Image.Image], Array]
-    """An RGB image to the model's input, by the tool's own preprocessing where it has one."""
-    logits: Callable[[Array], Array]
-    """Stacked inputs to logits, float32 (B, C)."""
-    one_by_one: bool = False
-    """Whether inputs are of any size, so that they cannot be stacked."""
-
-    def answer(self, inputs: Sequence[Array]) -> Array:
-        """Logits (B, C) of prepared images."""
-        if not self.one_by_one:
-            return self.logits(np.stack(inputs))
-        return np.concatenate([self.logits(each[None]) for each in inputs])
+BATCH_SIZE = 8
+"""Images per batch. The first batch is not timed."""
+MAX_ERROR = 1e-4
+"""Largest allowed difference of a float32 logit, as a fraction of the largest logit or of 1."""
+MAX_ERROR_RESIZED = 1e-2
+"""The same for graphs that resize, where single values of a view differ by a grey level."""
+MAX_CHANGED = 0.05
+"""Largest fraction of images whose predicted class int8 may change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """How an export differs from the original."""
+class Comparison:
+    """Difference between an export and the original."""
 
     name: str
     by: str
     images: int
-    """Validation images compared; 0 if there were none and noise stood in for them."""
+    """Number of validation images compared; 0 if noise was used instead."""
     difference: float
     """Largest difference of a logit."""
     largest: float
-    """Largest logit of the original, in size."""
+    """Largest absolute logit of the original."""
     changed: int
-    """Images with another best class."""
-    right: tuple[int, int]
-    """Images whose class the original names, and the export."""
+    """Number of images with another predicted class."""
+    correct: tuple[int, int]
+    """Number of correctly classified images, by the original and by the export."""
     size: int
     """Bytes of all files."""
     speed: float
-    """Images per second, preprocessing not counted."""
+    """Images per second without preprocessing."""
     original_speed: float
-    """The same of the original, in turns with the export."""
+    """The same for the original, measured alternately."""
 
     @property
     def cost(self) -> str:
-        """What the export costs in accuracy, in words, where it changes any answer."""
+        """Effect on the accuracy, if any predicted class changes; otherwise empty."""
         if not self.images or not self.changed:
             return ""
-        before, after = (count / self.images for count in self.right)
-        low, high = wilson(self.right[1], self.images)
+        before, after = (number / self.images for number in self.correct)
+        low, high = wilson(self.correct[1], self.images)
         return (
-            f"--{self.name} names {after:.1%} of {self.images} validation images rightly (95 % "
-            f"interval {low:.1%} to {high:.1%}), the original {before:.1%}"
+            f"--{self.name} has an accuracy of {after:.1%} on {self.images} validation images "
+            f"(95 % interval {low:.1%} to {high:.1%}), the original {before:.1%}"
         )
 
 
 @dataclass
-class Answers:
-    """What one model said so far."""
+class PredictionLog:
+    """Logits and times of one model so far."""
 
-    logits: list[Array] = field(default_factory=list)
+    logits: list[NumericArray] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    """Per image, of each batch but the first."""
+    """Seconds per image of each batch."""
 
 
-def compare(
-    original: Opened,
-    exports: Mapping[str, Opened],
-    samples: Iterable[Sample],
+def compare_exports(
+    original: OpenedModel,
+    exports: Mapping[str, OpenedModel],
+    samples: Iterable[LabelledImage],
     sizes: Mapping[str, int],
-) -> list[Compared]:
-    """One row per export, in their order.
+) -> list[Comparison]:
+    """Return one comparison per export, in their order.
 
     Args:
         original: The run itself.
-        exports: By the name of the format.
-        samples: Images to answer, read as they are needed.
+        exports: Opened exports by format.
+        samples: Images to predict, read as they are needed.
         sizes: Bytes of each export's files.
 
     Raises:
-        RunError: An export names other classes than the run.
+        RunError: An export has other class names than the run.
     """
     models = {"": original, **exports}
-    answers = {name: Answers() for name in models}
+    logs = {name: PredictionLog() for name in models}
     labels: list[int] = []
     images = iter(samples)
-    turns = [*models]
-    while batch := list(islice(images, BATCH)):
+    order = [*models]
+    while batch := list(islice(images, BATCH_SIZE)):
         labels += [sample.label for sample in batch]
-        for name in turns:
-            answer(models[name], batch, answers[name])
-        turns = [*turns[1:], turns[0]]  # nobody always comes after the same one
+        for name in order:
+            predict_batch(models[name], batch, logs[name])
+        order = [*order[1:], order[0]]  # so that no model always follows the same one
     for name, model in exports.items():
         if model.classes != original.classes:
             raise RunError(
-                f"the --{name} export names other classes than the run",
-                fix="this should not happen; keep the run folder and report it",
+                f"the --{name} export has other class names than the run",
+                fix="this is a bug: please keep the run folder and report it",
             )
     return [
-        row_of(name, exports[name].by, answers[name], answers[""], labels, sizes[name])
+        comparison_row(name, exports[name].by, logs[name], logs[""], labels, sizes[name])
         for name in exports
     ]
 
 
-def answer(model: Opened, batch: list[Sample], kept: Answers) -> None:
-    """Let a model answer a batch, and time it; a first batch is answered twice."""
+def predict_batch(model: OpenedModel, batch: list[LabelledImage], log: PredictionLog) -> None:
+    """Predict a batch with a model and measure the time; the first batch is predicted twice."""
     inputs = [model.prepare(sample.image) for sample in batch]
-    if not kept.logits:
-        model.answer(inputs)  # whatever is set up at the first call is not timed
+    if not log.logits:
+        model.predict(inputs)  # set-up at the first call is not timed
     started = time.perf_counter()
-    kept.logits.append(model.answer(inputs))
-    kept.seconds.append((time.perf_counter() - started) / len(batch))
+    log.logits.append(model.predict(inputs))
+    log.seconds.append((time.perf_counter() - started) / len(batch))
 
 
-def row_of(
-    name: str, by: str, export: Answers, original: Answers, labels: list[int], size: int
-) -> Compared:
-    """The figures of one export."""
+def comparison_row(
+    name: str, by: str, export: PredictionLog, original: PredictionLog, labels: list[int], size: int
+) -> Comparison:
+    """Return the comparison of one export."""
     before, after = np.concatenate(original.logits), np.concatenate(export.logits)  # (n, C)
     truth = np.array(labels)
-    said = before.argmax(axis=1), after.argmax(axis=1)
+    predicted = before.argmax(axis=1), after.argmax(axis=1)
     is_finite = before.shape == after.shape and bool(np.isfinite(after).all())
-    return Compared(
+    return Comparison(
         name=name,
         by=by,
         images=len(truth) if (truth >= 0).all() else 0,
         difference=float(np.abs(before - after).max()) if is_finite else float("inf"),
         largest=float(np.abs(before).max()),
-        changed=int((said[0] != said[1]).sum()),
-        right=(int((said[0] == truth).sum()), int((said[1] == truth).sum())),
+        changed=int((predicted[0] != predicted[1]).sum()),
+        correct=(int((predicted[0] == truth).sum()), int((predicted[1] == truth).sum())),
         size=size,
         speed=1 / statistics.median(export.seconds),
         original_speed=1 / statistics.median(original.seconds),
     )
 
 
-def check(row: Compared, *, exact: float = EXACT) -> None:
-    """Refuse an export that answers otherwise than the run.
+def check_comparison(row: Comparison, *, max_error: float = MAX_ERROR) -> None:
+    """Refuse an export whose predictions differ from those of the run.
 
     Args:
         row: The comparison.
-        exact: Largest difference of a logit, as a share of the largest logit or of 1.
+        max_error: Largest allowed difference of a logit, relative to the largest logit or 1.
 
     Raises:
-        RunError: Above its tolerance.
+        RunError: The difference is above the tolerance of the format.
     """
-    on = f"{row.images} validation images" if row.images else "noise"
-    said = (
-        f"the --{row.name} export answers differently: logits by up to {row.difference:.2g}, "
-        f"{row.changed} changed classes on {on}; nothing was kept"
+    on = count(row.images, "validation image") if row.images else "noise"
+    problem = (
+        f"the --{row.name} export predicts differently: logits differ by up to "
+        f"{row.difference:.2g}, the predicted class on {row.changed} of {on}; it was removed"
     )
     if row.name == "int8":
         if not row.images:
             raise RunError(
-                "nothing tells what 8 bits cost in accuracy: the run's validation images are gone",
-                fix="put them back where the run's config.toml says, or export without --int8",
+                "the accuracy of --int8 cannot be measured because the validation images no longer "
+                "exist",
+                fix="restore them at data.path in the run's config.toml, or export without --int8",
             )
-        if row.changed > max(1, CHANGED * row.images) or not np.isfinite(row.difference):
-            raise RunError(said, fix="8 bits are too few for this model: export without --int8")
-    elif row.difference > exact * max(1.0, row.largest):
-        raise RunError(said, fix="this should not happen; keep the run folder and report it")
+        if row.changed > max(1, MAX_CHANGED * row.images) or not np.isfinite(row.difference):
+            raise RunError(problem, fix="export without --int8; 8 bits are too few for this model")
+    elif row.difference > max_error * max(1.0, row.largest):
+        raise RunError(problem, fix="this is a bug: please keep the run folder and report it")

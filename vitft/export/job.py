@@ -1,46 +1,26 @@
-"""The order of things: write every format, open it, compare it, and only then give it its name."""
+"""`export_run`: write every format, reopen it, compare it with the run, then keep or remove it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from vitft.export.card import write_readme
-from vitft.export.compare import EXACT, RESIZED, Compared, Opened, check, compare
-from vitft.export.graph import OPSET, open_onnx, open_program, write_onnx, write_program
-from vitft.export.hf import not_for_hf, open_hf, write_hf
-from vitft.export.int8 import write_int8
-from vitft.export.native import (
-    as_opened,
-    not_for_timm,
-    open_native,
-    open_timm,
-    write_native,
+from vitft.export.compare import (
+    MAX_ERROR,
+    MAX_ERROR_RESIZED,
+    Comparison,
+    check_comparison,
+    compare_exports,
 )
-from vitft.export.plan import Order, plan_export
-from vitft.export.resize import not_inside, view_difference
-from vitft.export.trained import Trained, load_trained, samples
-from vitft.models.checkpoint import Card
+from vitft.export.formats import formats_of
+from vitft.export.formats.base import OpenedModel, open_module
+from vitft.export.formats.onnx import OPSET
+from vitft.export.formats.onnx_resize import view_difference
+from vitft.export.formats.timm import timm_obstacle
+from vitft.export.plan import ExportPlan, plan_export
+from vitft.export.trained import TrainedRun, comparison_images, load_trained
 from vitft.system.errors import RunError
 from vitft.system.files import whole_folder, writing
 from vitft.system.signals import Stopper
-
-Writer = Callable[[Trained, Path], None]
-
-
-def nothing_against(_: Card) -> str:
-    """Any model will do."""
-    return ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
-    """How a format is written, and opened by the tool that it is for."""
-
-    write: Writer
-    open: Callable[[Path], Opened]
-    refusal: Callable[[Card], str] = nothing_against
-    """Why a model cannot be written in it, or nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,116 +28,94 @@ class Exported:
     """What was written and how it compares with the run."""
 
     folder: Path
-    """The one format's files; of several formats, a folder each."""
-    rows: tuple[Compared, ...]
+    """Contains the files of a single format, or one folder per format."""
+    rows: tuple[Comparison, ...]
     """One per format."""
     notes: tuple[str, ...] = ()
 
     @property
     def images(self) -> int:
-        """How many of the user's validation images were compared; 0 if they are gone."""
+        """Number of validation images compared; 0 if they no longer exist."""
         return self.rows[0].images
 
     @property
     def difference(self) -> float:
-        """Largest difference of a logit, over all formats."""
+        """Largest difference of a logit over all formats."""
         return max(row.difference for row in self.rows)
 
     @property
     def changed(self) -> int:
-        """How many images have another best class, in the format that changes most."""
+        """Number of images with another predicted class, in the format that changes most."""
         return max(row.changed for row in self.rows)
 
 
-def formats(order: Order) -> dict[str, Format]:
-    """The formats of an order, ready to use."""
-    takes_bytes, any_size = order.with_preprocessing, order.with_resize
-    known = {
-        "safetensors": Format(write=write_native, open=open_native),
-        "timm": Format(write=write_native, open=open_timm, refusal=not_for_timm),
-        "transformers": Format(write=write_hf, open=open_hf, refusal=not_for_hf),
-        "onnx": Format(
-            write=partial(write_onnx, takes_bytes=takes_bytes, any_size=any_size),
-            open=open_onnx,
-            refusal=not_inside if any_size else nothing_against,
-        ),
-        "torch-export": Format(
-            write=partial(write_program, takes_bytes=takes_bytes), open=open_program
-        ),
-        "int8": Format(write=partial(write_int8, takes_bytes=takes_bytes), open=open_onnx),
-    }
-    return {name: known[name] for name in order.formats}
-
-
-def export_run(run: str | None, order: Order) -> Exported:
-    """Write a run in every format of the order; nothing of it stays unless all of it is right.
+def export_run(run: str | None, plan: ExportPlan) -> Exported:
+    """Export a run in every format of the plan; keep nothing unless all of them are right.
 
     Raises:
-        RunError: No such run, a format that cannot hold the model, or an export that answers
-            differently.
+        RunError: No such run, a format that cannot represent the model, or an export whose
+            predictions differ.
         ResourceError: The disk is full.
-        Stopped: A signal came; what was written is gone again.
+        Stopped: A signal arrived; what was written has been removed.
     """
-    trained, wanted = load_trained(run), formats(order)
-    for name, each in wanted.items():
-        if reason := each.refusal(trained.card):
+    trained, formats = load_trained(run), formats_of(plan)
+    for name, each in formats.items():
+        if reason := each.obstacle(trained.card):
             raise RunError(
-                f"--{name} cannot hold this model exactly: {reason}",
-                fix="export it with --safetensors, --onnx or --torch-export, which hold any model",
+                f"--{name} cannot represent this model exactly: {reason}",
+                fix="export it with --safetensors, --onnx or --torch-export, which support every "
+                "model",
             )
-    with Stopper(), whole_folder(order.out) as fresh:
-        opened: dict[str, Opened] = {}
+    with Stopper(), whole_folder(plan.out) as fresh:
+        opened: dict[str, OpenedModel] = {}
         sizes: dict[str, int] = {}
-        for name, each in wanted.items():
-            folder = fresh if len(wanted) == 1 else fresh / name
+        for name, each in formats.items():
+            folder = fresh if len(formats) == 1 else fresh / name
             with writing(folder):
                 folder.mkdir(exist_ok=True)
             each.write(trained, folder)
             opened[name] = each.open(folder)
             sizes[name] = sum(path.stat().st_size for path in folder.rglob("*"))
-        original = as_opened(trained.model, trained.card, by="vitft")
-        rows = compare(original, opened, samples(trained, order.images), sizes)
+        original = open_module(trained.model, trained.card, by="vitft")
+        images = comparison_images(trained, plan.images)
+        rows = compare_exports(original, opened, images, sizes)
         for row in rows:
-            check(row, exact=RESIZED if order.with_resize else EXACT)
-        seen = resized_views(trained, order) if order.with_resize else ()
-        if order.repo:
-            write_readme(trained, fresh, order.repo, rows[0])
-    notes = (*notes_of(trained, order, rows), *seen)
-    return Exported(folder=order.out, rows=tuple(rows), notes=notes)
+            check_comparison(row, max_error=MAX_ERROR_RESIZED if plan.with_resize else MAX_ERROR)
+        notes = export_notes(trained, plan, rows)
+        if plan.repo:
+            write_readme(trained, fresh, plan.repo, rows[0])
+    return Exported(folder=plan.out, rows=tuple(rows), notes=tuple(notes))
 
 
-def resized_views(trained: Trained, order: Order) -> tuple[str, ...]:
-    """How the views differ that the graph makes, in words.
+def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[Comparison]) -> list[str]:
+    """Return what the user should know about a successful export.
 
     Raises:
-        RunError: By too much.
+        RunError: The views that a graph computes differ too much from vitft's.
     """
-    transform = trained.card.transform
-    found = view_difference(transform, samples(trained, order.images), OPSET)
-    return (
-        f"the graph's views differ from vitft's by at most {found.levels} grey levels of 255, in "
-        f"{found.share:.2%} of the values",
-    )
-
-
-def notes_of(trained: Trained, order: Order, rows: list[Compared]) -> tuple[str, ...]:
-    """What the user should know of an export that is right."""
     notes = [row.cost for row in rows if row.cost]
-    reason = not_for_timm(trained.card)
-    if "safetensors" in order.formats and reason:
-        notes.append(f"{reason}, so only vitft opens the file; no config.json is written")
-    if "transformers" in order.formats:
+    reason = timm_obstacle(trained.card)
+    if "safetensors" in plan.formats and reason:
+        notes.append(f"only vitft can open the file, and no config.json is written: {reason}")
+    if "transformers" in plan.formats:
         notes.append(
-            "transformers uses timm's transform here, which is the run's exactly: whoever opens "
-            "the folder needs timm, too"
+            "opening the folder with transformers requires timm, whose transform equals that of "
+            "the run"
         )
-    return tuple(notes)
+    if plan.with_resize:
+        images = comparison_images(trained, plan.images)
+        found = view_difference(trained.card.transform, images, OPSET)
+        notes.append(
+            f"the graph's views differ from vitft's by at most {found.levels} grey levels of 255, "
+            f"in {found.fraction:.2%} of the values"
+        )
+    return notes
 
 
 def export_safetensors(run: str | None, out: Path) -> Exported:
     """Write `out/model.safetensors` and `out/config.json`, compared with the run.
 
     Raises:
-        RunError: As `export_run`, or `out` holds files.
+        RunError: As for `export_run`, or `out` contains files.
     """
     return export_run(run, plan_export(["safetensors"], str(out)))

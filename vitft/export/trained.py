@@ -1,6 +1,6 @@
-"""What an export starts from: a run's model in float32 on the CPU, its card, its images.
+"""What an export starts from: a run's model in float32 on the CPU, its card and its images.
 
-What is published is the card without the places on the machine that it was made on.
+The published card contains no paths of the machine that it was made on.
 """
 
 import hashlib
@@ -24,18 +24,18 @@ from vitft.models.timm_model import Model
 from vitft.system.errors import ImageError, RunError, VitftError
 from vitft.system.rundir import RunDir
 
-NOISE = 8
-"""How many images of noise stand in for validation images that are gone."""
+NUM_NOISE = 8
+"""Number of noise images that replace validation images that no longer exist."""
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """A run's model and everything that describes it."""
+class TrainedRun:
+    """A run's model and its description."""
 
     run: Path
-    """The run's folder; of a bare checkpoint, the folder that it lies in."""
+    """The run folder; for a single checkpoint, the folder that contains it."""
     state: Mapping[str, Tensor]
-    """Its tensors in float32, under timm's names."""
+    """Tensors in float32, under timm's names."""
     card: Card
 
     @cached_property
@@ -44,11 +44,11 @@ class Trained:
         return build_model(dict(self.state), self.card.architecture)
 
 
-def load_trained(run: str | None) -> Trained:
-    """The model of a run; by default of the latest one.
+def load_trained(run: str | None) -> TrainedRun:
+    """Load the model of a run; by default of the latest one.
 
     Raises:
-        RunError: There is none, it is damaged, or it has no classes.
+        RunError: There is no such run, it is damaged, or it has no classes.
     """
     source = find_model(run)
     state, card = load_checkpoint(source)
@@ -57,11 +57,11 @@ def load_trained(run: str | None) -> Trained:
             "the checkpoint holds a backbone without classes",
             fix="fine-tune it first: vitft finetune --data DIR --weights FILE",
         )
-    return Trained(source.parent, {n: t.float() for n, t in state.items()}, public(card))
+    return TrainedRun(source.parent, {n: t.float() for n, t in state.items()}, without_paths(card))
 
 
-def public(card: Card) -> Card:
-    """The card without the folder in which the pretrained weights lay."""
+def without_paths(card: Card) -> Card:
+    """Return the card without the folder in which the pretrained weights were."""
     source = card.weights.get("source", "")
     if not os.path.isabs(source):  # noqa: PTH117 - it may name a repository
         return card
@@ -69,61 +69,61 @@ def public(card: Card) -> Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One image to compare on."""
+class LabelledImage:
+    """One image to compare predictions on."""
 
     image: Image.Image
     label: int
-    """Index of its class; -1 where it is noise."""
+    """Index of its class; -1 for noise."""
 
 
-def samples(trained: Trained, count: int) -> Iterator[Sample]:
-    """Validation images that are still what the run saw, spread over all of them; else noise."""
-    found = islice(validation(trained.run, count), count)
+def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
+    """Yield validation images that have not changed since the run; without any, noise."""
+    found = islice(validation_images(trained.run, count), count)
     first = next(found, None)
     if first is None:
-        yield from noise(trained.card)
+        yield from noise_images(trained.card)
         return
     yield first
     yield from found
 
 
-def validation(run: Path, count: int) -> Iterator[Sample]:
-    """About `count` validation images; none, if the data moved or there is no run around them."""
+def validation_images(run: Path, count: int) -> Iterator[LabelledImage]:
+    """Yield about `count` validation images, evenly spaced; none if data or run folder is gone."""
     try:
         data = Path(read_toml(run / "config.toml")["data"]["path"]).expanduser()
         manifest = Manifest.read(RunDir(run).split, data)
     except (VitftError, KeyError):
         return
-    for row in spread(manifest.val, count):
+    for row in evenly_spaced(manifest.val, count):
         path = manifest.locate(row)
         if not is_unchanged(path, row.sha256):
             continue
         try:
-            yield Sample(open_image(path), row.label)
+            yield LabelledImage(open_image(path), row.label)
         except ImageError:
             continue
 
 
-def spread(rows: Sequence[Row], count: int) -> list[Row]:
-    """At most `count` of the rows at even distances, so that every class is among them."""
+def evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:
+    """Return at most `count` rows at even distances, so that every class is represented."""
     if len(rows) <= count:
         return [*rows]
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
 def is_unchanged(path: str, sha256: str) -> bool:
-    """Whether the image is still the one that the run saw."""
+    """Return whether an image still has the content that the run read."""
     try:
         return hashlib.sha256(read_bytes(path)).hexdigest() == sha256
     except ImageError:
         return False
 
 
-def noise(card: Card) -> Iterator[Sample]:
-    """Images of noise a little larger than the model's view, of several shapes."""
+def noise_images(card: Card) -> Iterator[LabelledImage]:
+    """Yield images of noise slightly larger than the model's input, of several shapes."""
     random = np.random.default_rng(0)
     height, width = card.transform.image_size
-    for i in range(NOISE):
+    for i in range(NUM_NOISE):
         pixels = random.integers(0, 256, (height + 3 * i, width + 20, 3), dtype=np.uint8)
-        yield Sample(Image.fromarray(pixels), -1)
+        yield LabelledImage(Image.fromarray(pixels), -1)

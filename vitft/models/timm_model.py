@@ -182,16 +182,16 @@ def untrained(config: AnyConfig) -> Model:
     return TimmModel(config) if isinstance(config, TimmConfig) else VisionTransformer(config)
 
 
-def require_vit(model: Model, what: str) -> VisionTransformer:
-    """The model, if it is our Vision Transformer.
+def require_vit(model: nn.Module, feature: str) -> VisionTransformer:
+    """Return the model if it is a VisionTransformer, whose attention can be read.
 
     Raises:
-        UsageError: It is timm's, whose attention cannot be looked into.
+        UsageError: It is not; the message begins with `feature`.
     """
-    if isinstance(model, TimmModel):
-        raise UsageError(
-            f"{what} needs the attention of vitft's own Vision Transformer, and this run is of "
-            f"timm's {model.config.timm}",
-            fix="use a run of a ViT of the catalogue (vitft weights list)",
-        )
-    return model
+    if isinstance(model, VisionTransformer):
+        return model
+    name = f"timm's {model.config.timm}" if isinstance(model, TimmModel) else type(model).__name__
+    raise UsageError(
+        f"{feature} needs the attention of vitft's own Vision Transformer, and the model is {name}",
+        fix="fine-tune weights of `vitft weights list`, without timm: before the name",
+    )

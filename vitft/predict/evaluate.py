@@ -32,21 +32,21 @@ from vitft.predict.engine import Views
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.prediction import Prediction
 from vitft.predict.rows import csv_cell
-from vitft.predict.torch_engine import BATCH_SIZE, Predictor
+from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.predict.validation import read_json
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
 from vitft.system.files import write_atomically
 from vitft.system.rundir import RunDir, create_run
-from vitft.system.text import listing
+from vitft.system.text import csv_line, listing
 
 log = logging.getLogger(__name__)
 
-TRAINED = "trained this model"
+TRAINED_NOTE = "trained this model"
 """Note on an image that was left out."""
 MOST_NAMED = 10
 """Unreadable files that are named in the log."""
-COLUMNS = (
+PREDICTION_COLUMNS = (
     "path", "label", "class", "probability", "label_probability", "correct", "notes", "error",
 )  # fmt: skip
 
@@ -67,7 +67,7 @@ class LabelledPrediction(NamedTuple):
         label_probability = self.prediction.target_probability if name else None
         is_correct = str(int(self.is_correct)) if name else None
         cells = (path, self.label, name, probability, label_probability, is_correct, notes, error)
-        return console.csv_line([csv_cell(cell) for cell in cells])
+        return csv_line([csv_cell(cell) for cell in cells])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Evaluation:
         """Write eval.json and predictions.csv into a new folder; return the folder."""
         run = create_run(folder)
         run.write_json("eval.json", self.results)
-        rows = [console.csv_line(COLUMNS), *(row.to_csv() for row in self.predictions)]
+        rows = [csv_line(PREDICTION_COLUMNS), *(row.to_csv() for row in self.predictions)]
         table = "".join(f"{row}\r\n" for row in rows).encode("utf-8", "surrogateescape")
         write_atomically(run.path / "predictions.csv", table)
         return run.path
@@ -106,7 +106,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     Logs a warning for images that are left out and for anything that biases the results.
 
     Raises:
-        RunError: There is no such model, or a file beside it belongs to another run.
+        RunError: The model does not exist, or a file beside it belongs to another run.
         DataError: A class is unknown to the model, or no image is left to evaluate.
     """
     predictor = Predictor.from_run(run, device=device)
@@ -144,7 +144,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
         **fixed_probabilities(
             all_logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
         ),
-        "data": describe_data(data, predictions, digests, splits),
+        "data": evaluated_data(data, predictions, digests, splits),
     }
     warn_of_bias(results)
     return Evaluation(results=results, predictions=tuple(predictions))
@@ -209,20 +209,20 @@ def image_groups(
 
     results = in_order(load, data.images, workers=torch.get_num_threads())
     with contextlib.closing(results):
-        while group := list(islice(results, BATCH_SIZE)):
+        while group := list(islice(results, PREDICT_BATCH_SIZE)):
             yield group
 
 
 def left_out(image: HashedImage) -> Prediction:
     """Return the prediction of an image that is not evaluated."""
-    notes = (TRAINED,) if image.is_trained else ()
+    notes = (TRAINED_NOTE,) if image.is_trained else ()
     return Prediction(path=image.path, notes=notes, error=image.error)
 
 
 def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> DataError:
     """Return the error for data without a single image to evaluate."""
     total = len(predictions)
-    trained = sum(TRAINED in row.prediction.notes for row in predictions)
+    trained = sum(TRAINED_NOTE in row.prediction.notes for row in predictions)
     if trained:
         unread = f" and {total - trained} are unreadable" if total > trained else ""
         return DataError(
@@ -252,7 +252,7 @@ def before_temperature(
     return calibration_error(binned(*confidences(raw, labels.numpy())))[0], float(temperature)
 
 
-def describe_data(
+def evaluated_data(
     data: LabelledImages,
     predictions: Sequence[LabelledPrediction],
     digests: Sequence[str],
@@ -264,7 +264,7 @@ def describe_data(
     return {
         "path": str(data.source),
         "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
-        "trained": None if splits is None else sum(TRAINED in row.notes for row in rows),
+        "trained": None if splits is None else sum(TRAINED_NOTE in row.notes for row in rows),
         "validated": None
         if splits is None
         else sum(splits.get(digest) == "val" for digest in counted),
@@ -282,7 +282,7 @@ def warn_of_bias(results: EvaluationResults) -> None:
         log.warning(f"left out: {len(unreadable) - MOST_NAMED} more unreadable files")
     if data["trained"] is None:
         log.warning(
-            "there is no split.csv beside the model, so some of these images may have trained it"
+            "the model has no split.csv beside it, so some of these images may have trained it"
         )
     elif data["trained"]:
         total = images + data["trained"] + len(unreadable)

@@ -17,8 +17,8 @@ from vitft.models.find import find_model
 from vitft.predict.engine import Engine, MirroredEngine, Pipeline
 from vitft.predict.numpy_engine import FEW_IMAGES, NumpyEngine, start_digest
 from vitft.predict.output import (
+    ProcessShard,
     ResumePoint,
-    Shard,
     check_output,
     count_errors,
     find_resume_point,
@@ -31,7 +31,6 @@ from vitft.predict.postprocess import Postprocess
 from vitft.predict.prediction import Prediction
 from vitft.predict.request import PredictRequest
 from vitft.predict.rows import RowWriter
-from vitft.predict.threshold import choose_threshold
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
@@ -79,6 +78,8 @@ def run_prediction(
     checkpoint = find_model(request.run)
     threshold = request.threshold or 0.0
     if request.precision is not None:
+        from vitft.predict.threshold import choose_threshold  # it imports simplejpeg
+
         chosen = choose_threshold(checkpoint.parent, request.precision)
         log.info(str(chosen))
         threshold = chosen.value
@@ -151,7 +152,7 @@ def load_predictor(request: PredictRequest, checkpoint: Path) -> "Predictor":
     )
 
 
-def finished_job(request: PredictRequest, shard: Shard) -> JobSummary | None:
+def finished_job(request: PredictRequest, shard: ProcessShard) -> JobSummary | None:
     """Return the outcome of a resumed job that an earlier run has finished."""
     if not request.resume or request.out is None:
         return None
@@ -168,7 +169,7 @@ def finished_job(request: PredictRequest, shard: Shard) -> JobSummary | None:
 @contextlib.contextmanager
 def open_destination(
     request: PredictRequest,
-    shard: Shard,
+    shard: ProcessShard,
     images: Iterator[ImageSource],
     write: Callable[[str], object],
 ) -> Iterator[tuple[RowWriter, Iterator[ImageSource]]]:
@@ -211,7 +212,7 @@ class SourceHistory:
         return chain(again, self.images)
 
 
-def select_shard(images: Iterator[ImageSource], shard: Shard) -> Iterator[ImageSource]:
+def select_shard(images: Iterator[ImageSource], shard: ProcessShard) -> Iterator[ImageSource]:
     """Return the sources of this process."""
     if shard.world == 1:
         return images

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitft.predict.prediction import DECIMALS, Prediction, column_names
-from vitft.system.console import csv_line, json_line, visible
+from vitft.system.console import visible
 from vitft.system.errors import UsageError
 from vitft.system.extras import require_extra
+from vitft.system.text import csv_line, json_line
 
-FORMATS = ("table", "json", "jsonl", "csv", "parquet")
+ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
                     ".parquet": "parquet", ".pq": "parquet", ".txt": "table"}  # fmt: skip
 ALIGNED_ROWS = 100

@@ -28,7 +28,7 @@ from vitft.system.errors import RunError
 if TYPE_CHECKING:
     from vitft.features.cut import Prefix
 
-BATCH_SIZE = 32
+PREDICT_BATCH_SIZE = 32
 """Images per call where torch spreads one call over all cores."""
 WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 128, "mps": 32}
 """Images per call of a stream; on a CPU one core gains nothing from more (docs/experiments.md)."""
@@ -77,7 +77,7 @@ class Predictor:
         `digest` is passed to `load_checkpoint`.
 
         Raises:
-            RunError: There is no such model, or it is damaged.
+            RunError: The model does not exist or is damaged.
         """
         state, card = load_checkpoint(find_model(run), digest=digest)
         return cls(build_model(state, card.architecture), card, device=device, precision=precision)

@@ -1,7 +1,7 @@
-"""What to do next, derived from what a run measured; every sentence says how sure it is.
+"""Next steps for the user, derived from the results of a run, each with how certain it is.
 
-Each rule is a function of the run that gives a sentence or nothing. The order is that of the page:
-what may make the figures wrong comes before what could make them better.
+Each rule is a function of the run that returns advice or None. Advice on what may make the results
+wrong comes before advice on how to improve them.
 """
 
 import itertools
@@ -10,15 +10,16 @@ from collections import Counter
 from dataclasses import dataclass
 
 from vitft.metrics.intervals import wilson
+from vitft.metrics.results import Interval
 from vitft.metrics.significance import sample_size
 from vitft.predict.validation import mistakes
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, percent, points
 
-WIDE = 0.08
-"""An accuracy interval wider than this, from end to end, hides most improvements."""
-STANDS_OUT = 1.3
-"""How many times more an image of the worst class must be worth to be advised."""
+WIDE_INTERVAL = 0.08
+"""An interval of the accuracy wider than this hides most improvements."""
+WORTHWHILE = 1.3
+"""How many images of all classes an image of the weakest class must be worth to be advised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,207 +27,223 @@ class Advice:
     """One next step."""
 
     what: str
-    """To do, in one sentence."""
+    """What to do, in one sentence."""
     why: str
-    """What it rests on, and how far to trust it."""
+    """The reason, and how certain it is."""
 
 
 def advise(run: Run) -> list[Advice]:
-    """The next steps for a run, the most urgent first."""
-    if not run.figures:
+    """Return the next steps for a run, the most urgent first."""
+    if not run.results:
         return []
-    rules = (useless, leaked, mislabelled, confused_pair, weakest_class, more_images, few_images)
+    rules = (
+        no_better_than_majority,
+        copies_across_split,
+        doubtful_labels,
+        confused_pair,
+        weakest_class,
+        more_images,
+        few_validation_images,
+    )
     return [advice for rule in rules if (advice := rule(run)) is not None]
 
 
-def useless(run: Run) -> Advice | None:
-    """The model may know nothing."""
-    low, majority = run.figures["top1_interval"][0], run.figures.get("majority")
-    if majority is None or low > majority:
+def no_better_than_majority(run: Run) -> Advice | None:
+    """Warn if the accuracy may be no higher than that of predicting the largest class."""
+    assert run.results is not None
+    bounds = run.results["top1_interval"]
+    majority = run.results.get("majority", -1.0)
+    if bounds[0] > majority:
         return None
     return Advice(
         "Do not use this model yet.",
-        f"Always naming the largest class would be right for {percent(majority)}; the interval "
-        f"of the accuracy ({interval(run.figures['top1_interval'])}) does not lie above that.",
+        f"The 95 % interval of its accuracy ({interval(bounds)}) is not above {percent(majority)}, "
+        "the accuracy of always predicting the largest class.",
     )
 
 
-def leaked(run: Run) -> Advice | None:
-    """Copies on both sides of the split make the figure too good."""
-    groups = [g for g in run.audit.get("duplicates", []) if g.get("across_split")]
+def copies_across_split(run: Run) -> Advice | None:
+    """Warn of copies in both parts of the split, which make the accuracy too high."""
+    duplicates = run.audit.get("duplicates", []) if run.audit else []
+    groups = [group for group in duplicates if group.get("across_split")]
     if not groups:
         return None
     return Advice(
-        "Measure again without copies between training and validation.",
-        f"{count(len(groups), 'group')} of equal or nearly equal images "
-        f"{'lies' if len(groups) == 1 else 'lie'} on both sides, so the accuracy is somewhat too "
-        "good. vitft check lists them.",
+        "Train again without copies between training and validation.",
+        f"{count(len(groups), 'group')} of identical or nearly identical images "
+        f"{'is' if len(groups) == 1 else 'are'} in both parts, so the accuracy is somewhat too "
+        "high. vitft check lists them; --group-duplicates keeps them in one part.",
     )
 
 
-def mislabelled(run: Run) -> Advice | None:
-    """Wrong labels are cheaper to mend than images are to find."""
-    found = len(run.audit.get("mislabels", []))
+def doubtful_labels(run: Run) -> Advice | None:
+    """Advise to review suspected label errors, which is easier than collecting images."""
+    found = len(run.audit.get("mislabels", [])) if run.audit else 0
     if not found:
         return None
     return Advice(
-        f"Look at the {count(found, 'image')} whose label is in doubt.",
-        f"Shown below. A model that did not learn from {'it' if found == 1 else 'them'} expects "
-        "another class. Labels in doubt may be right: this is a list to look at, not a verdict.",
+        f"Review the {'label' if found == 1 else 'labels'} of {count(found, 'image')}.",
+        f"A model that was not trained on {'it' if found == 1 else 'them'} predicts another class "
+        "(see below). The given label may still be correct.",
     )
 
 
 def confused_pair(run: Run) -> Advice | None:
-    """Two classes that make up much of all mistakes."""
-    wrong = mistakes(run.verdicts)
+    """Name two classes whose confusion makes up much of all mistakes."""
+    wrong = mistakes(run.predictions)
     pairs = Counter(tuple(sorted((v.label, v.predicted))) for v in wrong)
     if len(wrong) < 4 or len(run.classes) < 3:
         return None
-    (one, other), times = pairs.most_common(1)[0]
+    (first, second), times = pairs.most_common(1)[0]
     if times < 4 or times < len(wrong) / 4:
         return None
     return Advice(
-        f"Look at {one} and {other} side by side.",
-        f"{times} of the {len(wrong)} mistakes confuse these two. Images that show what tells "
-        "them apart, or a clearer rule for labelling them, would help most.",
+        f"Compare images of {first} and {second}.",
+        f"{times} of the {len(wrong)} mistakes confuse these two classes. Images that show their "
+        "difference, or clearer rules for labelling them, would help most.",
     )
 
 
 def weakest_class(run: Run) -> Advice | None:
-    """Which class to collect for, and what its images are worth against any others."""
-    spots = cross_validated_spots(run) or held_back_spots(run)
+    """Name the class to collect images of, and how much more they are worth than others."""
+    recalls = cross_validated_recalls(run) or validation_recalls(run)
     train = Counter(run.classes[row.label] for row in run.rows if row.split == "train")
-    known = [spot for spot in spots if spot.recall < 1 and train[spot.name]]
+    known = [one for one in recalls if one.recall < 1 and train[one.name]]
     if not known or len(run.classes) < 2:
         return None
-    worst = min(known, key=lambda spot: spot.recall)
-    found = f"{percent(worst.recall, 0)} of {count(worst.images, worst.kind)} of {worst.name} found"
-    trust = (
-        "clearly under the accuracy of the whole."
-        if worst.bounds[1] < spots[0].whole
-        else f"but that may be {interval(worst.bounds, 0)}, so the order of the classes is a hint, "
-        "not a finding."
+    worst = min(known, key=lambda one: one.recall)
+    found = f"Its recall is {percent(worst.recall, 0)} on {count(worst.images, worst.kind)}, " + (
+        "clearly below the overall accuracy."
+        if worst.interval[1] < recalls[0].accuracy
+        else f"but with an interval of {interval(worst.interval, 0)} the order of the classes "
+        "may be due to chance."
     )
-    exponent = falling(run)
-    if exponent is None:
-        return Advice(f"If you collect images, begin with {worst.name}.", f"{found}, {trust}")
+    exponent = error_exponent(run)
     more = max(10, round(train[worst.name] / 4))
-    spread = spread_equal(run, worst, train[worst.name], more, exponent)
-    if spread < STANDS_OUT * more:
-        return Advice(f"If you collect images, begin with {worst.name}.", f"{found}, {trust}")
+    spread = equivalent_images(run, worst, train[worst.name], more, exponent) if exponent else 0.0
+    if spread < WORTHWHILE * more:
+        return Advice(f"If you collect images, begin with {worst.name}.", found)
     return Advice(
-        f"{more} more images of {worst.name} are worth about as much as {spread:,.0f} more spread "
-        "over all classes.",
-        f"{found}, {trust} Extrapolated: the learning curve of the whole is taken to hold for "
-        "each class.",
+        f"{more} more images of {worst.name} are worth about as much as {spread:,.0f} more images "
+        "of all classes.",
+        f"{found} This is extrapolated: it assumes that the learning curve of all classes holds "
+        "for each class.",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """How often a class is found, and among which images."""
+class ClassRecall:
+    """Recall of a class, and the images it was measured on."""
 
     name: str
     recall: float
     images: int
     kind: str
     """What the images are called."""
-    bounds: tuple[float, float]
-    """95 % interval of the recall."""
-    whole: float
-    """Accuracy over all classes of the same images."""
+    interval: Interval
+    accuracy: float
+    """Accuracy over all classes on the same images."""
 
 
-def cross_validated_spots(run: Run) -> list[Spot]:
-    """The classes found least often when every image is judged by a head that did not see it."""
-    more = run.figures.get("cross_validation") or {}
+def cross_validated_recalls(run: Run) -> list[ClassRecall]:
+    """Return the classes with the lowest recall in cross-validation, lowest first."""
+    more = run.results.get("cross_validation") if run.results else None
+    if not more:
+        return []
     return [
-        Spot(
-            name=str(spot["class"]),
-            recall=spot["recall"],
-            images=spot["images"],
+        ClassRecall(
+            name=str(weak["class"]),
+            recall=weak["recall"],
+            images=weak["images"],
             kind="cross-validated image",
-            bounds=wilson(round(spot["recall"] * spot["images"]), spot["images"]),
-            whole=more["top1"],
+            interval=wilson(round(weak["recall"] * weak["images"]), weak["images"]),
+            accuracy=more["top1"],
         )
-        for spot in more.get("weak_spots") or []
-        if spot.get("images")
+        for weak in more.get("weak_spots") or []
+        if weak.get("images")
     ]
 
 
-def held_back_spots(run: Run) -> list[Spot]:
-    """The classes among the held-back images, the least found first."""
-    spots = [
-        Spot(
+def validation_recalls(run: Run) -> list[ClassRecall]:
+    """Return the recall of every class on the validation images, lowest first."""
+    if not run.results:
+        return []
+    recalls = [
+        ClassRecall(
             name=name,
-            recall=table["recall"],
-            images=table["images"],
-            kind="held-back image",
-            bounds=tuple(table["recall_interval"]),
-            whole=run.figures["top1"],
+            recall=row["recall"],
+            images=row["images"],
+            kind="validation image",
+            interval=(row["recall_interval"][0], row["recall_interval"][1]),
+            accuracy=run.results["top1"],
         )
-        for name, table in run.figures.get("per_class", {}).items()
-        if table.get("images")
+        for name, row in run.results.get("per_class", {}).items()
+        if row.get("images") and row["recall"] is not None and row["recall_interval"] is not None
     ]
-    return sorted(spots, key=lambda spot: spot.recall)
+    return sorted(recalls, key=lambda one: one.recall)
 
 
-def falling(run: Run) -> float | None:
-    """How fast the error falls: b in error = a * images^-b, as `probe.gain_from_twice` fits it."""
-    more = run.figures.get("cross_validation") or {}
+def error_exponent(run: Run) -> float | None:
+    """Return b of error = a * images^-b, the power law that `probe.gain_from_twice` fits."""
+    more = run.results.get("cross_validation") if run.results else None
+    if not more:
+        return None
     gain, curve = more.get("gain_from_twice"), more.get("curve") or []
     if not gain or not curve or curve[-1]["top1"] >= 1:
         return None
-    left = 1 - gain / (1 - curve[-1]["top1"])  # what twice the images leave of the error
+    left = 1 - gain / (1 - curve[-1]["top1"])  # fraction of the error that twice the images leave
     return -math.log2(left) if 0 < left < 1 else None
 
 
-def spread_equal(run: Run, worst: Spot, train: int, more: int, exponent: float) -> float:
-    """How many images over all classes take off as much error as `more` of one class.
+def equivalent_images(
+    run: Run, worst: ClassRecall, train: int, more: int, exponent: float
+) -> float:
+    """Return how many images of all classes reduce the error as much as `more` of one class.
 
-    The class's recall is moved towards one half by two right and two wrong images, so that one
-    lucky or unlucky image among few does not decide (Agresti & Coull 1998).
+    Two correct and two wrong predictions are added to the recall of the class, so that one image
+    among few does not decide (Agresti & Coull 1998).
     """
-    share = sum(run.classes[row.label] == worst.name for row in run.rows) / len(run.rows)
+    fraction = sum(run.classes[row.label] == worst.name for row in run.rows) / len(run.rows)
     missed = (1 - worst.recall) * worst.images
-    error = (missed + 2) / (worst.images + 4) * share  # of all images: of this class and missed
+    error = (missed + 2) / (worst.images + 4) * fraction  # part of the overall error
     gain = error * (1 - (1 + more / train) ** -exponent)
-    everything = sum(row.split == "train" for row in run.rows)
-    left = 1 - gain / (1 - worst.whole)
-    return float(everything * (left ** (-1 / exponent) - 1)) if left > 0 else math.inf
+    total = sum(row.split == "train" for row in run.rows)
+    left = 1 - gain / (1 - worst.accuracy)
+    return float(total * (left ** (-1 / exponent) - 1)) if left > 0 else math.inf
 
 
 def more_images(run: Run) -> Advice | None:
-    """What more of the same would bring."""
-    more = run.figures.get("cross_validation") or {}
-    gain, curve = more.get("gain_from_twice"), more.get("curve") or []
-    if len(curve) < 3:
+    """Estimate the gain from twice as many images, or say that the learning curve is flat."""
+    more = run.results.get("cross_validation") if run.results else None
+    curve = (more.get("curve") or []) if more else []
+    if not more or len(curve) < 3:
         return None
+    gain = more.get("gain_from_twice")
     if gain is not None:
         return Advice(
-            f"Twice the images would bring about {points(gain)}.",
-            "Extrapolated from the learning curve below; a curve can level off.",
+            f"Twice as many images would bring about {points(gain)}.",
+            "Extrapolated from the learning curve below, which may level off.",
         )
-    rises = any(b["top1"] > a["top1"] for a, b in itertools.pairwise(curve[-3:]))
-    if rises:
+    if any(b["top1"] > a["top1"] for a, b in itertools.pairwise(curve[-3:])):
         return None
     return Advice(
-        "Do not expect much of more images of the same kind.",
-        "The learning curve has stopped rising. Cleaner labels, larger weights or training more "
-        "of the network (--freeze blocks:2) are the next things to try.",
+        "Do not expect much from more images of the same kind.",
+        "The learning curve has stopped rising. Next, try cleaner labels, larger weights, or "
+        "training more of the network (--freeze blocks:2).",
     )
 
 
-def few_images(run: Run) -> Advice | None:
-    """The interval is too wide to compare anything."""
-    low, high = run.figures["top1_interval"]
-    images = run.figures.get("images", 0)
-    half = WIDE / 2
-    wanted = sample_size(half, run.figures["top1"])
-    if high - low <= WIDE or wanted <= images:
+def few_validation_images(run: Run) -> Advice | None:
+    """Advise more validation images if the interval is too wide to compare models."""
+    assert run.results is not None
+    low, high = run.results["top1_interval"]
+    images = run.results.get("images", 0)
+    half = WIDE_INTERVAL / 2
+    needed = sample_size(half, run.results["top1"])
+    if high - low <= WIDE_INTERVAL or needed <= images:
         return None
     return Advice(
-        f"To know the accuracy to ±{100 * half:.0f} points, measure on about {wanted:,} images.",
-        f"Now there are {images:,}, and the interval spans {100 * (high - low):.0f} points: "
-        "smaller differences between models cannot be told from chance.",
+        f"To know the accuracy to ±{100 * half:.0f} points, evaluate on about {needed:,} images.",
+        f"There are {images:,} now, and the interval spans {100 * (high - low):.0f} points: "
+        "smaller differences between models may be due to chance.",
     )

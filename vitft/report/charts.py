@@ -1,139 +1,156 @@
-"""Curves of a page: the same figures give the same bytes.
+"""The charts of the pages: what each shows and how it is labelled; `svg` draws them.
 
-What is shown and how it is named; `vector` draws it. Names of the user's never come here; labels
-and numbers are our own.
+Labels are fixed texts and numbers: nothing from the user's files gets into a chart.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vitft.metrics.intervals import wilson
-from vitft.report.svg import Axis, Chart, Series, round_ticks, spanned
+from vitft.metrics.results import CalibrationBin
+from vitft.report.svg import Axis, Chart, Series, axis_limits, round_ticks
 
-MANY_POINTS = 25
-"""From so many on a line has no dots."""
-Line = tuple[str, str, Sequence[float], Sequence[float]]
-"""Name, meaning of its colour, x and y."""
+MAX_MARKERS = 24
+"""A line through more points has no markers."""
+NO_MARKERS = (False, False)
 
 
-def curves(label: str, lines: Sequence[Line], *, x: str, y: str, shares: bool = False) -> str:
-    """Lines over epochs."""
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A named line of a chart over epochs."""
+
+    name: str
+    colour: str
+    """A colour name of `palette`."""
+    xs: Sequence[float]
+    ys: Sequence[float]
+
+
+def epoch_chart(label: str, lines: Sequence[Line], *, y: str, is_percent: bool = False) -> str:
+    """Return a chart of values over epochs; every line after the first is dashed."""
     series = [
         Series(
-            name=name,
-            colour=meaning,
-            xs=xs,
-            ys=ys,
+            name=line.name,
+            colour=line.colour,
+            xs=line.xs,
+            ys=line.ys,
             dashes="" if number == 0 else "10 4",
-            dots=None if len(xs) < MANY_POINTS else [False] * len(xs),
+            markers=None if len(line.xs) <= MAX_MARKERS else [False] * len(line.xs),
         )
-        for number, (name, meaning, xs, ys) in enumerate(lines)
+        for number, line in enumerate(lines)
     ]
-    low, high = spanned([value for one in series for value in one.xs])
+    low, high = axis_limits([value for one in series for value in one.xs])
     ticks = [(value, f"{value:g}") for value in round_ticks(low, high, integer=True)]
-    across = Axis(low=low, high=high, ticks=ticks, title=x)
-    return drawn(label, across, series, y=y, shares=shares)
+    x_axis = Axis(low=low, high=high, ticks=ticks, title="epoch")
+    return with_y_axis(label, x_axis, series, title=y, is_percent=is_percent)
 
 
-def penalties(label: str, xs: Sequence[float], ys: Sequence[float], best: float) -> str:
-    """Cross-validated accuracy along the penalties that were tried; the chosen one is ringed."""
-    series = [Series(name="cross-validated accuracy", colour="accent", xs=xs, ys=ys)]
-    chosen = [(a, b) for a, b in zip(xs, ys, strict=True) if math.isclose(a, best)]
-    if chosen:
-        at, share = zip(*chosen, strict=True)
+def penalty_chart(
+    label: str, penalties: Sequence[float], accuracies: Sequence[float], selected: float
+) -> str:
+    """Return a chart of cross-validated accuracy by penalty, with the selected penalty ringed."""
+    series = [Series(name="cross-validated accuracy", colour="accent", xs=penalties, ys=accuracies)]
+    ringed = [
+        pair for pair in zip(penalties, accuracies, strict=True) if math.isclose(pair[0], selected)
+    ]
+    if ringed:
+        xs, ys = zip(*ringed, strict=True)
         series.append(
             Series(
-                name="chosen", colour="second", xs=at, ys=share, width=0, radius=6.5, is_hollow=True
+                name="selected", colour="second", xs=xs, ys=ys, width=0, radius=6.5, is_hollow=True
             )
         )
-    ticks = [(value, f"{value:g}") for value in sorted(xs)]
-    across = logarithmic(xs, ticks, "penalty on the head's weights")
-    return drawn(label, across, series, y="accuracy", shares=True)
+    ticks = [(value, f"{value:g}") for value in sorted(penalties)]
+    x_axis = log_axis(penalties, ticks, "L2 penalty on the weights of the head")
+    return with_y_axis(label, x_axis, series, title="accuracy", is_percent=True)
 
 
-def learning(
-    label: str, points: Sequence[tuple[float, float]], beyond: tuple[float, float] | None
+def learning_curve_chart(
+    label: str, points: Sequence[tuple[float, float]], extrapolated: tuple[float, float] | None
 ) -> str:
-    """Accuracy over training images, with one extrapolated point."""
+    """Return a chart of accuracy by number of training images, with one extrapolated point."""
     xs, ys = zip(*points, strict=True)
     series = [Series(name="measured", colour="accent", xs=xs, ys=ys)]
-    if beyond is not None:
+    if extrapolated is not None:
         series.append(
             Series(
                 name="extrapolated",
                 colour="second",
-                xs=[xs[-1], beyond[0]],
-                ys=[ys[-1], beyond[1]],
+                xs=[xs[-1], extrapolated[0]],
+                ys=[ys[-1], extrapolated[1]],
                 dashes="4 4",
-                dots=[False, True],
+                markers=[False, True],
                 is_hollow=True,
             )
         )
-    places = [*xs, *([beyond[0]] if beyond else [])]
+    places = [*xs, *([extrapolated[0]] if extrapolated else [])]
     ticks = [(value, f"{value:,.0f}") for value in sorted(places)]
-    across = logarithmic(places, ticks, "training images")
-    return drawn(label, across, series, y="accuracy", shares=True)
+    x_axis = log_axis(places, ticks, "training images")
+    return with_y_axis(label, x_axis, series, title="accuracy", is_percent=True)
 
 
-def reliability(label: str, bins: Sequence[Mapping[str, Any]]) -> str:
-    """How often answers of a confidence are right, against the diagonal of honest ones."""
-    known = [b for b in bins if b.get("images") and b.get("accuracy") is not None]
-    none = [False, False]
-    series = [Series(name="honest", colour="muted", xs=[0, 1], ys=[0, 1], width=1, dots=none)]
-    for b in known:
+def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
+    """Return a reliability diagram: accuracy by confidence, with the diagonal for reference."""
+    series = [
+        Series(name="ideal", colour="muted", xs=[0, 1], ys=[0, 1], width=1, markers=NO_MARKERS)
+    ]
+    for b in bins:
         bounds = wilson(round(b["accuracy"] * b["images"]), b["images"])
-        at = [b["confidence"]] * 2
-        series.append(Series(colour="accent", xs=at, ys=bounds, width=1.2, dots=none))
+        xs = [b["confidence"]] * 2
+        series.append(Series(colour="accent", xs=xs, ys=bounds, width=1.2, markers=NO_MARKERS))
     series.append(
         Series(
             name="measured, with 95 % interval",
             colour="accent",
-            xs=[b["confidence"] for b in known],
-            ys=[b["accuracy"] for b in known],
+            xs=[b["confidence"] for b in bins],
+            ys=[b["accuracy"] for b in bins],
             width=0,
         )
     )
     ticks = [(value / 5, f"{20 * value} %") for value in range(6)]
-    across = Axis(low=0, high=1.02, ticks=ticks, title="confidence of the answer")
-    upright = Axis(low=0, high=1.02, ticks=ticks, title="share that is right")
-    return Chart(label=label, x=across, y=upright, series=series).markup()
+    x_axis = Axis(low=0, high=1.02, ticks=ticks, title="confidence")
+    y_axis = Axis(low=0, high=1.02, ticks=ticks, title="accuracy")
+    return Chart(label=label, x=x_axis, y=y_axis, series=series).markup()
 
 
-def ranges(
+def interval_chart(
     label: str,
     names: Sequence[str],
-    shares: Sequence[float],
-    bounds: Sequence[tuple[float, float]],
+    accuracies: Sequence[float],
+    intervals: Sequence[tuple[float, float]],
 ) -> str:
-    """A dot with its interval for each of several shares, one above the other."""
+    """Return a chart of several accuracies with their intervals, one above the other."""
     series = []
-    for row, (share, between) in enumerate(zip(shares, bounds, strict=True)):
-        none = [False, False]
-        series.append(Series(colour="accent", xs=between, ys=[row, row], width=1.6, dots=none))
-        series.append(Series(colour="accent", xs=[share], ys=[row], width=0, radius=4))
-    low, high = spanned([value for one in series for value in one.xs])
+    for row, (accuracy, bounds) in enumerate(zip(accuracies, intervals, strict=True)):
+        series.append(
+            Series(colour="accent", xs=bounds, ys=[row, row], width=1.6, markers=NO_MARKERS)
+        )
+        series.append(Series(colour="accent", xs=[accuracy], ys=[row], width=0, radius=4))
+    low, high = axis_limits([value for one in series for value in one.xs])
     title = "accuracy on the shared images"
-    across = Axis(low=low, high=high, ticks=as_percents(round_ticks(low, high)), title=title)
-    upright = Axis(low=len(names) - 0.5, high=-0.5, ticks=[*enumerate(names)])
-    return Chart(label=label, x=across, y=upright, series=series).markup()
+    x_axis = Axis(low=low, high=high, ticks=percent_ticks(round_ticks(low, high)), title=title)
+    y_axis = Axis(low=len(names) - 0.5, high=-0.5, ticks=[*enumerate(names)])
+    return Chart(label=label, x=x_axis, y=y_axis, series=series).markup()
 
 
-def drawn(label: str, x: Axis, series: Sequence[Series], *, y: str, shares: bool) -> str:
-    """The chart of series over an axis, with an upright one that spans them."""
-    low, high = spanned([value for one in series for value in one.ys])
+def with_y_axis(
+    label: str, x_axis: Axis, series: Sequence[Series], *, title: str, is_percent: bool
+) -> str:
+    """Return the chart of the series with a y-axis that spans them."""
+    low, high = axis_limits([value for one in series for value in one.ys])
     values = round_ticks(low, high)
-    ticks = as_percents(values) if shares else [(value, f"{value:g}") for value in values]
-    upright = Axis(low=low, high=high, ticks=ticks, title=y)
-    return Chart(label=label, x=x, y=upright, series=series).markup()
+    ticks = percent_ticks(values) if is_percent else [(value, f"{value:g}") for value in values]
+    y_axis = Axis(low=low, high=high, ticks=ticks, title=title)
+    return Chart(label=label, x=x_axis, y=y_axis, series=series).markup()
 
 
-def logarithmic(values: Sequence[float], ticks: Sequence[tuple[float, str]], title: str) -> Axis:
-    """An axis on which equal ratios are equally long."""
-    low, high = spanned(values, is_log=True)
+def log_axis(values: Sequence[float], ticks: Sequence[tuple[float, str]], title: str) -> Axis:
+    """Return a logarithmic axis that spans the values."""
+    low, high = axis_limits(values, is_log=True)
     return Axis(low=low, high=high, ticks=ticks, title=title, is_log=True)
 
 
-def as_percents(values: Sequence[float]) -> list[tuple[float, str]]:
-    """Shares as axis labels, such as `85 %` or `85.5 %`."""
-    return [(value, f"{round(100 * value, 3):g} %") for value in values]
+def percent_ticks(fractions: Sequence[float]) -> list[tuple[float, str]]:
+    """Return fractions with tick labels such as `85 %` or `85.5 %`."""
+    return [(value, f"{round(100 * value, 3):g} %") for value in fractions]

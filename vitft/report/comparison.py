@@ -1,78 +1,80 @@
-"""Several runs on the images that they all held back: who is right where, and is it chance.
+"""Comparison of several runs on the images that all of them used for validation.
 
-Images are told by the digest of their bytes, classes by their names. Only images that no run
-trained on are compared, each picture once. What is tested is these trained models, not the
-settings that made them: another seed makes another model.
+Images are matched by the digest of their bytes and classes by name. Only images that no run trained
+on are compared, each once. The test is about these trained models, not about their settings:
+another seed gives another model.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from vitft.metrics.intervals import wilson
+from vitft.metrics.results import Interval
 from vitft.metrics.significance import holm, mcnemar, paired_interval
+from vitft.predict.validation import ValidationPrediction
 from vitft.report.run_files import Run
 from vitft.system.errors import RunError, UsageError
 from vitft.system.text import count, interval, percent, points
 
-CERTAIN = 0.05
-"""A corrected p-value under this is called a difference."""
-MOST_RUNS = 26
-"""Runs are called A to Z."""
+SIGNIFICANT = 0.05
+"""A difference with a lower corrected p-value is significant."""
+MAX_RUNS = 26
+"""Runs are labelled A to Z."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """An image that every run held back."""
+class SharedImage:
+    """An image that every run used for validation."""
 
     sha256: str
     path: str
     label: str
-    guesses: tuple[str, ...]
-    """By run."""
-    confidences: tuple[float, ...]
+    predicted: tuple[str, ...]
+    """Predicted class of each run."""
+    probabilities: tuple[float, ...]
+    """Probability of the predicted class of each run."""
 
     @property
     def disputed(self) -> bool:
-        """Whether the runs do not all say the same."""
-        return len(set(self.guesses)) > 1
+        """Whether the predictions differ."""
+        return len(set(self.predicted)) > 1
 
-    def right(self, run: int) -> bool:
-        return self.guesses[run] == self.label
+    def is_correct(self, run: int) -> bool:
+        return self.predicted[run] == self.label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Two runs on the shared images."""
+class RunPair:
+    """Two runs, by their numbers, compared on the shared images."""
 
-    one: int
-    other: int
-    only_one: int
-    """Images that only the first names right."""
-    only_other: int
+    first: int
+    second: int
+    only_first: int
+    """Number of images that only the first run classifies correctly."""
+    only_second: int
     difference: float
-    """Accuracy of the first less that of the second."""
-    interval: tuple[float, float]
+    """Accuracy of the first minus accuracy of the second."""
+    interval: Interval
     p: float
-    """Two-sided, exact McNemar test, corrected by Holm for the number of pairs."""
+    """Two-sided p-value of the exact McNemar test, with Holm's correction for all pairs."""
 
     @property
-    def certain(self) -> bool:
-        return self.p < CERTAIN
+    def is_significant(self) -> bool:
+        return self.p < SIGNIFICANT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What several runs come to side by side."""
+    """Several runs with their shared images and the test of each pair."""
 
     runs: Sequence[Run]
     names: Sequence[str]
     notes: Sequence[str]
-    """What a reader must know of how the comparison was made."""
-    images: Sequence[Shared]
-    pairs: Sequence[Pair]
+    """Limits of the comparison."""
+    images: Sequence[SharedImage]
+    pairs: Sequence[RunPair]
 
     @property
     def shared(self) -> int:
@@ -80,72 +82,70 @@ class Comparison:
 
     @cached_property
     def letters(self) -> list[str]:
-        """A short name for each run."""
-        return [chr(ord("A") + i) for i in range(len(self.runs))]
+        """A letter for each run."""
+        return [letter(i) for i in range(len(self.runs))]
 
     @cached_property
     def rights(self) -> list[int]:
-        """How many shared images each run names right."""
-        return [sum(image.right(i) for image in self.images) for i in range(len(self.runs))]
+        """How many shared images each run classifies correctly."""
+        return [sum(image.is_correct(i) for image in self.images) for i in range(len(self.runs))]
 
     @cached_property
     def classes(self) -> list[str]:
-        """Every class of the shared images, sorted."""
+        """The classes of the shared images, sorted."""
         return sorted({image.label for image in self.images})
 
-    def found(self, name: str, run: int) -> tuple[int, int]:
-        """Of a class: how many shared images a run names right, and of how many."""
+    def recall_counts(self, name: str, run: int) -> tuple[int, int]:
+        """Return how many shared images of a class a run classifies correctly, and of how many."""
         members = [image for image in self.images if image.label == name]
-        return sum(image.right(run) for image in members), len(members)
+        return sum(image.is_correct(run) for image in members), len(members)
 
     def accuracy_rows(self) -> list[tuple[str, str, str, str]]:
-        """Name, accuracy, its interval and accuracy on the shared images, as text."""
+        """Return name, accuracy, interval, and accuracy on the shared images of each run."""
         rows = []
         for i, run in enumerate(self.runs):
-            shared = percent(self.rights[i] / self.shared) if self.shared else percent(None)
-            rows.append(
-                (
-                    f"{self.letters[i]} {self.names[i]}",
-                    percent(run.figures.get("top1")),
-                    interval(run.figures.get("top1_interval")),
-                    shared,
-                )
-            )
+            top1 = run.results.get("top1") if run.results else None
+            bounds = run.results.get("top1_interval") if run.results else None
+            shared = percent(self.rights[i] / self.shared if self.shared else None)
+            name = f"{self.letters[i]} {self.names[i]}"
+            rows.append((name, percent(top1), interval(bounds), shared))
         return rows
 
     def pair_rows(self) -> list[tuple[str, ...]]:
-        """Each pair as text."""
+        """Return a row of text for each pair."""
         return [
             (
-                f"{self.letters[p.one]} - {self.letters[p.other]}",
+                f"{self.letters[p.first]} - {self.letters[p.second]}",
                 points(p.difference),
                 f"{points(p.interval[0]).split()[0]} to {points(p.interval[1]).split()[0]}",
-                f"{p.only_one:,}",
-                f"{p.only_other:,}",
+                f"{p.only_first:,}",
+                f"{p.only_second:,}",
                 p_text(p.p),
             )
             for p in self.pairs
         ]
 
-    def verdict_lines(self) -> list[str]:
-        """One sentence for each pair."""
-        return [self.verdict(pair) for pair in self.pairs]
+    def conclusions(self) -> list[str]:
+        """Return one sentence for each pair, without a full stop."""
+        return [self.conclusion(pair) for pair in self.pairs]
 
-    def verdict(self, pair: Pair) -> str:
-        """Which of two runs is better, or that chance could have made the difference."""
-        ahead, behind = (pair.one, pair.other) if pair.difference >= 0 else (pair.other, pair.one)
-        one, other = self.letters[ahead], self.letters[behind]
+    def conclusion(self, pair: RunPair) -> str:
+        """Return which of two runs is better, or that the difference is not significant."""
+        ahead, behind = (pair.first, pair.second)
+        if pair.difference < 0:
+            ahead, behind = behind, ahead
+        better, worse = self.letters[ahead], self.letters[behind]
         by = points(abs(pair.difference)).lstrip("+")
-        if pair.certain:
-            return f"{one} is better than {other} on these images: by {by} (p {p_text(pair.p)})"
+        if pair.is_significant:
+            return f"{better} is better than {worse} on these images by {by} (p {p_text(pair.p)})"
         if pair.difference == 0:
-            return f"{one} and {other} are right equally often on these images"
+            return f"{better} and {worse} are equally accurate on these images"
         return (
-            f"{one} is ahead of {other} by {by}, which chance could have made (p {p_text(pair.p)})"
+            f"{better} is ahead of {worse} by {by}, which is not significant (p {p_text(pair.p)})"
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """The figures for machines."""
+    def to_json(self) -> dict[str, object]:
+        """Return the comparison as JSON values."""
         return {
             "shared_images": self.shared,
             "notes": list(self.notes),
@@ -153,23 +153,24 @@ class Comparison:
                 {
                     "name": self.names[i],
                     "path": str(run.path),
-                    "images": run.figures.get("images"),
-                    "top1": run.figures.get("top1"),
-                    "top1_interval": run.figures.get("top1_interval"),
+                    "images": run.results.get("images") if run.results else None,
+                    "top1": run.results.get("top1") if run.results else None,
+                    "top1_interval": run.results.get("top1_interval") if run.results else None,
                     "shared_right": self.rights[i],
                     "shared_interval": wilson(self.rights[i], self.shared) if self.shared else None,
                     "recall": {
-                        name: self.found(name, i)[0] / self.found(name, i)[1]
+                        name: right / total
                         for name in self.classes
+                        for right, total in [self.recall_counts(name, i)]
                     },
                 }
                 for i, run in enumerate(self.runs)
             ],
             "pairs": [
                 {
-                    "runs": [self.names[p.one], self.names[p.other]],
-                    "only_first_right": p.only_one,
-                    "only_second_right": p.only_other,
+                    "runs": [self.names[p.first], self.names[p.second]],
+                    "only_first_right": p.only_first,
+                    "only_second_right": p.only_second,
                     "difference": p.difference,
                     "interval": p.interval,
                     "p_holm": p.p,
@@ -180,122 +181,150 @@ class Comparison:
         }
 
 
+def letter(run: int) -> str:
+    """Return the letter of a run: A for 0."""
+    return chr(ord("A") + run)
+
+
 def p_text(p: float) -> str:
-    """A p-value as text."""
+    """Return a p-value as text."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
-    """Put runs side by side.
+def compare_runs(runs: Sequence[Run]) -> Comparison:
+    """Compare runs on the validation images that they share.
 
     Raises:
-        UsageError: A run is named twice, or there are more than 26.
-        RunError: A run did not keep what it answered.
+        UsageError: A run is given twice, or there are more than 26.
+        RunError: A run did not save its predictions.
     """
     check_runs(runs)
-    by_digest = [{verdict.sha256: verdict for verdict in run.verdicts} for run in runs]
+    by_digest = [{one.sha256: one for one in run.predictions} for run in runs]
     common = [sha256 for sha256 in by_digest[0] if all(sha256 in other for other in by_digest[1:])]
     images, relabelled = [], 0
     for sha256 in common:
-        verdicts = [table[sha256] for table in by_digest]
-        if len({verdict.label for verdict in verdicts}) > 1:
+        predictions = [table[sha256] for table in by_digest]
+        if len({one.label for one in predictions}) > 1:
             relabelled += 1
             continue
         images.append(
-            Shared(
+            SharedImage(
                 sha256,
-                verdicts[0].path,
-                verdicts[0].label,
-                tuple(v.predicted for v in verdicts),
-                tuple(v.probability for v in verdicts),
+                predictions[0].path,
+                predictions[0].label,
+                tuple(one.predicted for one in predictions),
+                tuple(one.probability for one in predictions),
             )
         )
     return Comparison(
         runs=runs,
-        names=names_of(runs),
-        notes=notes_of(runs, by_digest, len(common), relabelled),
+        names=distinct_names(runs),
+        notes=comparison_notes(runs, by_digest, len(common), relabelled),
         images=images,
-        pairs=pairs_of(images, len(runs)) if images else [],
+        pairs=run_pairs(images, len(runs)) if images else [],
     )
 
 
 def check_runs(runs: Sequence[Run]) -> None:
-    """Refuse what cannot be compared."""
-    if len(runs) > MOST_RUNS:
-        raise UsageError(f"{len(runs)} runs are too many", fix=f"compare up to {MOST_RUNS}")
+    """Check that the runs can be compared.
+
+    Raises:
+        UsageError: A run is given twice, or there are too many.
+        RunError: A run did not save its predictions.
+    """
+    if len(runs) > MAX_RUNS:
+        raise UsageError(
+            f"cannot compare {len(runs)} runs", fix=f"compare at most {MAX_RUNS} at a time"
+        )
     paths = [run.path.resolve() for run in runs]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
         raise UsageError(f"{twice} is named twice", fix="name each run once")
     for run in runs:
-        if not run.verdicts:
+        if not run.predictions:
             raise RunError(
-                f"{run.path} did not keep what it answered (no validation.npz)",
-                fix="make the run again with this vitft, to its end",
+                f"cannot compare {run.path}: it has no validation.npz with its predictions",
+                fix="repeat the run with this version of vitft",
             )
 
 
-def names_of(runs: Sequence[Run]) -> list[str]:
-    """The folder names, or the paths where those are not enough."""
+def distinct_names(runs: Sequence[Run]) -> list[str]:
+    """Return the names of the run folders, or their paths if two names are equal."""
     names = [run.name for run in runs]
     return names if len({*names}) == len(names) else [str(run.path) for run in runs]
 
 
-def notes_of(
-    runs: Sequence[Run], by_digest: Sequence[Mapping[str, Any]], common: int, relabelled: int
+def comparison_notes(
+    runs: Sequence[Run],
+    by_digest: Sequence[Mapping[str, ValidationPrediction]],
+    common: int,
+    relabelled: int,
 ) -> list[str]:
-    """How far the runs can be compared."""
+    """Return what limits the comparison.
+
+    Args:
+        runs: The runs.
+        by_digest: Predictions of each run by the digest of the image.
+        common: Number of validation images that all runs share.
+        relabelled: How many of these have different labels.
+    """
     notes = []
     sizes = [len(table) for table in by_digest]
     if common == 0:
         notes.append(
-            "The runs held back different images: no image was held back by all of them, so "
-            "nothing can be tested. Give them the same data and --seed."
+            "The runs have no validation image in common, so nothing can be tested. Train them on "
+            "the same data with the same --seed."
         )
     elif any(size != common for size in sizes):
-        held_back = ", ".join(f"{size:,}" for size in sizes)
+        numbers = ", ".join(f"{size:,}" for size in sizes)
         notes.append(
-            f"The splits differ: the runs held back {held_back} images; only the "
-            f"{count(common, 'image')} that all of them held back "
-            f"{'is' if common == 1 else 'are'} compared."
+            f"The splits differ: the runs have {numbers} validation images, and only the "
+            f"{count(common, 'image')} that all of them share {'is' if common == 1 else 'are'} "
+            "compared."
         )
     if relabelled:
+        one = relabelled == 1
         notes.append(
-            f"{count(relabelled, 'shared image')} carried different labels and "
-            f"{'is' if relabelled == 1 else 'are'} left out."
+            f"{count(relabelled, 'shared image')} {'has' if one else 'have'} different labels and "
+            f"{'is' if one else 'are'} left out."
         )
     if len({run.classes for run in runs}) > 1:
-        notes.append("The runs do not know the same classes, so they did not do the same task.")
-    chosen = [i for i, run in enumerate(runs) if run.figures.get("selected_on_validation")]
+        notes.append("The runs have different classes, so they did not solve the same task.")
+    chosen = [
+        letter(i)
+        for i, run in enumerate(runs)
+        if run.results and run.results.get("selected_on_validation")
+    ]
     if chosen:
-        letters = ", ".join(chr(ord("A") + i) for i in chosen)
         notes.append(
-            f"The best epoch of {letters} was chosen on the images that are counted here, which "
-            "favours it slightly."
+            f"The best epoch of {', '.join(chosen)} was selected on these images, which gives a "
+            "slight advantage."
         )
     return notes
 
 
-def pairs_of(images: Sequence[Shared], runs: int) -> list[Pair]:
-    """Every two runs tested against each other."""
-    places = list(itertools.combinations(range(runs), 2))
+def run_pairs(images: Sequence[SharedImage], runs: int) -> list[RunPair]:
+    """Test every pair of runs."""
+    numbers = list(itertools.combinations(range(runs), 2))
     counts = [
         (
-            sum(image.right(one) and not image.right(other) for image in images),
-            sum(image.right(other) and not image.right(one) for image in images),
+            sum(image.is_correct(first) and not image.is_correct(second) for image in images),
+            sum(image.is_correct(second) and not image.is_correct(first) for image in images),
         )
-        for one, other in places
+        for first, second in numbers
     ]
     corrected = holm([mcnemar(*pair) for pair in counts])
     return [
-        Pair(
-            one=one,
-            other=other,
-            only_one=only_one,
-            only_other=only_other,
-            difference=(only_one - only_other) / len(images),
-            interval=paired_interval(only_one, only_other, len(images)),
+        RunPair(
+            first=first,
+            second=second,
+            only_first=only_first,
+            only_second=only_second,
+            difference=(only_first - only_second) / len(images),
+            interval=paired_interval(only_first, only_second, len(images)),
             p=p,
         )
-        for (one, other), (only_one, only_other), p in zip(places, counts, corrected, strict=True)
+        for (first, second), (only_first, only_second), p in zip(
+            numbers, counts, corrected, strict=True
+        )
     ]

@@ -1,8 +1,8 @@
-"""View and template to one HTML file that loads nothing and runs nothing but its own script.
+"""Rendering of a page to a single HTML file that loads nothing and runs only its own script.
 
-Every value is escaped by the template engine, and hidden characters in it become visible ones.
-The content policy forbids every request, every style attribute and every script but the one
-whose digest it names, so that a name that slipped through could still do nothing.
+The template engine escapes every value, and control characters are shown as escapes. The content
+security policy forbids all requests, all style attributes and every script but the page's own,
+which it names by digest: a name that escaped the templates still could do nothing.
 """
 
 import base64
@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitft.report.palette import style
+from vitft.report.palette import style_sheet
 from vitft.system.console import visible
 
 if TYPE_CHECKING:
@@ -22,56 +22,63 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-@functools.cache
-def environment() -> "Environment":
-    """Templates that escape everything."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    return Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def shown(value: Any) -> Any:  # noqa: ANN401 - whatever a template names
-    """Text as it may be shown; our own markup as it is."""
-    if isinstance(value, str) and not hasattr(value, "__html__"):
-        return visible(value)
-    return value
-
-
-def render(template: str, view: Mapping[str, Any]) -> str:
-    """The page of a view; charts in it are SVG of `vector`."""
+def render(template: str, view: Mapping[str, object]) -> str:
+    """Render a template with the values of a view. Charts in the view are SVG markup of `svg`."""
     from markupsafe import Markup
 
-    css = (TEMPLATES / "page.css").read_text(encoding="utf-8") + style()
+    css = (TEMPLATES / "page.css").read_text(encoding="utf-8") + style_sheet()
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     return (
-        environment()
+        template_engine()
         .get_template(template)
         .render(
             **view,
             css=Markup(css),
             script=Markup(script),
-            policy=policy(css, script),
+            policy=content_policy(css, script),
             version=version("vitft"),
             svg=Markup,
         )
     )
 
 
-def policy(css: str, script: str) -> str:
-    """The content policy: nothing from anywhere, but this style, this script, embedded images."""
+@functools.cache
+def template_engine() -> "Environment":
+    """Return the template engine, which escapes every value."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    engine = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    engine.filters["nbsp"] = no_break_percent
+    return engine
+
+
+def printable(value: Any) -> Any:  # noqa: ANN401 - any value of a template
+    """Escape the control characters of a text; leave numbers and our own markup unchanged."""
+    if isinstance(value, str) and not hasattr(value, "__html__"):
+        return visible(value)
+    return value
+
+
+def no_break_percent(text: str) -> str:
+    """Put a no-break space before each percent sign that follows a space."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def content_policy(css: str, script: str) -> str:
+    """Return a policy that allows this style sheet, this script and embedded images only."""
     return (
-        f"default-src 'none'; style-src {source(css)}; script-src {source(script)}; "
+        f"default-src 'none'; style-src {digest_source(css)}; script-src {digest_source(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
-def source(text: str) -> str:
-    """A text as a source expression: its digest."""
+def digest_source(text: str) -> str:
+    """Return the source expression that allows an inline style or script by its SHA-256 digest."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,7 +1,7 @@
-"""The colours of a page by what they mean, for light and dark, for its style sheet and its tests.
+"""Colours of the pages in light and dark mode, named by what they mean.
 
-Text keeps a contrast of 4.5:1 to everything it stands on, lines and dots of charts 3:1
-(WCAG 2.2, 1.4.3 and 1.4.11); a test computes both.
+Text has a contrast of at least 4.5:1 to every background it appears on, and the lines and markers
+of charts have at least 3:1 (WCAG 2.2, 1.4.3 and 1.4.11). The tests compute both.
 """
 
 from collections.abc import Mapping
@@ -29,52 +29,52 @@ DARK: Mapping[str, str] = {
     "bad": "#ff9086",
 }
 TEXT = ("ink", "muted", "accent", "second", "good", "bad")
-"""Colours that words are written in."""
-GROUNDS = ("ground", "panel")
-"""Colours that they stand on."""
+"""Colours of text."""
+BACKGROUNDS = ("ground", "panel")
 GRAPHIC = ("muted", "accent", "second", "good", "bad")
-"""Colours of lines, dots and bars that carry meaning; `line` only separates."""
+"""Colours of lines, markers and bars that carry meaning; `line` only separates."""
 
-SHADES = 6
-"""Steps of a shaded cell; its text is `ink`."""
+NUM_SHADES = 6
+"""Number of shades of a matrix cell; its text has the colour `ink`."""
 STRONGEST = {"light": 0.42, "dark": 0.5}
-"""Share of the meaning's colour in the strongest shade; the rest is the ground."""
+"""Fraction of colour in the strongest shade; the rest is the background."""
 
 
-def mixed(colour: str, ground: str, share: float) -> str:
-    """`share` of one colour over another."""
-    parts = zip(channels(colour), channels(ground), strict=True)
-    return "#" + "".join(f"{round(255 * (share * a + (1 - share) * b)):02x}" for a, b in parts)
+def blend(colour: str, ground: str, fraction: float) -> str:
+    """Mix a fraction of one `#rrggbb` colour into another."""
+    pairs = zip(channels(colour), channels(ground), strict=True)
+    mixed = (round(255 * (fraction * a + (1 - fraction) * b)) for a, b in pairs)
+    return "#" + "".join(f"{value:02x}" for value in mixed)
 
 
 def channels(colour: str) -> tuple[float, ...]:
-    """`#rrggbb` as red, green and blue from 0 to 1."""
+    """Return red, green and blue of `#rrggbb`, each from 0 to 1."""
     return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
 
 
 def shades(theme: Mapping[str, str], colour: str, strongest: float) -> list[str]:
-    """From a hint of a colour to its strongest shade."""
-    steps = [strongest * (0.3 + 0.7 * i / (SHADES - 1)) for i in range(SHADES)]
-    return [mixed(theme[colour], theme["ground"], step) for step in steps]
+    """Return the shades of a colour over the background, from the faintest to the strongest."""
+    steps = [strongest * (0.3 + 0.7 * i / (NUM_SHADES - 1)) for i in range(NUM_SHADES)]
+    return [blend(theme[colour], theme["ground"], step) for step in steps]
 
 
-def contrast(one: str, other: str) -> float:
-    """Contrast ratio of two colours, from 1 to 21.
+def contrast(first: str, second: str) -> float:
+    """Return the contrast ratio of two colours, from 1 to 21.
 
     Source: WCAG 2.2, "relative luminance" and "contrast ratio".
     """
-    low, high = sorted((luminance(one), luminance(other)))
+    low, high = sorted((luminance(first), luminance(second)))
     return (high + 0.05) / (low + 0.05)
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance from 0 to 1."""
+    """Return the relative luminance of a colour, from 0 to 1."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels(colour)]
     return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def variables(name: str, theme: Mapping[str, str]) -> str:
-    """A theme as CSS custom properties."""
+def css_variables(name: str, theme: Mapping[str, str]) -> str:
+    """Return a theme as CSS custom properties."""
     lines = [f"--{key}: {value};" for key, value in theme.items()]
     for meaning, colour in (("right", "accent"), ("wrong", "bad")):
         steps = shades(theme, colour, STRONGEST[name])
@@ -82,18 +82,19 @@ def variables(name: str, theme: Mapping[str, str]) -> str:
     return " ".join(lines)
 
 
-def classes() -> str:
-    """One class per meaning for fills and strokes of charts, and per shade for cells."""
+def css_classes() -> str:
+    """Return CSS classes for the fills and strokes of charts and for the shades of cells."""
     rules = [f".f-{key}{{fill:var(--{key})}}.s-{key}{{stroke:var(--{key})}}" for key in LIGHT]
     for meaning in ("right", "wrong"):
-        rules += [f".{meaning}-{i}{{background:var(--{meaning}-{i})}}" for i in range(SHADES)]
+        rules += [f".{meaning}-{i}{{background:var(--{meaning}-{i})}}" for i in range(NUM_SHADES)]
     return "\n".join(rules)
 
 
-def style() -> str:
-    """The colour part of the style sheet; paper is light."""
-    light, dark = variables("light", LIGHT), variables("dark", DARK)
+def style_sheet() -> str:
+    """Return the style sheet of the colours: light or dark on a screen, light on paper."""
+    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
     return (
         f":root {{ {light} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n{classes()}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+        f"{css_classes()}\n"
     )

@@ -1,34 +1,63 @@
-"""The figures of `figures` as PNG files, by matplotlib, without its global state or a display."""
+"""PNG figures drawn with matplotlib, which only this module imports (extra `plots`).
+
+The figures use neither a display nor the global state of matplotlib. `vitft explain --model` and
+`vitft study` write them; the charts of the pages are SVG and do not need matplotlib.
+"""
 
 import io
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+from numpy.typing import NDArray
 
 from vitft.system.console import visible
+from vitft.system.text import count
 
-Array = np.ndarray[Any, np.dtype[np.float32]]
 DPI = 120
+MAX_TITLE = 48
+"""Characters of a title; longer ones are shortened."""
+
+LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
+"""Colours that are distinct in every kind of colour vision, each with 4.5:1 on white."""
+BASELINE_COLOURS = ("#4a4a4a", "#6e6e6e")
+MARKERS, BASELINE_MARKERS = "os^Dv<>", "xP"
+TICK_COLOUR, GRID_COLOUR = "#30353a", "#d7dbe0"
+LABEL_SIZE = 8.5
+"""Font size of the labels in points; two of them need 1.25 times as much between them."""
+MAX_LABEL = 26
+"""Characters of a label; longer ones are shortened."""
 
 
-def filters_png(pictures: Array, shares: Array, title: str) -> bytes:
-    """Principal components (n, k, k, 3) in rows of seven, first ones first."""
-    columns = min(7, len(pictures))
-    rows = -(-len(pictures) // columns)
+def filters_png(
+    components: NDArray[np.float32], variance: NDArray[np.float32], title: str
+) -> bytes:
+    """Draw principal components (n, k, k, 3), in rows of seven.
+
+    Args:
+        components: Values from 0 to 1, the first component first.
+        variance: Fraction of the variance that each component explains, (n,).
+        title: First line of the title.
+    """
+    columns = min(7, len(components))
+    rows = -(-len(components) // columns)
     figure = Figure(figsize=(0.95 * columns + 0.3, 0.95 * rows + 0.9), layout="constrained")
     for i, axes in enumerate(np.atleast_1d(figure.subplots(rows, columns)).flat):
         axes.set_axis_off()
-        if i < len(pictures):
-            axes.imshow(pictures[i], interpolation="nearest")
-    head(figure, title, f"first {len(pictures)} principal components, {shares.sum():.0%} of all")
-    return png(figure)
+        if i < len(components):
+            axes.imshow(components[i], interpolation="nearest")
+    detail = f"first {count(len(components), 'principal component')}, "
+    add_title(figure, title, f"{detail}{variance.sum():.0%} of the variance")
+    return to_png(figure)
 
 
-def positions_png(similarity: Array, title: str) -> bytes:
-    """One small map per patch (gh, gw, gh, gw), where the patch stands in the image."""
+def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
+    """Draw one small map per patch (gh, gw, gh, gw), at the place of the patch in the image."""
     rows, columns = similarity.shape[:2]
     gap = max(1, round(max(rows, columns) / 14))
     mosaic = np.full((rows * (rows + gap) - gap, columns * (columns + gap) - gap), np.nan)
@@ -38,30 +67,33 @@ def positions_png(similarity: Array, title: str) -> bytes:
             mosaic[top : top + rows, left : left + columns] = similarity[i, j]
     figure = Figure(figsize=(6.4, max(2.6, 6.0 * rows / columns * 0.86)), layout="constrained")
     axes = figure.subplots()
-    shown = axes.imshow(mosaic, cmap="viridis", vmax=1, interpolation="nearest")
-    labelled = sorted({0, rows // 2, rows - 1}), sorted({0, columns // 2, columns - 1})
-    axes.set_yticks(
-        [i * (rows + gap) + rows / 2 for i in labelled[0]], [str(i) for i in labelled[0]]
-    )
-    axes.set_xticks(
-        [j * (columns + gap) + columns / 2 for j in labelled[1]], [str(j) for j in labelled[1]]
-    )
+    image = axes.imshow(mosaic, cmap="viridis", vmax=1, interpolation="nearest")
+    for axis, size in ((axes.yaxis, rows), (axes.xaxis, columns)):
+        labelled = sorted({0, size // 2, size - 1})
+        axis.set_ticks([i * (size + gap) + size / 2 for i in labelled], [str(i) for i in labelled])
     axes.set(xlabel="column of the patch", ylabel="row of the patch")
     axes.spines[:].set_visible(False)
-    figure.colorbar(shown, ax=axes, label="cosine similarity", shrink=0.8)
-    head(figure, title, "each patch's position against all others'")
-    return png(figure)
+    figure.colorbar(image, ax=axes, label="cosine similarity", shrink=0.8)
+    add_title(figure, title, "similarity of each patch's position embedding to all others")
+    return to_png(figure)
 
 
-def distance_png(distance: Array, images: int, uniform: float, title: str) -> bytes:
-    """Mean attention distance (L, H), one dot per head over its block."""
+def distance_png(distance: NDArray[np.float32], images: int, uniform: float, title: str) -> bytes:
+    """Draw the mean attention distance (L, H) in pixels, one marker per head over its block.
+
+    Args:
+        distance: Mean over the images.
+        images: Number of images.
+        uniform: Distance of a head with uniform attention, drawn as a dashed line.
+        title: First line of the title.
+    """
     depth, heads = distance.shape
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
     blocks = np.repeat(np.arange(depth), heads)
     axes.axhline(uniform, color="#777777", linestyle="--", linewidth=1)
     axes.annotate(
-        "looks everywhere alike", (depth - 0.6, uniform), (0, 3), textcoords="offset points",
+        "uniform attention", (depth - 0.6, uniform), (0, 3), textcoords="offset points",
         ha="right", va="bottom", color="#555555", fontsize=8,
     )  # fmt: skip
     axes.scatter(blocks, distance.ravel(), s=26, c=np.tile(np.arange(heads), depth), cmap="viridis")
@@ -69,23 +101,156 @@ def distance_png(distance: Array, images: int, uniform: float, title: str) -> by
     axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, None))
     axes.set_xticks(range(0, depth, 1 if depth <= 16 else 2))
     axes.spines[["top", "right"]].set_visible(False)
-    counted = "1 image" if images == 1 else f"{images} images"
-    head(figure, title, f"one dot per head, the line is their mean; {counted}")
-    return png(figure)
+    add_title(
+        figure, title, f"one marker per head, the line is their mean; {count(images, 'image')}"
+    )
+    return to_png(figure)
 
 
-def head(figure: Figure, title: str, detail: str) -> None:
-    """Two lines above a figure. The title may be a user's folder name: no markup is read in it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyCurve:
+    """One line of a study: accuracy by training images per class."""
+
+    name: str
+    accuracies: Sequence[float]
+    intervals: Sequence[tuple[float, float]]
+    is_baseline: bool
+
+
+def accuracy_curves_png(
+    shots: Sequence[int],
+    curves: Sequence[AccuracyCurve],
+    *,
+    majority: float,
+    title: str,
+    detail: str,
+) -> bytes:
+    """Draw the curves of a study with their intervals as bands.
+
+    Each line is labelled at its end, so that no legend has to be matched by colour. Markers differ
+    as well, and baselines are dashed and grey.
+
+    Args:
+        shots: Training images per class, rising.
+        curves: The lines, with one accuracy and interval per number of shots.
+        majority: Accuracy of always predicting the largest class, drawn as a dotted line.
+        title: First line of the title.
+        detail: Second line of the title.
+    """
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    axes.set_xscale("log")
+    axes.set(xlim=(shots[0] / 1.12, shots[-1] * 1.12), ylim=(0, 100))
+    axes.set_xlabel("training images per class (log scale)")
+    axes.set_ylabel("accuracy on test images (%)")
+    axes.set_xticks(shots, [str(s) for s in shots])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.grid(axis="y", color=GRID_COLOUR, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=TICK_COLOUR)
+    axes.axhline(100 * majority, color=BASELINE_COLOURS[1], linewidth=1, linestyle=":")
+    labels = []
+    for curve, (colour, marker, dashes) in zip(curves, line_styles(curves), strict=True):
+        low, high = zip(*curve.intervals, strict=True)
+        axes.fill_between(
+            shots, [100 * v for v in low], [100 * v for v in high], color=colour, alpha=0.13, lw=0
+        )
+        percents = [100 * v for v in curve.accuracies]
+        axes.plot(
+            shots, percents, color=colour, marker=marker, markersize=5, linewidth=1.8,
+            linestyle=dashes,
+        )  # fmt: skip
+        labels.append((shorten_label(curve.name), percents[-1], colour))
+    labels.append(("largest class", 100 * majority, BASELINE_COLOURS[1]))
+    label_lines(axes, labels, height_inches=figure.get_figheight())
+    add_title(figure, title, detail)
+    return to_png(figure)
+
+
+def line_styles(curves: Sequence[AccuracyCurve]) -> list[tuple[str, str, str]]:
+    """Return colour, marker and line style of each curve."""
+    styles, baselines, others = [], 0, 0
+    for curve in curves:
+        if curve.is_baseline:
+            i = baselines % len(BASELINE_COLOURS)
+            styles.append((BASELINE_COLOURS[i], BASELINE_MARKERS[i], "--"))
+            baselines += 1
+        else:
+            i = others % len(LINE_COLOURS)
+            styles.append((LINE_COLOURS[i], MARKERS[i], "-"))
+            others += 1
+    return styles
+
+
+def label_lines(
+    axes: Axes, labels: Sequence[tuple[str, float, str]], *, height_inches: float
+) -> None:
+    """Write labels (text, height in percent, colour) at the right edge, without overlaps."""
+    # The axes take about four fifths of the height of the figure.
+    spacing = 100 * 1.25 * LABEL_SIZE / (0.78 * height_inches * 72)
+    heights = spread_apart([height for _, height, _ in labels], spacing)
+    for (text, _, colour), height in zip(labels, heights, strict=True):
+        axes.annotate(
+            text,
+            (1.0, height),
+            (4, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            va="center",
+            color=colour,
+            fontsize=LABEL_SIZE,
+            annotation_clip=False,
+            parse_math=False,
+        )
+
+
+def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:
+    """Move heights apart, as little as necessary, so that neighbours differ by `spacing`.
+
+    Labels that would overlap form a block around the mean of their heights. Blocks stay between 0
+    and 100 if they fit.
+    """
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    blocks: list[list[int]] = []
+    for i in order:
+        blocks.append([i])
+        while len(blocks) > 1 and lowest_in_block(blocks[-1], heights, spacing) < (
+            lowest_in_block(blocks[-2], heights, spacing) + spacing * len(blocks[-2])
+        ):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    moved = [0.0] * len(heights)
+    for block in blocks:
+        for place, i in enumerate(block):
+            moved[i] = lowest_in_block(block, heights, spacing) + spacing * place
+    return moved
+
+
+def lowest_in_block(block: Sequence[int], heights: Sequence[float], spacing: float) -> float:
+    """Return the height of the lowest label of a block."""
+    middle = sum(heights[i] for i in block) / len(block)
+    low = middle - spacing * (len(block) - 1) / 2
+    return max(0.0, min(low, 100.0 - spacing * (len(block) - 1)))
+
+
+def shorten_label(name: str) -> str:
+    """Cut a long name at its beginning, because the end of a path is its most telling part."""
+    text = visible(name)
+    return text if len(text) <= MAX_LABEL else f"...{text[3 - MAX_LABEL :]}"
+
+
+def add_title(figure: Figure, title: str, detail: str) -> None:
+    """Write two lines above a figure, without parsing markup: the title may be a folder name."""
     text = visible(title)
-    text = text if len(text) <= 48 else f"{text[:45]}..."
+    text = text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 3]}..."
     figure.suptitle(f"{text}\n{detail}", fontsize=10, parse_math=False)
 
 
-def png(figure: Figure) -> bytes:
-    """The bytes of a PNG file without metadata."""
+def to_png(figure: Figure) -> bytes:
+    """Return the figure as a PNG file without metadata."""
     FigureCanvasAgg(figure)
     buffer = io.BytesIO()
-    with warnings.catch_warnings():  # a letter that the font lacks is drawn as a box
+    with warnings.catch_warnings():  # a character that the font lacks is drawn as a box
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()

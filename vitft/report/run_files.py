@@ -1,6 +1,6 @@
-"""Reads the files of a run into one object; what an older or interrupted run lacks is empty.
+"""Reading of a run directory into one object. What an older or interrupted run lacks is empty.
 
-A missing file is normal, a damaged one is an error that names it. Nothing is computed here.
+A missing file is normal; a damaged file is an error that names it.
 """
 
 import base64
@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vitft.config.run import read_toml
 from vitft.data.split import Row
+from vitft.metrics.results import AuditResults, RunResults
 from vitft.predict.validation import (
     THUMBS,
     ValidationPrediction,
@@ -28,38 +29,40 @@ from vitft.predict.validation import (
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import BASE, LATEST, RunDir
 
-Table = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 
-LARGEST_HEADER = 64 * 2**20
-"""Bytes; a safetensors header beyond this is not ours."""
-LARGEST_THUMB = 40_000
-"""Bytes; a picture beyond this was not made by `gallery` and is left out."""
-JPEG = b"\xff\xd8\xff"
+MAX_HEADER_BYTES = 64 * 2**20
+"""A longer safetensors header was not written by vitft."""
+MAX_THUMBNAIL_BYTES = 40_000
+"""A larger thumbnail was not written by vitft and is left out."""
+JPEG_START = b"\xff\xd8\xff"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is known of a run from its directory."""
+    """Contents of a run directory."""
 
     path: Path
-    config: Table
-    """The tables of config.toml; empty if it is gone."""
+    config: Mapping[str, JsonObject]
+    """Sections of config.toml; empty if it is missing."""
     config_text: str
     classes: tuple[str, ...]
     rows: tuple[Row, ...]
-    verdicts: tuple[ValidationPrediction, ...]
-    """On the validation images; empty in runs that did not keep their scores."""
-    figures: Table
-    """eval.json; empty if nothing was measured."""
-    log: tuple[Table, ...]
-    environment: Table
-    audit: Table
-    card: Table
-    """Of model.safetensors; empty if there is none."""
+    """Rows of split.csv."""
+    predictions: tuple[ValidationPrediction, ...]
+    """Predictions on the validation images; empty if the run did not save them."""
+    results: RunResults | None
+    """eval.json; None if nothing was evaluated."""
+    log: tuple[JsonObject, ...]
+    """Lines of metrics.jsonl."""
+    environment: JsonObject
+    audit: AuditResults | None
+    card: JsonObject
+    """Card of model.safetensors; empty if there is no model."""
     digest: str
-    """sha256 over the model's card and tensors."""
+    """SHA-256 of the card and the tensors of the model."""
     parameters: int
-    """Numbers in the model; 0 if there is none."""
+    """Number of parameters of the model; 0 if there is no model."""
 
     @property
     def name(self) -> str:
@@ -67,28 +70,32 @@ class Run:
 
     @property
     def data_name(self) -> str:
-        """The last part of the data folder's path."""
-        return Path(str(self.config.get("data", {}).get("path", ""))).name
+        """Name of the data folder."""
+        return Path(str(self.setting("data", "path") or "")).name
+
+    def setting(self, section: str, name: str) -> Any:  # noqa: ANN401 - any value of TOML
+        """Return a setting of config.toml, or None if it is missing."""
+        return self.config.get(section, {}).get(name)
 
     @cached_property
     def by_path(self) -> Mapping[str, Row]:
         return {row.path: row for row in self.rows}
 
-    def thumb(self, sha256: str, *, attention: bool = False) -> str:
-        """A thumbnail as a data URI; empty if there is none."""
+    def thumbnail(self, sha256: str, *, attention: bool = False) -> str:
+        """Return a thumbnail as a data URI, or an empty string if there is none."""
         if not sha256:
             return ""
         try:
             data = (self.path / THUMBS / thumb_name(sha256, attention=attention)).read_bytes()
         except (OSError, ValueError):
             return ""
-        if not data.startswith(JPEG) or len(data) > LARGEST_THUMB:
+        if not data.startswith(JPEG_START) or len(data) > MAX_THUMBNAIL_BYTES:
             return ""
         return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
 
 
 def find_run(run: str | None) -> Path:
-    """The folder of a run: the folder itself, a file in it, or by default the latest run.
+    """Find a run folder by its path or by a file in it; by default, the latest run.
 
     Raises:
         RunError: There is none.
@@ -99,14 +106,17 @@ def find_run(run: str | None) -> Path:
         return folder
     if run is None:
         raise RunError(
-            f"no finished run in {BASE}/",
+            f"there is no finished run in {BASE}/",
             fix="run `vitft finetune --data DIR --weights NAME` first, or name a run folder",
         )
-    raise RunError(f"no run in {run}", fix="give a run folder (it holds eval.json and split.csv)")
+    raise RunError(
+        f"{run} is not a run folder",
+        fix="name a run folder, which contains eval.json and split.csv",
+    )
 
 
 def read_run(path: Path) -> Run:
-    """Everything a page needs of a run.
+    """Read the files of a run.
 
     Raises:
         RunError: A file is damaged.
@@ -115,7 +125,7 @@ def read_run(path: Path) -> Run:
     config_text, config = read_config(path / "config.toml")
     classes = read_classes(path)
     rows = read_rows(path, classes)
-    held_back = [row for row in rows if row.split == "val"]
+    validation = [row for row in rows if row.split == "val"]
     card, digest, parameters = read_card(RunDir(path).model)
     return Run(
         path=path,
@@ -123,27 +133,27 @@ def read_run(path: Path) -> Run:
         config_text=config_text,
         classes=classes,
         rows=rows,
-        verdicts=validation_predictions(path, held_back, classes),
-        figures=read_table(path / "eval.json"),
+        predictions=validation_predictions(path, validation, classes),
+        results=cast("RunResults", read_object(path / "eval.json")) or None,
         log=read_log(path / "metrics.jsonl"),
-        environment=read_table(path / "environment.json"),
-        audit=read_table(path / "audit.json"),
+        environment=read_object(path / "environment.json"),
+        audit=cast("AuditResults", read_object(path / "audit.json")) or None,
         card=card,
         digest=digest,
         parameters=parameters,
     )
 
 
-def read_table(path: Path) -> Table:
-    """A JSON object; empty if there is no such file."""
-    table = read_json(path)
-    if table is not None and not isinstance(table, dict):
+def read_object(path: Path) -> JsonObject:
+    """Read a JSON object; empty if the file is missing."""
+    content = read_json(path)
+    if content is not None and not isinstance(content, dict):
         raise damaged_file(path, "not a JSON object")
-    return table or {}
+    return content or {}
 
 
-def read_config(path: Path) -> tuple[str, Table]:
-    """config.toml as text and as tables."""
+def read_config(path: Path) -> tuple[str, Mapping[str, JsonObject]]:
+    """Read config.toml as text and as sections."""
     if not path.is_file():
         return "", {}
     try:
@@ -152,35 +162,35 @@ def read_config(path: Path) -> tuple[str, Table]:
         raise damaged_file(path, str(error).partition("\n")[0]) from error
 
 
-def read_log(path: Path) -> tuple[Table, ...]:
-    """The lines of metrics.jsonl; a last line cut off by a crash is left out."""
+def read_log(path: Path) -> tuple[JsonObject, ...]:
+    """Read the lines of metrics.jsonl, without a last line that a crash cut off."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:
         raise damaged_file(path, str(error)) from error
-    whole = lines[:-1]  # what follows the last line break was never finished
+    complete = lines[:-1]  # text after the last line break is incomplete
     try:
-        tables = [json.loads(line) for line in whole if line.strip()]
+        objects = [json.loads(line) for line in complete if line.strip()]
     except ValueError as error:
         raise damaged_file(path, str(error)) from error
-    if not all(isinstance(table, dict) for table in tables):
+    if not all(isinstance(one, dict) for one in objects):
         raise damaged_file(path, "a line is not a JSON object")
-    return tuple(tables)
+    return tuple(objects)
 
 
-def read_card(path: Path) -> tuple[Table, str, int]:
-    """Card, digest and count of parameters from a checkpoint's header, without its tensors.
+def read_card(path: Path) -> tuple[JsonObject, str, int]:
+    """Read card, digest and number of parameters from a checkpoint without its tensors.
 
-    The digest is shown as recorded: `vitft predict` verifies it whenever it loads the file.
+    The digest is not verified here: `vitft predict` verifies it whenever it loads the file.
     """
     if not path.is_file():
         return {}, "", 0
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > LARGEST_HEADER:
+            if length > MAX_HEADER_BYTES:
                 raise damaged_file(path, "its header is too long")
             header = json.loads(file.read(length))
         metadata = header.pop("__metadata__", {})

@@ -1,7 +1,7 @@
-"""A line chart as SVG markup for a page that allows no style attributes and has two colour schemes.
+"""Line charts as SVG markup, for pages without style attributes and with two colour schemes.
 
-Colours are the classes of their meanings, so that the page's style sheet decides. Words stay text.
-Nothing is measured with a font: the width of a word is taken to be that of a wide one.
+Colours are CSS classes, which the style sheet of the page defines, and text stays text. No font is
+measured: text widths are estimated from above.
 """
 
 import math
@@ -10,77 +10,80 @@ from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 324.0, 208.8
-"""Units of the picture: as wide as a phone shows without shrinking the words much."""
-FONT, LEGEND_FONT = 11, 10
-LETTER = 0.6
-"""Width of a letter as a share of the font size, at most on average."""
-TICK, GAP, HANDLE = 3.5, 7.0, 18.0
-"""Lengths of a tick, from an axis to its labels, and of a line in the legend."""
+"""Size of a chart in SVG units, close to the width of a phone so that labels stay legible."""
 BOTTOM = 172.8
-ROOM = 0.05
-"""Share of the data's range that stays free on each side."""
-STEPS = (1, 2, 2.5, 5, 10)
-MOST_TICKS = 6
+"""Vertical position of the x-axis."""
+FONT_SIZE, LEGEND_FONT_SIZE = 11, 10
+CHARACTER_WIDTH = 0.6
+"""Upper estimate of the mean width of a character, relative to the font size."""
+TICK_LENGTH, LABEL_GAP, HANDLE_LENGTH = 3.5, 7.0, 18.0
+"""Lengths of a tick mark, of the gap between axis and labels, and of a line in the legend."""
+MARGIN = 0.05
+"""Margin on each side of an axis, as a fraction of the range of the data."""
+TICK_STEPS = (1, 2, 2.5, 5, 10)
+MAX_TICKS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points of one meaning, joined or not."""
+    """Points of one colour, with or without a line through them."""
 
     xs: Sequence[float]
     ys: Sequence[float]
     colour: str
-    """A meaning of `palette`."""
+    """A colour name of `palette`."""
     name: str = ""
-    """In the legend; nothing for none."""
+    """Text in the legend; empty for no entry."""
     width: float = 2.0
-    """Of the line that joins them; 0 for none."""
+    """Width of the line; 0 for no line."""
     dashes: str = ""
-    dots: Sequence[bool] | None = None
-    """Which points have a dot; default: all."""
+    """Dash pattern, as in `stroke-dasharray`; empty for a solid line."""
+    markers: Sequence[bool] | None = None
+    """Which points have a marker; None for all."""
     radius: float = 3.0
+    """Radius of the markers."""
     is_hollow: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class Axis:
-    """One side of the chart: what it spans and what is written along it."""
+    """An axis: its range, ticks and title, and its position in the chart."""
 
     low: float
     high: float
     ticks: Sequence[tuple[float, str]]
+    """Values with their labels."""
     title: str = ""
     is_log: bool = False
     begin: float = 0.0
-    """Place of `low` in the picture."""
+    """Position of `low` in SVG units."""
     end: float = 1.0
+    """Position of `high` in SVG units."""
 
-    def place(self, value: float) -> float:
-        """Where in the picture a value lies."""
+    def position(self, value: float) -> float:
+        """Return the position of a value in SVG units."""
         low, high, at = self.low, self.high, value
         if self.is_log:
             low, high, at = math.log(low), math.log(high), math.log(at)
         return self.begin + (self.end - self.begin) * (at - low) / (high - low)
 
 
-def spanned(
-    values: Sequence[float], *, is_log: bool = False, bounds: tuple[float, float] | None = None
-) -> tuple[float, float]:
-    """The ends of an axis that shows these values with some room."""
-    if bounds is not None:
-        return bounds
+def axis_limits(values: Sequence[float], *, is_log: bool = False) -> tuple[float, float]:
+    """Return the limits of an axis that shows these values with a margin on each side."""
     ends = [math.log(v) for v in values] if is_log else list(values)
     low, high = min(ends), max(ends)
-    room = ROOM * (high - low) or max(ROOM * abs(low), 1e-3)
-    low, high = low - room, high + room
+    margin = MARGIN * (high - low) or max(MARGIN * abs(low), 1e-3)
+    low, high = low - margin, high + margin
     return (math.exp(low), math.exp(high)) if is_log else (low, high)
 
 
 def round_ticks(low: float, high: float, *, integer: bool = False) -> list[float]:
-    """At most six round values between the ends."""
-    rough = (high - low) / MOST_TICKS
+    """Return at most six round values between the limits of an axis."""
+    rough = (high - low) / MAX_TICKS
     power = 10.0 ** math.floor(math.log10(rough))
-    steps = [step * size for size in (power, 10 * power) for step in STEPS if step * size >= rough]
+    steps = [
+        step * size for size in (power, 10 * power) for step in TICK_STEPS if step * size >= rough
+    ]
     step = next((s for s in steps if not integer or s == round(s)), 1.0)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(step * i, 12) for i in range(first, last + 1)]
@@ -88,111 +91,113 @@ def round_ticks(low: float, high: float, *, integer: bool = False) -> list[float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Series over two axes."""
+    """Several series over two axes."""
 
     label: str
-    """What the picture shows, for those who do not see it."""
+    """Text alternative for screen readers."""
     x: Axis
     y: Axis
     series: Sequence[Series]
-    parts: list[str] = field(default_factory=list)
+    elements: list[str] = field(default_factory=list)
+    """SVG elements drawn so far."""
 
     def markup(self) -> str:
-        """The whole picture, the axes below the data."""
+        """Return the chart as an SVG element. Call it once."""
         named = [s for s in self.series if s.name]
         labels = max((text_width(text) for _, text in self.y.ticks), default=0.0)
-        self.x.begin = GAP + labels + (19.0 if self.y.title else 5.0)
+        self.x.begin = LABEL_GAP + labels + (19.0 if self.y.title else 5.0)
         self.x.end = WIDTH - 5.0 - max(4.0, text_width(self.x.ticks[-1][1]) / 2 - 4.0)
         self.y.begin, self.y.end = BOTTOM, 23.0 if named else 8.0
         self.draw_axes()
         for series in self.series:
-            self.draw(series)
+            self.draw_series(series)
         self.draw_legend(named)
-        inside = "\n".join(self.parts)
+        inside = "\n".join(self.elements)
         return (
             f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" class="chart" role="img" '
             f'aria-label="{escape(self.label)}">\n{inside}\n</svg>'
         )
 
     def draw_axes(self) -> None:
-        """Grid, ticks, their labels, titles and the two lines."""
+        """Draw the grid, the ticks with their labels, the titles and both axis lines."""
         left, right, bottom, top = self.x.begin, self.x.end, self.y.begin, self.y.end
         free = -math.inf
         for value, text in self.x.ticks:
-            at = self.x.place(value)
-            self.line(((at, bottom), (at, top)), "line", 0.6)
-            self.line(((at, bottom), (at, bottom + TICK)), "muted", 0.8)
-            if at - text_width(text) / 2 > free:  # else it would touch the one before
-                self.text(at, bottom + 15.4, text, "middle")
+            at = self.x.position(value)
+            self.draw_line(((at, bottom), (at, top)), "line", 0.6)
+            self.draw_line(((at, bottom), (at, bottom + TICK_LENGTH)), "muted", 0.8)
+            if at - text_width(text) / 2 > free:  # leave out a label that overlaps the previous one
+                self.draw_text(at, bottom + 15.4, text, "middle")
                 free = at + text_width(text) / 2 + 2
         for value, text in self.y.ticks:
-            at = self.y.place(value)
-            self.line(((left, at), (right, at)), "line", 0.6)
-            self.line(((left, at), (left - TICK, at)), "muted", 0.8)
-            self.text(left - GAP, at + 4.0, text, "end")
-        self.line(((left, top), (left, bottom), (right, bottom)), "muted", 0.8)
-        self.text((left + right) / 2, 203.2, self.x.title, "middle")
+            at = self.y.position(value)
+            self.draw_line(((left, at), (right, at)), "line", 0.6)
+            self.draw_line(((left, at), (left - TICK_LENGTH, at)), "muted", 0.8)
+            self.draw_text(left - LABEL_GAP, at + 4.0, text, "end")
+        self.draw_line(((left, top), (left, bottom), (right, bottom)), "muted", 0.8)
+        self.draw_text((left + right) / 2, 203.2, self.x.title, "middle")
         if self.y.title:
             middle = (top + bottom) / 2
-            turned = f' transform="rotate(-90 11.4 {middle:.1f})"'
-            self.text(11.4, middle, self.y.title, "middle", turned)
+            rotation = f' transform="rotate(-90 11.4 {middle:.1f})"'
+            self.draw_text(11.4, middle, self.y.title, "middle", rotation)
 
-    def draw(self, series: Series) -> None:
-        """The line and the dots of a series."""
+    def draw_series(self, series: Series) -> None:
+        """Draw the line and the markers of a series."""
         points = [
-            (self.x.place(x), self.y.place(y)) for x, y in zip(series.xs, series.ys, strict=True)
+            (self.x.position(x), self.y.position(y))
+            for x, y in zip(series.xs, series.ys, strict=True)
         ]
         if series.width:
-            self.line(points, series.colour, series.width, series.dashes)
-        dots = series.dots if series.dots is not None else [True] * len(points)
-        for point, is_dotted in zip(points, dots, strict=True):
-            if is_dotted:
-                self.dot(point, series)
+            self.draw_line(points, series.colour, series.width, series.dashes)
+        markers = series.markers if series.markers is not None else [True] * len(points)
+        for point, is_marked in zip(points, markers, strict=True):
+            if is_marked:
+                self.draw_marker(point, series)
 
-    def dot(self, point: tuple[float, float], series: Series) -> None:
-        """A round mark."""
+    def draw_marker(self, point: tuple[float, float], series: Series) -> None:
+        """Draw a circle."""
         x, y, r = *point, series.radius
         look = f'class="f-{series.colour}"'
         if series.is_hollow:
             look = f'class="s-{series.colour}" fill="none" stroke-width="{2 if r > 4 else 1}"'
-        turn = f"A {r:g} {r:g} 0 1 0"
-        round_path = f"M {x - r:.2f} {y:.2f} {turn} {x + r:.2f} {y:.2f} {turn} {x - r:.2f} {y:.2f}"
-        self.parts.append(f'<path d="{round_path}" {look}></path>')
+        arc = f"A {r:g} {r:g} 0 1 0"
+        circle = f"M {x - r:.2f} {y:.2f} {arc} {x + r:.2f} {y:.2f} {arc} {x - r:.2f} {y:.2f}"
+        self.elements.append(f'<path d="{circle}" {look}></path>')
 
     def draw_legend(self, named: Sequence[Series]) -> None:
-        """Names of the series above the chart, so that they never cover a point."""
+        """Draw the legend above the chart, where it never covers a point."""
         left = self.x.begin
         for series in named:
-            ends = ((left + 3, 10.9), (left + 3 + HANDLE, 10.9))
+            ends = ((left + 3, 10.9), (left + 3 + HANDLE_LENGTH, 10.9))
             if series.width:
-                self.line(ends, series.colour, series.width, series.dashes)
-            if series.dots is None or any(series.dots):
-                self.dot((left + 3 + HANDLE / 2, 10.9), series)
-            left += 3 + HANDLE + 8
-            self.text(left, 14.4, series.name, "start", size=LEGEND_FONT)
-            left += text_width(series.name, LEGEND_FONT) + 9
+                self.draw_line(ends, series.colour, series.width, series.dashes)
+            if series.markers is None or any(series.markers):
+                self.draw_marker((left + 3 + HANDLE_LENGTH / 2, 10.9), series)
+            left += 3 + HANDLE_LENGTH + 8
+            self.draw_text(left, 14.4, series.name, "start", size=LEGEND_FONT_SIZE)
+            left += text_width(series.name, LEGEND_FONT_SIZE) + 9
 
-    def line(
+    def draw_line(
         self, points: Sequence[tuple[float, float]], colour: str, width: float, dashes: str = ""
     ) -> None:
-        """Points joined."""
+        """Draw straight lines from point to point."""
         path = " L ".join(f"{x:.2f} {y:.2f}" for x, y in points)
         dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
-        self.parts.append(
+        self.elements.append(
             f'<path d="M {path}" fill="none" stroke-width="{width:g}"{dashed} '
             f'class="s-{colour}"></path>'
         )
 
-    def text(
-        self, x: float, y: float, text: str, anchor: str, more: str = "", size: int = FONT
+    def draw_text(
+        self, x: float, y: float, text: str, anchor: str, more: str = "", size: int = FONT_SIZE
     ) -> None:
-        """Words."""
-        self.parts.append(
+        """Draw text; `more` is for further attributes."""
+        self.elements.append(
             f'<text x="{x:.2f}" y="{y:.2f}"{more} font-size="{size}" text-anchor="{anchor}" '
             f'class="f-ink">{escape(text)}</text>'
         )
 
 
-def text_width(text: str, size: int = FONT) -> float:
-    """About how wide words are, in units of the picture."""
-    return LETTER * size * len(text)
+def text_width(text: str, size: int = FONT_SIZE) -> float:
+    """Return an upper estimate of the width of a text in SVG units."""
+    return CHARACTER_WIDTH * size * len(text)

@@ -1,13 +1,13 @@
-"""`vitft study`: how accuracy grows with the images of each class, weights beside weights.
+"""Few-shot accuracy of several pretrained weights on one folder (`vitft study`).
 
-    plan      what was asked for, checked before any work          (no torch)
-    draws     which images train and which test, by seed           (no torch)
-    features  weights, pixels and colours -> one row per image
-    curves    heads on those rows, accuracies and their intervals
-    picture   the curves as a PNG                                  (no torch)
-    words     the figures as JSON, Markdown and sentences          (no torch)
+    plan      the study to run, checked before any computation      (no torch)
+    splits    training and test images of each seed                 (no torch)
+    features  one feature vector per image: backbones and baselines
+    run       linear heads on the features, and their accuracies
+    results   accuracies, intervals and differences                 (no torch)
+    formats   results as JSON, Markdown, text and a figure          (no torch)
 
-Source of the experiment: Dosovitskiy et al. 2021, figure 4 (linear few-shot accuracy over the
-data), https://arxiv.org/abs/2010.11929; the draws of a few images per class are those of
-Kolesnikov et al. 2020 (BiT), https://arxiv.org/abs/1912.11370.
+Source of the experiment: Dosovitskiy et al. 2021, figure 4 (linear few-shot accuracy by number of
+images), https://arxiv.org/abs/2010.11929; drawing a few images per class follows Kolesnikov et al.
+2020 (BiT), https://arxiv.org/abs/1912.11370.
 """

@@ -1,15 +1,15 @@
-"""Weights, small pictures or colours: whatever makes one row of numbers of an image.
+"""Features of the images of a study: by a backbone, by small images or by colour histograms.
 
-Backbones go the way of `finetune --freeze head` and share its cache: an image that either has
-seen is not computed again.
+Backbones use the same pipeline and cache as `finetune --freeze head`, so that no feature is
+computed twice.
 """
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitft.config.run import Config
@@ -26,29 +26,29 @@ from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.timm_weights import complete_entry, timm_transform
 from vitft.models.timm_model import Model, TimmConfig, untrained
-from vitft.study.plan import Contestant
+from vitft.study.plan import FeatureSource
 from vitft.system import console
 from vitft.system.device import describe_device, pick_device, pick_precision
 from vitft.system.errors import ImageError
 
 log = logging.getLogger(__name__)
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-
-SEEN = EvalTransform(image_size=(128, 128), crop=1.0, interpolation="bilinear", fit="squash")
-"""What the baselines see: the whole picture, in a square."""
-PIXELS = 32
-"""Side of the small picture in pixels."""
-LEVELS = 8
-"""Of each colour channel in the histogram."""
+BASELINE_VIEW = EvalTransform(
+    image_size=(128, 128), crop=1.0, interpolation="bilinear", fit="squash"
+)
+"""Preprocessing for the baselines: the whole image, squashed to a square."""
+SMALL_SIDE = 32
+"""Side of the small image in pixels."""
+HISTOGRAM_LEVELS = 8
+"""Levels of each colour channel in the histogram."""
 
 
 class BackboneFeatures:
-    """The features of a folder's images by the backbone of a contestant."""
+    """Features of the images of a folder by one backbone."""
 
-    def __init__(self, contestant: Contestant, folder: Folder, config: Config) -> None:
+    def __init__(self, source: FeatureSource, folder: Folder, config: Config) -> None:
         self.folder, self.config = folder, config
-        model, transform = backbone(contestant.weights, len(folder.classes), config)
+        model, transform = load_source(source.weights, len(folder.classes), config)
         device = pick_device(config.train.device)
         precision = pick_precision(config.train.precision, device)
         pipeline = build_pipeline(
@@ -60,8 +60,8 @@ class BackboneFeatures:
         self.is_complete = False
         """Whether the features of every image are cached."""
         log.info(
-            f"{contestant.name}: {model.feature_size} numbers per "
-            f"image, on {describe_device(device)} in {precision}"
+            f"{source.name}: {model.feature_size} dimensions, on {describe_device(device)} in "
+            f"{precision}"
         )
 
     def inspect(self) -> InspectedFolder:
@@ -77,7 +77,7 @@ class BackboneFeatures:
         return inspected
 
     def rows(self, files: Sequence[InspectedFile]) -> Tensor:
-        """One row per image, (n, D), computed where it is not known."""
+        """Return the features of the images, (n, D); those that are not cached are computed."""
         listed = [File(file.path, file.label) for file in files]
         if not self.is_complete:
             with console.Progress("images to features", len(files)) as progress:
@@ -90,8 +90,8 @@ class BackboneFeatures:
         return self.extractor.rows([file.sha256 for file in files], self.view)
 
 
-def backbone(weights: str, classes: int, config: Config) -> tuple[Model, EvalTransform]:
-    """A model and how it sees images; what is random needs nothing fetched if timm builds it.
+def load_source(weights: str, classes: int, config: Config) -> tuple[Model, EvalTransform]:
+    """Load a model and its preprocessing. Random timm models are built without a download.
 
     Random weights are those of `finetune --weights random:NAME --seed 0`.
     """
@@ -116,45 +116,50 @@ def backbone(weights: str, classes: int, config: Config) -> tuple[Model, EvalTra
     return model, report.transform
 
 
-def baselines(folder: Folder, files: Sequence[InspectedFile], config: Config) -> dict[str, Tensor]:
-    """Small pictures and colours of the images, from one pass over them: name to (n, D)."""
+def baseline_features(
+    folder: Folder, files: Sequence[InspectedFile], *, max_pixels: int
+) -> dict[str, Tensor]:
+    """Compute small images and colour histograms in one pass: baseline to features (n, D)."""
 
-    def one(file: InspectedFile) -> tuple[Floats, Floats] | ImageError:
+    def features_of(
+        file: InspectedFile,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | ImageError:
         try:
-            image = open_image(f"{folder.root}/{file.path}", max_pixels=config.data.max_pixels)
+            image = open_image(f"{folder.root}/{file.path}", max_pixels=max_pixels)
         except ImageError as error:
             return ImageError(file.path, error.reason)
-        seen = SEEN.pixels(image)
-        return small_picture(seen), colours(seen)
+        pixels = BASELINE_VIEW.pixels(image)
+        return small_image(pixels), colour_histogram(pixels)
 
-    pixels, histograms = [], []
+    images, histograms = [], []
     with console.Progress("pixels and colours", len(files)) as progress:
-        for found in in_order(one, files, workers=torch.get_num_threads()):
+        for found in in_order(features_of, files, workers=torch.get_num_threads()):
             if isinstance(found, ImageError):
                 raise vanished_error(found)
-            pixels.append(found[0])
+            images.append(found[0])
             histograms.append(found[1])
             progress.advance()
     return {
-        "pixels": torch.from_numpy(np.stack(pixels)),
+        "pixels": torch.from_numpy(np.stack(images)),
         "histogram": torch.from_numpy(np.stack(histograms)),
     }
 
 
-def small_picture(seen: np.ndarray[Any, np.dtype[np.uint8]]) -> Floats:
-    """A view (S, S, 3) as the means of its squares, 0 to 1: (PIXELS * PIXELS * 3,)."""
-    side = len(seen) // PIXELS
-    squares = seen.reshape(PIXELS, side, PIXELS, side, 3)
+def small_image(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Average an image (S, S, 3) over squares: values from 0 to 1, (SMALL_SIDE**2 * 3,)."""
+    side = len(pixels) // SMALL_SIDE
+    squares = pixels.reshape(SMALL_SIDE, side, SMALL_SIDE, side, 3)
     return (squares.mean(axis=(1, 3), dtype=np.float32) / 255).ravel()
 
 
-def colours(seen: np.ndarray[Any, np.dtype[np.uint8]]) -> Floats:
-    """How often each of LEVELS^3 colours occurs in a view (S, S, 3).
+def colour_histogram(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Compute the histogram of an image (S, S, 3) over HISTOGRAM_LEVELS**3 colours.
 
-    Square roots of the shares, which a linear head tells apart better than the shares
-    (Hellinger's distance, as in Arandjelovic & Zisserman 2012).
+    Returns:
+        Square roots of the fractions, which a linear head separates better than the fractions
+        themselves (Hellinger distance, as in Arandjelovic & Zisserman 2012).
     """
-    levels = seen.reshape(-1, 3).astype(np.int64) * LEVELS // 256
-    numbers = (levels[:, 0] * LEVELS + levels[:, 1]) * LEVELS + levels[:, 2]
-    counts = np.bincount(numbers, minlength=LEVELS**3)
-    return np.sqrt(counts / len(numbers)).astype(np.float32)
+    levels = pixels.reshape(-1, 3).astype(np.int64) * HISTOGRAM_LEVELS // 256
+    colours = (levels[:, 0] * HISTOGRAM_LEVELS + levels[:, 1]) * HISTOGRAM_LEVELS + levels[:, 2]
+    counts = np.bincount(colours, minlength=HISTOGRAM_LEVELS**3)
+    return np.sqrt(counts / len(colours)).astype(np.float32)

@@ -12,6 +12,7 @@ EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "parquet": ("pyarrow",),
+    "plots": ("matplotlib",),
     "serve": ("fastapi", "uvicorn", "python_multipart"),
     "tensorboard": ("tensorboard",),
     "transformers": ("transformers",),

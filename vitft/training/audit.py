@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.check.audit import Item, audit_of, lines_of
+from vitft.check.audit import AuditedImage, audit_images, audit_summary
 from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
@@ -55,8 +55,8 @@ def take_stock(feed: Feed, run: RunDir, best: Best, checked: InspectedFolder) ->
             pairs = copies_by_features(feed, once, x)
             groups = group_names([row.sha256 for row in once], pairs)
         mislabels = wrong_labels(feed, once, x, held_out)
-    audit = audit_of(
-        [Item(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
+    audit = audit_images(
+        [AuditedImage(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
          for r in manifest.rows],
         bad=checked.bad,
         odd=[(file.path, remark) for file in checked.good for remark in file.odd],
@@ -64,9 +64,9 @@ def take_stock(feed: Feed, run: RunDir, best: Best, checked: InspectedFolder) ->
         mislabels=mislabels,
     )  # fmt: skip
     run.write_json("audit.json", audit)
-    for line in lines_of(audit):
+    if summary := audit_summary(audit):
         data, path = (shlex.quote(str(place)) for place in (manifest.root, run.path))
-        log.info(f"{line}: vitft check {data} --run {path}")
+        log.info(f"{summary}: vitft check {data} --run {path}")
 
 
 def keep_reference(feed: Feed, run: RunDir) -> None:

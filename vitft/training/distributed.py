@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from vitft.system import console
 from vitft.system.errors import ResourceError
-from vitft.system.signals import at_once
+from vitft.system.signals import default_handlers
 
 T = TypeVar("T")
 
@@ -167,7 +167,7 @@ def joined(timeout_s: float = 1800.0) -> Iterator[Team]:
         torch.cuda.set_device(team.local_rank)
     if not team.leads:
         console.be_silent()
-    with talking(), at_once():
+    with talking(), default_handlers():
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=store_of_this_attempt(patience),

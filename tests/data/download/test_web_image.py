@@ -127,7 +127,8 @@ def test_blanks_and_accents_of_an_address_are_escaped(site: str) -> None:
         pytest.param(
             "file",
             {},
-            "the server responded with 302 Found - Redirection to url 'file:///etc/passwd' is not allowed",
+            "the server responded with 302 Found - Redirection to url 'file:///etc/passwd' is not "
+            "allowed",
             id="redirects to a file",
         ),
     ],

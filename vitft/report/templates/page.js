@@ -1,5 +1,5 @@
 "use strict";
-// Everything here works on nodes and their text: no name is ever read as markup.
+// All functions work with nodes and text, so that no name is ever parsed as markup.
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
 function showCell(button) {
@@ -8,7 +8,7 @@ function showCell(button) {
   const total = Number(button.textContent);
   document.getElementById("chosen-title").textContent = button.getAttribute("aria-label") + ".";
   document.getElementById("chosen-count").textContent =
-    cards.length === total ? "" : `${cards.length} of them shown.`;
+    cards.length === total ? "" : `${cards.length} of them are shown.`;
   document.getElementById("chosen-album").replaceChildren(...cards.map((card) => card.cloneNode(true)));
   all("button.cell").forEach((other) => other.setAttribute("aria-pressed", String(other === button)));
   panel.hidden = false;

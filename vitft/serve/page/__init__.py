@@ -6,8 +6,8 @@ Class and file names arrive as JSON and are shown as text; the HTML contains non
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.report.html import source
-from vitft.report.palette import DARK, LIGHT, variables
+from vitft.report.html import digest_source
+from vitft.report.palette import DARK, LIGHT, css_variables
 
 HERE = Path(__file__).parent
 
@@ -32,7 +32,7 @@ def build_page(*, max_bytes: int, explains: bool) -> ServedPage:
         .replace("{explains}", str(explains).lower())
     )
     policy = (
-        f"default-src 'none'; style-src {source(css)}; script-src {source(script)}; "
+        f"default-src 'none'; style-src {digest_source(css)}; script-src {digest_source(script)}; "
         "img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'; require-trusted-types-for 'script'"
     )
@@ -46,7 +46,7 @@ def read_asset(name: str) -> str:
 
 def colour_variables() -> str:
     """Return CSS variables with the reports' colours, for light and dark."""
-    light, dark = variables("light", LIGHT), variables("dark", DARK)
+    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
     return (
         f":root {{ color-scheme: light dark; {light} }}\n"
         f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"

@@ -1,0 +1,24 @@
+"""Export formats. Each module defines one subclass of `base.ExportFormat`."""
+
+from vitft.export.formats.base import ExportFormat
+from vitft.export.formats.int8 import Int8Format
+from vitft.export.formats.onnx import OnnxFormat
+from vitft.export.formats.safetensors import SafetensorsFormat
+from vitft.export.formats.timm import TimmFormat
+from vitft.export.formats.torch_export import TorchExportFormat
+from vitft.export.formats.transformers import TransformersFormat
+from vitft.export.plan import ExportPlan
+
+
+def formats_of(plan: ExportPlan) -> dict[str, ExportFormat]:
+    """Return the formats of a plan by name, configured with its options."""
+    takes_bytes = plan.with_preprocessing
+    known: dict[str, ExportFormat] = {
+        "safetensors": SafetensorsFormat(),
+        "timm": TimmFormat(),
+        "transformers": TransformersFormat(),
+        "onnx": OnnxFormat(takes_bytes=takes_bytes, any_size=plan.with_resize),
+        "torch-export": TorchExportFormat(takes_bytes=takes_bytes),
+        "int8": Int8Format(takes_bytes=takes_bytes),
+    }
+    return {name: known[name] for name in plan.formats}

@@ -1,0 +1,83 @@
+"""The interface of export formats: write a model, and reopen it with the tool it is for."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitft.data.transforms import EvalTransform
+from vitft.export.trained import TrainedRun
+from vitft.models.checkpoint import Card
+
+NumericArray = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedModel:
+    """A model as another tool opens it."""
+
+    by: str
+    """Name and version of the tool."""
+    classes: tuple[str, ...]
+    prepare: Callable[[Image.Image], NumericArray]
+    """Convert an RGB image to the model's input, with the tool's preprocessing if it has any."""
+    logits: Callable[[NumericArray], NumericArray]
+    """Compute logits, float32 (B, C), from stacked inputs."""
+    one_by_one: bool = False
+    """Whether inputs differ in size, so that they cannot be stacked."""
+
+    def predict(self, inputs: Sequence[NumericArray]) -> NumericArray:
+        """Return the logits (B, C) of prepared images."""
+        if not self.one_by_one:
+            return self.logits(np.stack(inputs))
+        return np.concatenate([self.logits(each[None]) for each in inputs])
+
+
+class ExportFormat(ABC):
+    """A file format for trained models."""
+
+    def obstacle(self, card: Card) -> str:  # noqa: ARG002 - for subclasses
+        """Return why this format cannot represent a model exactly; empty if it can."""
+        return ""
+
+    @abstractmethod
+    def write(self, trained: TrainedRun, folder: Path) -> None:
+        """Write a model into an existing, empty folder."""
+
+    @abstractmethod
+    def open(self, folder: Path) -> OpenedModel:
+        """Open what `write` wrote with the tool that the format is for."""
+
+
+def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:
+    """Return any module from pixels to logits, with vitft's own preprocessing."""
+    return OpenedModel(
+        by=by,
+        classes=card.classes,
+        prepare=lambda image: normalised_input(card.transform, image),
+        logits=lambda inputs: module_logits(model, inputs),
+    )
+
+
+def normalised_input(transform: EvalTransform, image: Image.Image) -> NumericArray:
+    """Return an image as the model's input, float32 (channels, S, S)."""
+    view = torch.from_numpy(transform.pixels(image)[None])
+    return np.asarray(transform.normalise(view)[0].contiguous().numpy())
+
+
+def module_logits(
+    model: Callable[[torch.Tensor], torch.Tensor], inputs: NumericArray
+) -> NumericArray:
+    """Return a module's logits for stacked inputs."""
+    with torch.inference_mode():
+        return np.asarray(model(torch.from_numpy(inputs)).numpy())
+
+
+def first_unsupported(parts: Mapping[str, bool]) -> str:
+    """Return the name of the first part that a model has; empty if it has none of them."""
+    return next((name for name, is_present in parts.items() if is_present), "")

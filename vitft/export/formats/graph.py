@@ -1,0 +1,137 @@
+"""What the formats that contain the computation have in common: ONNX, torch.export and int8.
+
+Any module from pixels to logits can be exported. The preprocessing and the class names are stored
+in the file as JSON; with `--with-preprocessing` the graph takes bytes and normalises them itself,
+with `--with-resize` an ONNX graph takes images of any size (`onnx_resize`).
+"""
+
+import contextlib
+import functools
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitft.data.transforms import EvalTransform
+from vitft.export.formats.base import NumericArray, OpenedModel, normalised_input
+from vitft.export.formats.onnx_resize import RESIZE_INPUT
+from vitft.export.trained import TrainedRun
+from vitft.system.errors import RunError
+
+
+class NormalisingModel(nn.Module):
+    """A model that takes images as bytes, (B, S, S, 3), and normalises them itself."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, transform: EvalTransform) -> None:
+        super().__init__()
+        self.model = model
+        for name, values in (("mean", transform.mean), ("std", transform.std)):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        planes = pixels.permute(0, 3, 1, 2).float()  # (B, 3, S, S)
+        if len(self.mean) == 1:
+            planes = to_grey(planes)
+        return self.model((planes / 255 - self.mean) / self.std)
+
+
+def to_grey(planes: Tensor) -> Tensor:
+    """Convert colours (B, 3, S, S) in [0, 255] to grey (B, 1, S, S) exactly as Pillow does.
+
+    All intermediate values are integers below 2^24, so float32 represents them exactly.
+    """
+    red, green, blue = (planes[:, i : i + 1] for i in range(3))
+    return ((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536).floor()
+
+
+def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = False) -> str:
+    """Return classes, preprocessing, input and output of a graph as one line of ASCII JSON."""
+    transform, shape = trained.card.transform, trained.card.architecture
+    height, width = transform.image_size
+    colours = "greys, (value" if transform.channels == 1 else "RGB, (value"
+    if any_size:
+        layout = "uint8 (batch, height, width, 3): upright RGB of any size, all else inside"
+    elif takes_bytes:
+        layout = f"uint8 (batch, {height}, {width}, 3): RGB, 0 to 255, normalised inside"
+    else:
+        layout = (
+            f"float32 (batch, {shape.in_channels}, {height}, {width}): {colours} / 255 - "
+            "mean) / std per channel"
+        )
+    return json.dumps(
+        {
+            "classes": list(trained.card.classes),
+            "transform": transform.to_json(),
+            "input": {
+                "name": RESIZE_INPUT if any_size else "pixels",
+                "layout": layout,
+                "bytes": takes_bytes,
+                "any_size": any_size,
+            },
+            "output": {"name": "logits", "layout": "float32 (batch, classes): softmax them"},
+            "weights": dict(trained.card.weights),
+            "made_by": f"vitft {version('vitft')}",
+        },
+        allow_nan=False,
+    )
+
+
+def example_of(trained: TrainedRun, *, takes_bytes: bool) -> tuple[nn.Module, Tensor]:
+    """Return the module to trace and an example input of two images.
+
+    An input of one image would make 1 the only batch size.
+    """
+    shape, transform = trained.card.architecture, trained.card.transform
+    if takes_bytes:
+        pixels = torch.zeros(2, *transform.image_size, 3, dtype=torch.uint8)
+        return NormalisingModel(trained.model, transform).eval(), pixels
+    return trained.model, torch.zeros(2, shape.in_channels, *transform.image_size)
+
+
+def export_error(target: str, error: Exception) -> RunError:
+    """Return the error for a model that a format cannot represent."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return RunError(
+        f"{target} cannot represent this model: {(lines or [type(error).__name__])[0][:200]}",
+        fix="export it with --timm or --safetensors",
+    )
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Suppress what exporters print and log inside the `with` block; exceptions still propagate."""
+    level = logging.root.level
+    logging.root.setLevel(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.root.setLevel(level)
+
+
+def open_graph(
+    described: Mapping[str, Any], logits: Callable[[NumericArray], NumericArray], *, by: str
+) -> OpenedModel:
+    """Return a graph together with the preprocessing that its description states."""
+    transform = EvalTransform.from_json(described["transform"])
+    takes_bytes = described["input"]["bytes"]
+    return OpenedModel(
+        by=by,
+        classes=tuple(described["classes"]),
+        prepare=transform.pixels if takes_bytes else functools.partial(normalised_input, transform),
+        logits=logits,
+    )

@@ -1,0 +1,117 @@
+"""--onnx: an ONNX graph for onnxruntime and other tools, for any batch size."""
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitft.export.formats.base import ExportFormat, NumericArray, OpenedModel
+from vitft.export.formats.graph import (
+    describe_graph,
+    example_of,
+    export_error,
+    open_graph,
+    silenced,
+)
+from vitft.export.formats.onnx_resize import add_resize, resize_obstacle, rgb_bytes
+from vitft.export.trained import TrainedRun
+from vitft.models.checkpoint import Card
+from vitft.system.files import writing
+
+ONNX_FILE = "model.onnx"
+OPSET = 18
+"""The newest operator set supported by every onnxruntime since 1.14 and most other tools."""
+MAX_INLINE_BYTES = 1_800_000_000
+"""Bytes of weights above which they go into a second file; protobuf's limit is 2 GiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxFormat(ExportFormat):
+    """model.onnx, and model.onnx.data if the weights are too large for one file."""
+
+    takes_bytes: bool = False
+    """Whether the graph takes bytes and normalises them itself."""
+    any_size: bool = False
+    """Whether the graph also resizes and crops."""
+
+    def obstacle(self, card: Card) -> str:
+        return resize_obstacle(card) if self.any_size else ""
+
+    def write(self, trained: TrainedRun, folder: Path) -> None:
+        program = onnx_program(trained, self.takes_bytes or self.any_size)
+        size = sum(t.numel() * t.element_size() for t in trained.model.state_dict().values())
+        is_big = size > MAX_INLINE_BYTES
+        with writing(folder), silenced():
+            program.save(folder / ONNX_FILE, external_data=is_big)
+            if self.any_size:
+                text = describe_graph(trained, takes_bytes=True, any_size=True)
+                add_resize(folder / ONNX_FILE, trained.card.transform, text, is_big=is_big)
+
+    def open(self, folder: Path) -> OpenedModel:
+        return open_onnx(folder)
+
+
+@functools.lru_cache(maxsize=1)  # --onnx and --int8 start from the same graph
+def onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN401 - torch's own type
+    """Return the model as an ONNX graph for any batch size, without paths of this machine.
+
+    Raises:
+        RunError: ONNX cannot represent the model.
+    """
+    model, example = example_of(trained, takes_bytes=takes_bytes)
+    try:
+        with silenced():
+            program = torch.onnx.export(
+                model,
+                (example,),
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=["pixels"],
+                output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        raise export_error("ONNX", error) from error
+    assert program is not None
+    graph = program.model.graph
+    for part in (graph, *graph, *graph.inputs, *graph.initializers.values()):
+        part.metadata_props.clear()  # contains file paths and source lines
+    for node in graph:
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for function in program.model.functions.values():
+        for node in function:
+            node.metadata_props.clear()
+    program.model.metadata_props["vitft"] = describe_graph(trained, takes_bytes=takes_bytes)
+    return program
+
+
+def open_onnx(folder: Path) -> OpenedModel:
+    """Open a graph with onnxruntime, with the input that its metadata describes."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()  # as many as the original
+    options.log_severity_level = 3  # errors only
+    # Otherwise idle threads would keep the cores busy while another model is timed.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(
+        folder / ONNX_FILE, options, providers=["CPUExecutionProvider"]
+    )
+    described = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])
+    name = described["input"]["name"]
+
+    def logits(inputs: NumericArray) -> NumericArray:
+        return np.asarray(session.run(["logits"], {name: inputs})[0])
+
+    opened = open_graph(described, logits, by=f"onnxruntime {onnxruntime.__version__}")
+    if not described["input"]["any_size"]:
+        return opened
+    return OpenedModel(
+        by=opened.by, classes=opened.classes, prepare=rgb_bytes, logits=logits, one_by_one=True
+    )

@@ -1,0 +1,180 @@
+"""Resize and crop as nodes in front of an ONNX graph, for images of any size.
+
+Operators of opset 18 express what `EvalTransform` does, and onnxruntime rounds to bytes between the
+two passes of a resize as Pillow does, so views differ by single grey levels at most. The difference
+is measured on the user's images and refused above `MAX_GREY_LEVELS`. Pillow 13 shrinks images that
+are more than twice as high as wide in the other order of passes: 2 levels on photos, up to 25 on
+noise. Decoding, EXIF rotation and very thin images (`transforms.THIN`) are left to the caller.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vitft.data.transforms import EvalTransform
+from vitft.export.formats.base import NumericArray
+from vitft.export.trained import LabelledImage
+from vitft.models.checkpoint import Card
+from vitft.system.errors import RunError
+
+RESIZE_INPUT, RESIZE_OUTPUT = "image", "view"
+RESIZE_MODES = {"bilinear": "linear", "bicubic": "cubic"}
+"""Interpolations that ONNX supports with antialiasing, and ONNX's names for them."""
+PILLOW_CUBIC = -0.5
+"""The parameter of Pillow's bicubic filter; ONNX's own default is -0.75."""
+MAX_GREY_LEVELS = 2
+"""Largest allowed difference of a view, in grey levels of 255."""
+
+
+def resize_obstacle(card: Card) -> str:
+    """Return why a graph cannot resize as this model's transform does; empty if it can."""
+    transform = card.transform
+    if transform.interpolation not in RESIZE_MODES:
+        return f"ONNX has no antialiased {transform.interpolation} resize"
+    if transform.channels != 3:
+        return "ONNX has no operator for Pillow's conversion to grey"
+    height, width = transform.image_size
+    if transform.fit != "crop":
+        return "Pillow resizes without cropping in another order of its two passes"
+    if height != width:
+        return f"the resized size for a view of {height}x{width} pixels is not an integer"
+    return ""
+
+
+def resize_graph(transform: EvalTransform, opset: int, ir_version: int) -> Any:  # noqa: ANN401
+    """Return an ONNX model from RGB bytes (B, height, width, 3) to views (B, S, S, 3)."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    height, width = transform.image_size
+    wide, tall = transform.resized(1, 1)  # of a square
+    constants = {
+        "scaled": [tall, wide],
+        "view_size": [height, width],
+        "from_1": [1],
+        "from_3": [3],
+        "planes": [3],
+        "zero": [0],
+        "rows_and_columns": [2, 3],
+    }
+    nodes: list[Any] = []
+
+    def add(operator: str, inputs: list[str], output: str, **attributes: Any) -> None:  # noqa: ANN401
+        nodes.append(helper.make_node(operator, inputs, [output], **attributes))
+
+    add("Shape", [RESIZE_INPUT], "shape")
+    add("Slice", ["shape", "zero", "from_1"], "batch")
+    add("Slice", ["shape", "from_1", "from_3"], "sides")
+    add("ReduceMin", ["sides"], "short", keepdims=0)
+    add("Mul", ["sides", "scaled"], "product")
+    add("Div", ["product", "short"], "resized_sides")  # integer division, rounded down
+    add("Concat", ["batch", "planes", "resized_sides"], "sizes", axis=0)
+    add("Transpose", [RESIZE_INPUT], "upright", perm=[0, 3, 1, 2])
+    add(
+        "Resize", ["upright", "", "", "sizes"], "resized",
+        mode=RESIZE_MODES[transform.interpolation], antialias=1, exclude_outside=1,
+        cubic_coeff_a=PILLOW_CUBIC,
+    )  # fmt: skip
+    add("Sub", ["resized_sides", "view_size"], "rest")
+    add("Cast", ["rest"], "rest_as_float", to=TensorProto.FLOAT)
+    add("Mul", ["rest_as_float", "half"], "margin")
+    add("Round", ["margin"], "whole_margin")  # half to even, like the transform
+    add("Cast", ["whole_margin"], "corner", to=TensorProto.INT64)
+    add("Add", ["corner", "view_size"], "end")
+    add("Slice", ["resized", "corner", "end", "rows_and_columns"], "cut")
+    add("Transpose", ["cut"], RESIZE_OUTPUT, perm=[0, 2, 3, 1])
+    graph = helper.make_graph(
+        nodes,
+        "resize",
+        [
+            helper.make_tensor_value_info(
+                RESIZE_INPUT, TensorProto.UINT8, ["batch", "rows", "columns", 3]
+            )
+        ],
+        [
+            helper.make_tensor_value_info(
+                RESIZE_OUTPUT, TensorProto.UINT8, ["batch", height, width, 3]
+            )
+        ],
+        [
+            *(numpy_helper.from_array(np.array(v, np.int64), n) for n, v in constants.items()),
+            numpy_helper.from_array(np.array(0.5, np.float32), "half"),
+        ],
+    )
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
+    )
+
+
+def merged_graph(model: Any, transform: EvalTransform) -> Any:  # noqa: ANN401 - onnx's protobufs
+    """Return a graph that takes views as bytes with the resize in front of it."""
+    from onnx import compose
+
+    opset = next(each.version for each in model.opset_import if not each.domain)
+    front = compose.add_prefix(
+        resize_graph(transform, opset, model.ir_version), "resize_", rename_inputs=False
+    )
+    merged = compose.merge_models(front, model, io_map=[(f"resize_{RESIZE_OUTPUT}", "pixels")])
+    del merged.opset_import[:]  # the merged model lists both
+    merged.opset_import.extend(model.opset_import)
+    return merged
+
+
+class ViewDifference(NamedTuple):
+    """Difference between the views of a graph and those of vitft."""
+
+    levels: int
+    """Largest difference in grey levels."""
+    fraction: float
+    """Fraction of the values that differ."""
+
+
+def view_difference(
+    transform: EvalTransform, samples: Iterable[LabelledImage], opset: int
+) -> ViewDifference:
+    """Compare the views that onnxruntime and Pillow compute for some images.
+
+    Raises:
+        RunError: The views differ by more than `MAX_GREY_LEVELS` grey levels.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    session = onnxruntime.InferenceSession(
+        resize_graph(transform, opset, 8).SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+    )
+    levels = values = differing = 0
+    for sample in samples:
+        view = session.run([RESIZE_OUTPUT], {RESIZE_INPUT: rgb_bytes(sample.image)[None]})[0][0]
+        off = np.abs(view.astype(np.int16) - transform.pixels(sample.image))
+        levels = max(levels, int(off.max()))
+        values, differing = values + off.size, differing + int((off > 0).sum())
+    if levels > MAX_GREY_LEVELS:
+        raise RunError(
+            f"onnxruntime resizes differently from Pillow: by {levels} grey levels of 255, where "
+            f"{MAX_GREY_LEVELS} are allowed; the export was removed",
+            fix="export with --with-preprocessing instead, and resize the images with Pillow",
+        )
+    return ViewDifference(levels, differing / max(1, values))
+
+
+def rgb_bytes(image: Any) -> NumericArray:  # noqa: ANN401 - a PIL image
+    """Return an image as the graph takes it, (height, width, 3)."""
+    return np.asarray(image.convert("RGB"))
+
+
+def add_resize(path: Path, transform: EvalTransform, description: str, *, is_big: bool) -> None:
+    """Add the resize to the graph in a file and replace its description."""
+    import onnx
+
+    merged = merged_graph(onnx.load(path), transform)
+    del merged.metadata_props[:]
+    onnx.helper.set_model_props(merged, {"vitft": description})
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)
+    onnx.save(
+        merged, path, save_as_external_data=is_big, location=f"{path.name}.data" if is_big else None
+    )

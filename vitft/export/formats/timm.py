@@ -1,0 +1,149 @@
+"""--timm: a folder for `timm.create_model('local-dir:DIR', pretrained=True)` and the hub."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitft.data.transforms import EvalTransform
+from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupported, module_logits
+from vitft.export.trained import TrainedRun
+from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.timm_model import TimmConfig, TimmModel
+from vitft.models.vit_config import SIZES, ViTConfig
+from vitft.system.files import write_atomically
+from vitft.system.rundir import MODEL
+
+
+class TimmFormat(ExportFormat):
+    """model.safetensors and the config.json of timm's hub format."""
+
+    def obstacle(self, card: Card) -> str:
+        return timm_obstacle(card)
+
+    def write(self, trained: TrainedRun, folder: Path) -> None:
+        write_checkpoint(trained, folder)
+
+    def open(self, folder: Path) -> OpenedModel:
+        import timm
+        from timm.data import create_transform, resolve_data_config
+
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        view = create_transform(**resolve_data_config(model.pretrained_cfg))
+        # timm leaves the conversion to grey to its users.
+        mode = "L" if model.pretrained_cfg["input_size"][0] == 1 else "RGB"
+        return OpenedModel(
+            by=f"timm {timm.__version__}",
+            classes=tuple(model.pretrained_cfg["label_names"]),
+            prepare=lambda image: np.asarray(view(image.convert(mode)).numpy()),
+            logits=lambda inputs: module_logits(model, inputs),
+        )
+
+
+def write_checkpoint(trained: TrainedRun, folder: Path) -> None:
+    """Write model.safetensors with its card, and config.json if timm can build the model."""
+    save_checkpoint(folder / MODEL, trained.state, trained.card)
+    if not timm_obstacle(trained.card):
+        text = json.dumps(timm_config(trained), indent=2)
+        write_atomically(folder / "config.json", text + "\n")
+
+
+def timm_obstacle(card: Card) -> str:
+    """Return why timm cannot open this model exactly; empty if it can."""
+    shape = card.architecture
+    if isinstance(shape, TimmConfig):
+        return ""
+    odd = first_unsupported(
+        {
+            "pre_logits": shape.pre_logits,
+            "a post-norm encoder": shape.norm == "post",
+            "two class tokens": shape.distilled,
+            "another LayerNorm eps": shape.norm_eps != 1e-6,
+            "a hybrid's stem": shape.stem is not None,
+            "convolutions before the patches": bool(shape.convs),
+        }
+    )
+    return f"the model has {odd}, which timm does not support under these names" if odd else ""
+
+
+def timm_config(trained: TrainedRun) -> dict[str, Any]:
+    """Return the config.json of timm's hub format, for a model without a `timm_obstacle`."""
+    card, shape, model = trained.card, trained.card.architecture, trained.model
+    ours: dict[str, Any] = {"classifier": "head"}
+    if isinstance(shape, ViTConfig):
+        name, arguments = timm_name(shape), vit_arguments(shape)
+        ours |= {"pool_size": None, "first_conv": "patch_embed.proj"}
+        pool = {"global_pool": timm_pool(shape)}
+    else:
+        name, arguments, pool = shape.timm, net_arguments(shape), {}
+    if isinstance(model, TimmModel):
+        ours = {"classifier": model.head_name}
+    return {
+        "architecture": name,
+        "num_classes": shape.num_classes,
+        "num_features": model.feature_size,
+        **pool,
+        "label_names": list(card.classes),
+        "model_args": arguments,
+        "pretrained_cfg": {
+            "custom_load": False,
+            "num_classes": shape.num_classes,
+            **ours,
+            **timm_preprocessing(card.transform, shape.in_channels),
+            # Otherwise timm would pass an image size to a builder that does not accept one.
+            "fixed_input_size": isinstance(shape, ViTConfig) or shape.sized,
+        },
+    }
+
+
+def timm_preprocessing(transform: EvalTransform, channels: int) -> dict[str, Any]:
+    """Return the evaluation transform under timm's names."""
+    return {
+        "input_size": [channels, *transform.image_size],
+        "interpolation": transform.interpolation,
+        "crop_pct": transform.crop,
+        "crop_mode": "center" if transform.fit == "crop" else "squash",
+        "mean": list(transform.mean),
+        "std": list(transform.std),
+    }
+
+
+def net_arguments(shape: TimmConfig) -> dict[str, Any]:
+    """Return the arguments with which timm builds one of its own models as vitft does."""
+    size = {"img_size": list(shape.image_size)} if shape.sized else {}
+    return {"in_chans": shape.in_channels, **size}
+
+
+def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
+    """Return the arguments that turn timm's defaults into this architecture."""
+    arguments = {
+        "img_size": list(shape.image_size),
+        "patch_size": list(shape.patch_size),
+        "in_chans": shape.in_channels,
+        "embed_dim": shape.width,
+        "depth": shape.depth,
+        "num_heads": shape.heads,
+        "mlp_ratio": shape.mlp_ratio,
+        "qkv_bias": shape.qkv_bias,
+        "reg_tokens": shape.registers,
+        "no_embed_class": not shape.prefix_positions,
+        "global_pool": timm_pool(shape),
+    }
+    return arguments | ({"init_values": shape.layer_scale} if shape.layer_scale else {})
+
+
+def timm_pool(shape: ViTConfig) -> str:
+    """Return timm's name for the pooling."""
+    return "token" if shape.pool == "cls" else "avg"
+
+
+def timm_name(shape: ViTConfig) -> str:
+    """Return the timm entry point whose defaults `vit_arguments` changes to this architecture."""
+    known = {"tiny": (16,), "small": (16, 32), "base": (8, 16, 32), "large": (16, 32)}
+    patch = shape.patch_size[0]
+    for size, patches in known.items():
+        row = SIZES[size]
+        if (row.width, row.depth, row.heads) == (shape.width, shape.depth, shape.heads):
+            return f"vit_{size}_patch{patch if patch in patches else 16}_224"
+    return "vit_base_patch16_224"

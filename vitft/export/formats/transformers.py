@@ -1,0 +1,181 @@
+"""--transformers: a folder that transformers opens as one of its own Vision Transformers.
+
+The image processors of transformers resize torchvision tensors, which differs from Pillow by one
+grey level in most pixels, and round an odd margin down where timm and torchvision round half to
+even. The folder therefore names the one processor of transformers that computes vitft's transform
+exactly: timm's.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from vitft.export.formats.base import ExportFormat, NumericArray, OpenedModel, first_unsupported
+from vitft.export.formats.timm import timm_preprocessing
+from vitft.export.trained import TrainedRun
+from vitft.models.checkpoint import Card
+from vitft.models.timm_model import TimmConfig
+from vitft.models.vit_config import ViTConfig
+from vitft.system.files import write_atomically
+from vitft.system.rundir import MODEL
+
+HF_OUTER_NAMES = {
+    "cls_token": "vit.embeddings.cls_token",
+    "pos_embed": "vit.embeddings.position_embeddings",
+    "patch_embed.proj": "vit.embeddings.patch_embeddings.projection",
+    "norm": "vit.layernorm",
+    "head": "classifier",
+}
+"""Names outside the blocks, without weight and bias: vitft's, and those in transformers' files.
+
+transformers 4 and 5 both read and write these; in memory, version 5 has shorter names.
+"""
+HF_BLOCK_NAMES = {
+    "norm1": "layernorm_before",
+    "attn.proj": "attention.output.dense",
+    "norm2": "layernorm_after",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+PROCESSOR = "TimmWrapperImageProcessor"
+
+
+class TransformersFormat(ExportFormat):
+    """config.json, preprocessor_config.json and model.safetensors under transformers' names."""
+
+    def obstacle(self, card: Card) -> str:
+        shape = card.architecture
+        if isinstance(shape, TimmConfig):
+            return "it is a timm model; transformers opens the folder that --timm writes"
+        odd = first_unsupported(
+            {
+                "pre_logits (a Linear + Tanh before the head)": shape.pre_logits,
+                "mean pooling": shape.pool != "cls",
+                "LayerScale": bool(shape.layer_scale),
+                "registers": bool(shape.registers),
+                "a post-norm encoder": shape.norm == "post",
+                "two class tokens": shape.distilled,
+                "positions for the patches only": not shape.prefix_positions,
+                "a hybrid's stem": shape.stem is not None,
+                "convolutions before the patches": bool(shape.convs),
+            }
+        )
+        if not odd:
+            return ""
+        return f"the model has {odd}, which transformers' ViTForImageClassification does not have"
+
+    def write(self, trained: TrainedRun, folder: Path) -> None:
+        card, shape = trained.card, trained.card.architecture
+        assert isinstance(shape, ViTConfig)
+        processor = {
+            "image_processor_type": PROCESSOR,
+            "architecture": "vit",
+            "pretrained_cfg": timm_preprocessing(card.transform, shape.in_channels),
+        }
+        # If a folder is opened by its path, this processor is looked up in config.json.
+        write_json(folder / "config.json", hf_config(card, shape) | processor)
+        write_json(folder / "preprocessor_config.json", processor)
+        tensors = {name: tensor.contiguous() for name, tensor in hf_tensors(trained.state).items()}
+        write_atomically(folder / MODEL, to_safetensors(tensors, metadata={"format": "pt"}))
+
+    def open(self, folder: Path) -> OpenedModel:
+        import transformers
+
+        with silenced_transformers():
+            processor = transformers.AutoImageProcessor.from_pretrained(
+                folder, local_files_only=True
+            )
+            model = transformers.AutoModelForImageClassification.from_pretrained(
+                folder, local_files_only=True
+            ).eval()
+        names = model.config.id2label
+        mode = "L" if model.config.num_channels == 1 else "RGB"
+
+        def logits(inputs: NumericArray) -> NumericArray:
+            with torch.inference_mode():
+                return np.asarray(model(pixel_values=torch.from_numpy(inputs)).logits.numpy())
+
+        return OpenedModel(
+            by=f"transformers {transformers.__version__}",
+            classes=tuple(names[i] for i in range(len(names))),
+            prepare=lambda image: np.asarray(
+                processor(image.convert(mode), return_tensors="pt")["pixel_values"][0].numpy()
+            ),
+            logits=logits,
+        )
+
+
+def write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write indented JSON; characters outside ASCII are escaped."""
+    write_atomically(path, json.dumps(fields, indent=2, allow_nan=False) + "\n")
+
+
+def hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:
+    """Return the fields of transformers' ViTConfig."""
+    return {
+        "architectures": ["ViTForImageClassification"],
+        "model_type": "vit",
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.depth,
+        "num_attention_heads": shape.heads,
+        "intermediate_size": int(shape.width * shape.mlp_ratio),
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "layer_norm_eps": shape.norm_eps,  # transformers' default is 1e-12
+        "image_size": side_or_sides(shape.image_size),
+        "patch_size": side_or_sides(shape.patch_size),
+        "num_channels": shape.in_channels,
+        "qkv_bias": shape.qkv_bias,
+        "id2label": {str(i): name for i, name in enumerate(card.classes)},
+        "label2id": {name: i for i, name in enumerate(card.classes)},
+        "problem_type": "single_label_classification",
+        "dtype": "float32",
+    }
+
+
+def side_or_sides(size: tuple[int, int]) -> int | list[int]:
+    """Return one number for a square, otherwise [height, width]."""
+    return size[0] if size[0] == size[1] else [*size]
+
+
+def hf_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors under transformers' names, with queries, keys and values separate."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        block = re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", name)
+        if block is None:
+            stem, _, leaf = name.rpartition(".")
+            renamed[HF_OUTER_NAMES.get(name) or f"{HF_OUTER_NAMES[stem]}.{leaf}"] = tensor
+            continue
+        prefix = f"vit.encoder.layer.{block[1]}"
+        if block[2] == "attn.qkv":
+            for part, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                renamed[f"{prefix}.attention.attention.{part}.{block[3]}"] = rows
+        else:
+            renamed[f"{prefix}.{HF_BLOCK_NAMES[block[2]]}.{block[3]}"] = tensor
+    return renamed
+
+
+@contextmanager
+def silenced_transformers() -> Iterator[None]:
+    """Suppress transformers' progress bars and warnings inside the `with` block."""
+    from transformers.utils import logging
+
+    level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if had_bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,110 @@
+"""What it takes to repeat a run: command, versions and digests."""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from vitft.config.run import config_from_table, merge_settings
+from vitft.report.run_files import Run
+from vitft.system.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReproduceSection:
+    """The section "How to repeat it"."""
+
+    command: str
+    config: list[str]
+    """Lines of config.toml."""
+    versions: list[tuple[str, str]]
+    digests: list[tuple[str, str]]
+    seconds: float | None
+
+
+def reproduce_section(run: Run) -> ReproduceSection:
+    """Return the section of a run."""
+    return ReproduceSection(
+        command=command_of(run.config) if run.config else "",
+        config=run.config_text.splitlines(),
+        versions=versions(run),
+        digests=digests(run),
+        seconds=run.results.get("seconds") if run.results else None,
+    )
+
+
+def command_of(config: Mapping[str, Any]) -> str:
+    """Return the shortest command with these settings; empty if this version cannot read them."""
+    try:
+        config_from_table(config)
+        settings = dotted(config)
+        given = {key: settings[key] for key in ("data.path", "weights.name") if settings.get(key)}
+        parts = [f"--{key.partition('.')[0]} {shlex.quote(str(v))}" for key, v in given.items()]
+        for key in (
+            "train.freeze",
+            "train.augment",
+            "optim.solver",
+        ):  # other defaults depend on them
+            if key in settings and settings[key] != defaults_with(given).get(key):
+                given[key] = settings[key]
+                parts.append(set_option(key, settings[key]))
+        usual = defaults_with(given)
+        parts += [
+            set_option(key, value)
+            for key, value in settings.items()
+            if key not in given and usual.get(key) != value
+        ]
+        return "vitft finetune " + " ".join(parts)
+    except (UsageError, AttributeError, TypeError):
+        return ""
+
+
+def set_option(key: str, value: object) -> str:
+    """Return a `--set` option for a shell."""
+    return f"--set {shlex.quote(f'{key}={setting_text(value)}')}"
+
+
+def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten sections to settings with dotted names."""
+    return {f"{name}.{k}": v for name, section in config.items() for k, v in section.items()}
+
+
+def defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of every setting, as in config.toml, if only these are given."""
+    config = config_from_table(merge_settings({}, list(given.items())))
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in dotted(dataclasses.asdict(config)).items()
+        if value is not None
+    }
+
+
+def setting_text(value: object) -> str:
+    """Return a value in the form that `--set` reads."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(list(value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def versions(run: Run) -> list[tuple[str, str]]:
+    """Return the device, the precision, and the versions of Python and the packages."""
+    known = run.environment
+    first = [
+        (key, str(known[key]))
+        for key in ("device", "precision", "python", "system")
+        if known.get(key)
+    ]
+    return first + [(name, str(v)) for name, v in known.get("packages", {}).items()]
+
+
+def digests(run: Run) -> list[tuple[str, str]]:
+    """Return the digests that identify data, weights and model."""
+    weights = run.card.get("weights", {})
+    pairs = [
+        ("trained model (SHA-256 of card and tensors)", run.digest),
+        ("split.csv (SHA-256 of the table)", str(run.card.get("split", ""))),
+        ("pretrained weights (SHA-256 of the file)", str(weights.get("sha256", ""))),
+        ("pretrained weights, source", str(weights.get("source", ""))),
+        ("pretrained weights, licence", str(weights.get("licence", ""))),
+    ]
+    return [(name, value) for name, value in pairs if value]
