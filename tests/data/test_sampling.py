@@ -13,7 +13,7 @@ from tests.conftest import draw_folder
 from tests.training.test_distributed import home, launch  # noqa: F401 - a fixture
 from tests.training.test_stages import outcome, resumed, start, stop_after
 from vitft.config.run import config_from_table
-from vitft.data.sampling import describe_epoch, epoch_order, images_per_epoch, repeats
+from vitft.data.sampling import describe_epoch, images_per_epoch, repeat_counts, sample_order
 from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import UsageError
 from vitft.training import batches as feed
@@ -36,11 +36,11 @@ def skewed(tmp_path: Path) -> Path:
 
 
 def classes_of(epoch: int, seed: int = 0) -> Counter[int]:
-    return Counter(np.array(SKEWED)[epoch_order(SKEWED, seed, epoch, balanced=True)].tolist())
+    return Counter(np.array(SKEWED)[sample_order(SKEWED, seed, epoch, balanced=True)].tolist())
 
 
 def test_an_epoch_is_every_image_once_unless_asked() -> None:
-    order = epoch_order(SKEWED, 0, 0, balanced=False)
+    order = sample_order(SKEWED, 0, 0, balanced=False)
 
     assert sorted(order.tolist()) == list(range(30))
     # The order of runs of earlier versions, which may have been stopped in the middle.
@@ -55,7 +55,7 @@ def test_in_a_balanced_epoch_each_class_comes_equally_often(epoch: int) -> None:
 @pytest.mark.parametrize("epochs", [1, 2, 3, 7])
 def test_over_a_training_no_image_of_a_class_is_preferred(epochs: int) -> None:
     used = Counter(
-        i for e in range(epochs) for i in epoch_order(SKEWED, 3, e, balanced=True).tolist()
+        i for e in range(epochs) for i in sample_order(SKEWED, 3, e, balanced=True).tolist()
     )
 
     for label in range(3):
@@ -68,12 +68,12 @@ def test_a_balanced_epoch_is_as_long_as_another_less_what_does_not_divide() -> N
     assert images_per_epoch([0, 0, 0, 0, 1, 1, 2], balanced=False) == 7
     assert images_per_epoch([], balanced=True) == 0
     # A class without training images takes no part.
-    assert Counter(epoch_order([4, 4, 7], 0, 0, balanced=True).tolist())[2] == 1
+    assert Counter(sample_order([4, 4, 7], 0, 0, balanced=True).tolist())[2] == 1
 
 
 def test_the_order_belongs_to_seed_and_epoch() -> None:
     def order(seed: int, epoch: int) -> list[int]:
-        return epoch_order(SKEWED, seed, epoch, balanced=True).tolist()
+        return sample_order(SKEWED, seed, epoch, balanced=True).tolist()
 
     assert order(0, 1) == order(0, 1)
     assert order(0, 1) != order(0, 2)
@@ -81,7 +81,7 @@ def test_the_order_belongs_to_seed_and_epoch() -> None:
 
 
 def test_an_image_that_comes_again_is_counted() -> None:
-    assert repeats(np.array([3, 1, 3, 3, 1])) == [0, 0, 1, 2, 1]
+    assert repeat_counts(np.array([3, 1, 3, 3, 1])) == [0, 0, 1, 2, 1]
 
 
 def test_what_an_epoch_is_is_said() -> None:

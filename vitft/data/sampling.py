@@ -23,7 +23,7 @@ def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
     return count - count % len({*labels}) if balanced and count else count
 
 
-def epoch_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) -> Order:
+def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) -> Order:
     """Return the indices of the images of an epoch, in the order in which they are used."""
     random = np.random.default_rng([seed, epoch])
     if not balanced:
@@ -51,7 +51,7 @@ def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
     return np.concatenate(drawn)
 
 
-def repeats(order: Order) -> list[int]:
+def repeat_counts(order: Order) -> list[int]:
     """Return for each position how often its image occurs earlier in the same epoch."""
     seen: Counter[int] = Counter()
     found = []
