@@ -27,7 +27,7 @@ from vitft.predict.postprocess import FloatArray, Postprocess
 from vitft.predict.prediction import Prediction
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.system.errors import ImageError, UsageError
-from vitft.training.preflight import check_request
+from vitft.training.checks import check_request
 from vitft.training.run import Result
 from vitft.training.run import finetune as train
 

@@ -14,16 +14,18 @@ from vitft.features.cut import cut_model
 from vitft.models.freeze import freeze_model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.training.distributed import Team, joined
-from vitft.training.fsdp import split_up, tell
-from vitft.training.loop import Batch, Training
+from vitft.training.distributed import ProcessGroup, process_group
+from vitft.training.fsdp import shard_module, unshard_into
+from vitft.training.gradients import Batch
+from vitft.training.loop import Trainer
+from vitft.training.trainer_state import load_trainer_state, trainer_state
 
 STEPS = 5
 SIZES = [7, 7, 3, 1, 7]
 """Images of each step; the last of the odd ones leave a process with fewer, or with none."""
 
 
-def begun(freeze: str, team: Team, *, split: bool) -> tuple[nn.Module, Training]:
+def begun(freeze: str, group: ProcessGroup, *, split: bool) -> tuple[nn.Module, Trainer]:
     """What trains, whole, and its training."""
     torch.manual_seed(0)
     config = ViTConfig(
@@ -36,11 +38,11 @@ def begun(freeze: str, team: Team, *, split: bool) -> tuple[nn.Module, Training]
     spec = OptimSpec(
         solver=solver, lr=0.01, weight_decay=0.1, ema=0.9, clip=0.5, micro_batch=2, epochs=1
     )
-    trained = split_up(suffix, team) if split else suffix
-    return suffix, Training(trained, spec, steps_per_epoch=STEPS, team=team, split=split)
+    trained = shard_module(suffix, group) if split else suffix
+    return suffix, Trainer(trained, spec, steps_per_epoch=STEPS, group=group, sharded=split)
 
 
-def batches(freeze: str, team: Team) -> list[Batch]:
+def batches(freeze: str, group: ProcessGroup) -> list[Batch]:
     """This process's pieces of the same batches everywhere."""
     made = []
     generator = torch.Generator().manual_seed(1)
@@ -48,48 +50,48 @@ def batches(freeze: str, team: Team) -> list[Batch]:
         shape = (size, 17, 32) if freeze.startswith("blocks") else (size, 3, 16, 16)
         inputs = torch.randn(shape, generator=generator)
         labels = torch.randint(0, 3, (size,), generator=generator)
-        own = team.piece(size)
+        own = group.batch_slice(size)
         made.append(Batch(inputs[own], labels[own], size))
     return made
 
 
-def end(suffix: nn.Module, training: Training, *, split: bool) -> dict[str, Tensor]:
+def end(suffix: nn.Module, trainer: Trainer, *, split: bool) -> dict[str, Tensor]:
     """The averaged weights, as an evaluation sees them."""
-    with training.averaged():
+    with trainer.average.swapped_in():
         if split:
-            tell(training.model, suffix)
+            unshard_into(suffix, trainer.model)
         return {name: p.detach().clone() for name, p in suffix.named_parameters()}
 
 
 def main(freeze: str, out: Path) -> None:
-    with joined() as team:
-        fed = batches(freeze, team)
+    with process_group() as group:
+        fed = batches(freeze, group)
         found: dict[str, Tensor] = {}
         for name, split in (("whole", False), ("split", True)):
-            suffix, training = begun(freeze, team, split=split)
-            losses = [training.take(batch).loss for batch in fed]
+            suffix, trainer = begun(freeze, group, split=split)
+            losses = [trainer.step(batch).loss for batch in fed]
             found |= {
-                f"{name}/{key}": value for key, value in end(suffix, training, split=split).items()
+                f"{name}/{key}": value for key, value in end(suffix, trainer, split=split).items()
             }
             found[f"{name} losses"] = torch.tensor(losses)
-        suffix, training = begun(freeze, team, split=True)
+        suffix, trainer = begun(freeze, group, split=True)
         for batch in fed[:2]:
-            training.take(batch)
-        box = team.from_leader(training.state())
-        suffix, training = begun(freeze, team, split=True)
-        training.restore(*box)
+            trainer.step(batch)
+        box = group.broadcast(trainer_state(trainer))
+        suffix, trainer = begun(freeze, group, split=True)
+        load_trainer_state(trainer, *box)
         for batch in fed[2:]:
-            training.take(batch)
+            trainer.step(batch)
         found |= {
-            f"resumed/{key}": value for key, value in end(suffix, training, split=True).items()
+            f"resumed/{key}": value for key, value in end(suffix, trainer, split=True).items()
         }
-        own = training.trained.values()
+        own = trainer.parameters.values()
         sizes = [p.to_local().numel() for p in own if isinstance(p, DTensor)]
         found["held"] = torch.tensor(sum(sizes))
         found["all"] = torch.tensor(sum(p.numel() for p in own))
-        if team.leads:
+        if group.is_main:
             torch.save(found, out)
-        team.wait()
+        group.barrier()
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def restarted_by_torchrun(out: str | None) -> bool:
 def plan_new_run(args: argparse.Namespace) -> tuple[Config | None, Path]:
     """Return the settings and the directory of a new run, after all checks without torch."""
     from vitft.data.demo import demo_data
-    from vitft.training.preflight import check_request
+    from vitft.training.checks import check_request
 
     config = demo_data(requested_config(args))
     return config, check_request(config, args.out)
@@ -135,7 +135,7 @@ def requested_config(args: argparse.Namespace) -> Config:
 def print_dry_run(args: argparse.Namespace) -> int:
     """Log what a run would do, and print its settings."""
     from vitft.data.demo import demo_elsewhere
-    from vitft.training.preflight import check_request
+    from vitft.training.checks import check_request
 
     if args.resume:
         raise UsageError(
@@ -145,9 +145,9 @@ def print_dry_run(args: argparse.Namespace) -> int:
     with demo_elsewhere(config) as ready:
         out = check_request(ready, args.out)
         with heavy_imports():
-            from vitft.training.dry_run import rehearse
+            from vitft.training.setup import dry_run
 
-        text = rehearse(ready, out, named=config.data.path)
+        text = dry_run(ready, out, data=config.data.path)
     output.exact(text.rstrip("\n"))
     return 0
 
@@ -159,7 +159,7 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
         UsageError: An option applies to new runs only.
         RunError: There is no such run, or a setting would change its result.
     """
-    from vitft.training.preflight import check_resume
+    from vitft.training.checks import check_resume
 
     if args.out or args.recipe:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What can be refused before torch is imported: names, folders, the place of the run."""
+"""Checks of a request before torch is imported: data, weights, settings and the run directory."""
 
 import json
 from collections.abc import Iterable
@@ -12,17 +12,26 @@ from vitft.data.folder import scan
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import RunDir, plan_run
-from vitft.training.trackers import check_trackers
+from vitft.training.tracker_clients import check_trackers
+
+RESUME_CHANGES = frozenset(
+    {"data.path", "train.device", "train.cache", "train.tracker", "train.timeout"}
+)
+"""Settings that may change when a run is resumed; data that moved must hold the same images."""
+
+SHARDED_RESUME_CHANGES = frozenset({"optim.micro_batch", "train.checkpointing"})
+"""Further ones for a sharded run, which cannot lower its memory use by itself. Rounding may then
+differ."""
 
 
 def check_request(config: Config, out: str | None) -> Path:
-    """Where the run will be written, if data, weights and that place look usable.
+    """Check data, weights and the run directory; return where the run will be written.
 
     Raises:
-        UsageError: Data or weights are not named, or the run would stand inside the data.
-        DataError: The folder does not hold classes of images.
-        WeightsError: No such weights.
-        RunError: The run's folder is not empty or not writable.
+        UsageError: Data or weights are missing, or the run directory lies inside the data.
+        DataError: The folder holds no classes of images.
+        WeightsError: The weights are not known.
+        RunError: The run directory is not empty or not writable.
     """
     if not config.data.path:
         raise UsageError("no data given", fix="name an image folder: --data DIR (or --data demo)")
@@ -31,13 +40,13 @@ def check_request(config: Config, out: str | None) -> Path:
             "no weights given",
             fix="name pretrained weights: --weights NAME (see `vitft weights list`; or demo)",
         )
-    place = whereabouts(config.data.path, config.data.root)
-    folder = scan(place, reference=config.data.split == "reference")
+    data = whereabouts(config.data.path, config.data.root)
+    folder = scan(data, reference=config.data.split == "reference")
     apply_fixes(folder, config.data)
     if config.data.group_duplicates and folder.layout == "split":
         raise UsageError(
-            f"--group-duplicates has no effect: {config.data.path} brings its own split",
-            fix="leave it out, and see with `vitft check` what lies on both sides",
+            f"--group-duplicates has no effect: {config.data.path} has its own split",
+            fix="leave the option out; `vitft check` lists copies on both sides of the split",
         )
     if config.weights.name != "none":
         check_weights_name(
@@ -45,39 +54,29 @@ def check_request(config: Config, out: str | None) -> Path:
         )
     check_trackers(config.train.trackers)
     planned = plan_run(out, config.data.path)
-    if place.resolve() in planned.resolve().parents:
+    if data.resolve() in planned.resolve().parents:
         raise UsageError(
-            f"the run folder {planned} lies inside the data", fix="choose another --out"
+            f"the run directory {planned} lies inside the data", fix="choose another --out"
         )
     return planned
 
 
-MAY_CHANGE = frozenset(
-    {"data.path", "train.device", "train.cache", "train.tracker", "train.timeout"}
-)
-"""What may be named when a run is resumed; data that moved must still be the same images."""
-
-
-MAY_SHRINK = frozenset({"optim.micro_batch", "train.checkpointing"})
-"""Of a run whose weights are split: nothing else helps when memory ran out. Rounding may differ."""
-
-
 def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config | None, Path]:
-    """The settings of a run that is taken up again, or None if it is finished, and its folder.
+    """Return the settings of a run to resume, or None if it is finished, and its directory.
 
     Args:
-        path: The run folder.
-        named: Settings named now, by dotted keys.
+        path: The run directory.
+        named: Settings given now, by dotted keys.
 
     Raises:
-        RunError: No run is there, or a setting would change what comes out of it.
+        RunError: The run does not exist, or a setting would change its result.
     """
     run = RunDir(path)
     settings = path / "config.toml"
     if not settings.is_file() or not run.split.is_file():
         raise RunError(
-            f"{path} is no run that could be resumed",
-            fix="give the folder of a run that was stopped (it holds config.toml and split.csv)",
+            f"cannot resume: {path} is not a run directory",
+            fix="give the directory of a stopped run (it holds config.toml and split.csv)",
         )
     before = read_toml(settings)
     after = merge_settings(before, named)
@@ -87,14 +86,16 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
         for key, value in values.items()
         if before.get(section, {}).get(key) != value
     }
-    free = MAY_CHANGE | (MAY_SHRINK if before.get("train", {}).get("shard") else set())
-    grown = may_grow(before, changed)
-    refused = sorted(changed.keys() - free - grown)
+    is_sharded = before.get("train", {}).get("shard")
+    allowed = RESUME_CHANGES | (SHARDED_RESUME_CHANGES if is_sharded else set())
+    extended = more_epochs(before, changed)
+    refused = sorted(changed.keys() - allowed - extended)
     if refused:
         words = ", ".join(f"{key} was {changed[key][0]}, now {changed[key][1]}" for key in refused)
         raise RunError(
-            f"resuming would change the result: {words}",
-            fix=f"leave them out, or start a new run; these may change: {', '.join(sorted(free))}",
+            f"resuming with other settings would change the result: {words}",
+            fix="leave these options out, or start a new run; only these may change: "
+            f"{', '.join(sorted(allowed))}",
         )
     try:
         status = json.loads((path / "environment.json").read_text()).get("status")
@@ -102,13 +103,13 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
         status = None
     config = config_from_table(after)
     check_trackers(config.train.trackers)
-    place = whereabouts(config.data.path, config.data.root)
-    scan(place, reference=config.data.split == "reference")
-    return (None if status == "finished" and not grown else config), path
+    data = whereabouts(config.data.path, config.data.root)
+    scan(data, reference=config.data.split == "reference")
+    return (None if status == "finished" and not extended else config), path
 
 
-def may_grow(before: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> set[str]:
-    """More epochs are no other result where the learning rate does not depend on their number."""
+def more_epochs(before: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> set[str]:
+    """Return `optim.epochs` if it grew and the learning rate does not depend on it."""
     optim = before.get("optim", {})
     constant = optim.get("schedule") == "constant" and not optim.get("warmup")
     was, now = changed.get("optim.epochs", (0, 0))
