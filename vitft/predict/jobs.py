@@ -34,6 +34,7 @@ from vitft.predict.rows import RowWriter
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
+from vitft.system.text import count
 
 if TYPE_CHECKING:
     from vitft.predict.torch_engine import Predictor
@@ -109,8 +110,8 @@ def run_prediction(
         for prediction in predictions:
             rows.add(prediction)
     if request.out is not None:
-        errors = f", {rows.errors:,} of them errors" if rows.errors else ""
-        log.info(f"{rows.count:,} {'row' if rows.count == 1 else 'rows'}{errors}: {request.out}")
+        errors = f", {count(rows.errors, 'error')} among them" if rows.errors else ""
+        log.info(f"{count(rows.count, 'row')}{errors}: {request.out}")
     if pictures is not None:
         log.info(f"pictures: {pictures}/")
     return JobSummary(rows.count, rows.errors)
@@ -186,7 +187,7 @@ def open_destination(
         history = SourceHistory(own, shard.chunk)
         start = find_resume_point(part, style, top_k, history.names(), shard.chunk)
         own = history.after(start.rows)
-        log.info(f"resuming after {start.rows:,} rows")
+        log.info(f"resuming after {count(start.rows, 'row')}")
     with open_rows(out, style, top_k, shard, start) as rows:
         yield rows, own
 
