@@ -134,7 +134,7 @@ def requested_config(args: argparse.Namespace) -> Config:
 
 def print_dry_run(args: argparse.Namespace) -> int:
     """Log what a run would do, and print its settings."""
-    from vitft.data.demo import demo_elsewhere
+    from vitft.data.demo import temporary_demo_data
     from vitft.training.checks import check_request
 
     if args.resume:
@@ -142,7 +142,7 @@ def print_dry_run(args: argparse.Namespace) -> int:
             "--dry-run applies to a new run, not to --resume", fix="leave out one of them"
         )
     config = requested_config(args)
-    with demo_elsewhere(config) as ready:
+    with temporary_demo_data(config) as ready:
         out = check_request(ready, args.out)
         with heavy_imports():
             from vitft.training.setup import dry_run
