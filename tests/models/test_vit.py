@@ -290,7 +290,7 @@ def test_an_unknown_architecture_names_the_nearest(name: str, message: str) -> N
         pytest.param({"image_size": (224, 8)}, "8 pixels wide", id="too narrow"),
         pytest.param({"num_classes": -1}, "num_classes -1", id="classes"),
         pytest.param({"drop_path": 1.0}, "drop_path is 1.0", id="drop path"),
-        pytest.param({"pool": "max"}, "pool is 'max'", id="pool"),
+        pytest.param({"pool": "max"}, "pool 'max'", id="pool"),
         pytest.param({"norm": "both"}, "norm is 'both'", id="norm"),
         pytest.param({"registers": -1}, "registers -1", id="registers"),
         pytest.param({"heads": 0}, "heads 0", id="no heads"),
@@ -298,7 +298,7 @@ def test_an_unknown_architecture_names_the_nearest(name: str, message: str) -> N
         pytest.param({"convs": (8, 1)}, r"convs \(8, 1\)", id="one channel"),
         pytest.param({"convs": (8,), "stem": ()}, r"stem \(\), convs \(8,\)", id="two stems"),
         pytest.param({"distilled": True, "pool": "mean"}, "distilled is True", id="two heads"),
-        pytest.param({"colour": 3}, "a model has no colour", id="no such field"),
+        pytest.param({"colour": 3}, "unknown setting colour", id="no such field"),
     ],
 )
 def test_impossible_models_are_refused(options: dict[str, Any], message: str) -> None:
