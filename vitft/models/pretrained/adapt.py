@@ -65,7 +65,8 @@ def resize_positions(
     source = source_grid or square(pos.shape[1] - prefix)
     if math.prod(source) != pos.shape[1] - prefix:
         raise WeightsError(
-            f"{pos.shape[1] - prefix} positions do not form a grid of {source[0]}x{source[1]} patches",
+            f"{pos.shape[1] - prefix} positions do not form a grid of "
+            f"{source[0]}x{source[1]} patches",
             fix="give the image size that the weights were trained at",
         )
     if source == grid:
@@ -92,8 +93,8 @@ def adapt(
     Args:
         tensors: Weights that match `source`; not modified.
         source: Configuration of the weights.
-        target: The same, except for image size, patch size, channel count, class count, pre_logits or
-            pooling.
+        target: The same except for image size, patch size, channel count, class count, pre_logits
+            or pooling.
         new_head: Replace the head by a zero head, even if the class counts are equal.
         pos_embed: How positions are resampled.
     """
@@ -165,7 +166,7 @@ def check_statistics(
 
 
 def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfig) -> list[str]:
-    """Fit the kernels that read pixels to other channels and patches, in place, and return notes."""
+    """Fit the kernels that read pixels to other channels and patches, in place; return notes."""
     notes = []
     if source.in_channels != target.in_channels:
         first = "patch_embed.proj.weight"
@@ -183,7 +184,7 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfi
         strides = conv_strides(source.convs, source.patch_size)
         if strides != conv_strides(target.convs, target.patch_size):
             raise UsageError(
-                f"the convolutions of these weights are for patches of {source.patch_size} pixels and "
+                f"the convolutions of these weights are for patches of {source.patch_size} and "
                 f"would need other strides for {target.patch_size}",
                 fix="keep the patch size, or use one that can be halved equally often",
             )

@@ -37,7 +37,7 @@ def square(count: int) -> tuple[int, int]:
     if side == 0 or side * side != count:
         raise WeightsError(
             f"{count} positions do not form a square grid of patches",
-            fix="put the config.json of the weights into the same folder, so that the grid is known",
+            fix="put the config.json of the weights into the same folder; it states the grid",
         )
     return side, side
 

@@ -49,8 +49,7 @@ def read_weights(
     sha256: str | None = None,
     verified: str | None = None,
 ) -> RawWeights:
-    """Read all tensors of a weight file; those of a .safetensors file are memory-mapped, not
-    copied.
+    """Read all tensors of a weight file; those of a .safetensors file are memory-mapped.
 
     Args:
         path: The file; its suffix determines the format.

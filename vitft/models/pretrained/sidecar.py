@@ -36,7 +36,7 @@ class SidecarFacts:
     norm_eps: float | None = None
     """Epsilon of the LayerNorms."""
     averages: bool = False
-    """Whether the head reads the mean of the patches after the last LayerNorm, which timm supports."""
+    """Whether the head reads the mean of the patches after the last LayerNorm, as timm can."""
     classes: tuple[str, ...] = ()
     source: str = ""
     """Description of where the pixel statistics come from."""
@@ -141,7 +141,7 @@ def read_table_file(path: Path) -> JsonTable | None:
 
 
 def timm_facts(config: JsonTable) -> SidecarFacts:
-    """Return the facts of a config.json by timm; older ones have the statistics at the top level."""
+    """Return the facts of a config.json by timm; older ones have statistics at the top level."""
     cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
     arguments = config.table("model_args")
     check_gelu(arguments, "act_layer")
