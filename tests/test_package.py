@@ -81,7 +81,7 @@ def test_packages_import_only_from_lower_layers() -> None:
         "vitft.study.plan",
         "vitft.system.console",
         "vitft.system.rundir",
-        "vitft.training.preflight",
+        "vitft.training.checks",
     ],
 )
 def test_modules_that_check_arguments_start_without_torch(module: str) -> None:

@@ -18,7 +18,14 @@ from vitft.predict.prediction import Prediction
 from vitft.system.errors import ResourceError, RunError
 from vitft.system.files import whole_folder, write_atomically
 from vitft.system.rundir import RunDir
-from vitft.training.state import State, newest_state, remove_states, save_state, states, sweep
+from vitft.training.state import (
+    State,
+    list_states,
+    newest_state,
+    remove_states,
+    remove_temporary_files,
+    save_state,
+)
 
 HOWS = [KILL, *ERRORS]
 Write = Callable[[Path], None]
@@ -71,9 +78,9 @@ def test_a_state_that_cannot_be_saved_leaves_one_that_can_be_resumed(
         assert step in (2, 3)
         assert torch.equal(found[0].tensors["x"], torch.full((4,), float(step)))
         assert torch.equal(found[1]["w"], torch.full((4,), float(step)))
-        sweep(home / "resume")
+        remove_temporary_files(home / "resume")
         save(home, 4)
-        assert len(states(home / "resume")) == 2
+        assert len(list_states(home / "resume")) == 2
         assert len(list((home / "resume").iterdir())) == 4
 
     points = every_point(tmp_path, how, before, lambda home: save(home, 3), look)
@@ -194,4 +201,4 @@ def test_states_that_cannot_be_removed_do_not_spoil_a_finished_run(
         remove_states(tmp_path / "resume")
 
     assert points.calls[0].startswith("unlink")
-    assert "could not be removed" in capsys.readouterr().err
+    assert "cannot remove" in capsys.readouterr().err
