@@ -1,36 +1,45 @@
-"""`python -m vitft` is `vitft`; under torchrun it is one of several processes.
+"""Entry point of the command `vitft` and of `python -m vitft`.
 
-Signals are taken care of before anything is imported that takes long: until a command has begun
-there is nothing to clean up, so one ends the process at once and without a traceback.
+Until a command has begun there is nothing to clean up, so the handlers that are installed before
+the imports end the process at once and without a traceback.
 """
 
+import atexit
+import logging
 import os
 import signal
 import sys
 from typing import NoReturn
 
-from vitft.system.imports import ENDING, leave
+from vitft.system.imports import EXIT_SIGNALS, exit_at_once
 
 
 def run() -> NoReturn:
-    """The command `vitft`."""
-    numbers = [n for n in ENDING if signal.getsignal(n) != signal.SIG_IGN]
+    """Run the command and exit with its code."""
+    numbers = [n for n in EXIT_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
     for number in numbers:
-        signal.signal(number, leave)
-    from vitft.cli.main import main
+        signal.signal(number, exit_at_once)
+    code = 1
 
-    code = main()
-    for number in numbers:  # what was asked for is done: no need to wait for the interpreter's end
-        signal.signal(number, lambda *_: os._exit(code))
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        # gloo's threads outlive an orderly exit now and then and abort it ("terminate called
-        # without an active exception"), which fails the whole job.
-        import atexit
-
-        atexit._run_exitfuncs()
+    def finish(*_: object) -> NoReturn:
+        logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # Threads of gloo sometimes abort an orderly exit ("terminate called without an active
+        # exception"), which fails the whole job. Registered first, so it is called last.
+        atexit.register(finish)
+    from vitft.cli.main import main
+
+    try:
+        code = main()
+    except SystemExit as end:  # --help, or the reader of a pipe is gone
+        code = end.code if isinstance(end.code, int) else 0
+        raise
+    for number in numbers:  # the command is done: do not wait for the interpreter to shut down
+        signal.signal(number, lambda *_: os._exit(code))
     sys.exit(code)
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from vitft.config.options import option_settings
 from vitft.config.run import config_from_table, merge_settings, read_recipe
 from vitft.data.demo import demo_data
-from vitft.data.images import DAMAGE, TURNS, orientation_of, read_bytes, to_rgb
+from vitft.data.images import DECODER_ERRORS, ORIENTATIONS, orientation_of, read_bytes, to_rgb
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
 from vitft.models.find import find_model
@@ -25,9 +25,9 @@ from vitft.models.timm_model import require_vit
 from vitft.predict.engine import LoadedImage, Pipeline, Views
 from vitft.predict.postprocess import FloatArray, Postprocess
 from vitft.predict.prediction import Prediction
-from vitft.predict.torch_engine import BATCH_SIZE, Predictor
+from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.system.errors import ImageError, UsageError
-from vitft.training.preflight import check_request
+from vitft.training.checks import check_request
 from vitft.training.run import Result
 from vitft.training.run import finetune as train
 
@@ -114,7 +114,7 @@ def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> 
     """Load the model of a run folder, a checkpoint or `hf:owner/name`; by default the latest run.
 
     Raises:
-        RunError: There is no such model, or it is damaged.
+        RunError: The model does not exist or is damaged.
     """
     name = None if run is None else os.fspath(run)
     return Trained(Predictor.from_run(name, device=device), find_model(name).parent)
@@ -178,7 +178,7 @@ class Trained:
 
         Raises:
             ImageError: The image is unusable.
-            UsageError: There is no such class, or the model is one of timm's, whose attention is
+            UsageError: The class does not exist, or the model is one of timm's, whose attention is
                 not accessible.
         """
         model = require_vit(self.predictor.model, "explain")
@@ -223,10 +223,10 @@ def upright_rgb(picture: Image.Image, name: str) -> Image.Image:
     """
     try:
         picture.load()
-        turn = TURNS.get(orientation_of(picture) or 1)
+        turn = ORIENTATIONS.get(orientation_of(picture) or 1)
         rgb = to_rgb(picture)
         return rgb if turn is None else rgb.transpose(turn)
-    except DAMAGE as error:
+    except DECODER_ERRORS as error:
         raise ImageError(name, f"damaged image ({error})") from error
 
 
@@ -259,5 +259,5 @@ def numbered_batches(
     if isinstance(images, single) and not is_stack:
         images = [images]
     numbered = enumerate(cast("Iterable[Picture]", images))
-    while batch := list(islice(numbered, BATCH_SIZE)):
+    while batch := list(islice(numbered, PREDICT_BATCH_SIZE)):
         yield batch

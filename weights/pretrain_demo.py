@@ -31,7 +31,8 @@ from vitft.models.initial import sinusoidal_positions
 from vitft.models.pretrained.adapt import resize_positions
 from vitft.models.vit import Attention, Block, VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.training.loop import Batch, Step, Training, fit
+from vitft.training.gradients import Batch
+from vitft.training.loop import StepResult, Trainer, fit
 
 CLASSES = 200
 FORM = 3 / 4
@@ -99,14 +100,14 @@ def main() -> None:
     drawn = draw_classes(args.classes, args.images, seed=args.seed)
     print(f"drawn after {time.perf_counter() - began:.0f} s")
     model = started_model(ARCHITECTURE)
-    training = Training(model, SPEC, steps_per_epoch=args.steps, precision="bf16")
+    trainer = Trainer(model, SPEC, steps_per_epoch=args.steps, precision="bf16")
     fit(
-        training,
+        trainer,
         lambda epoch, _: batches(drawn, epoch, steps=args.steps, seed=args.seed),
         epochs=range(SPEC.epochs),
-        on_step=means_printed(began, of=training.total),
+        on_step=means_printed(began, of=trainer.total_steps),
     )
-    about = card(drawn, training, seed=args.seed, threads=args.threads)
+    about = card(drawn, trainer, seed=args.seed, threads=args.threads)
     digest = save_checkpoint(args.out, shipped(model), about)
     print(f"{args.out}: sha256 of card and tensors {digest}")
 
@@ -210,7 +211,7 @@ def shipped(model: VisionTransformer) -> dict[str, Tensor]:
     return {name: tensor.bfloat16() for name, tensor in state.items()}
 
 
-def card(drawn: Tensor, training: Training, *, seed: int, threads: int) -> Card:
+def card(drawn: Tensor, trainer: Trainer, *, seed: int, threads: int) -> Card:
     """What the file says about itself."""
     return Card(
         architecture=replace(ARCHITECTURE, image_size=SHIPPED, num_classes=0),
@@ -222,17 +223,17 @@ def card(drawn: Tensor, training: Training, *, seed: int, threads: int) -> Card:
             "licence": "Apache-2.0",
             "data": f"{len(drawn)} classes of images drawn from formulas, in {COLOURS} kinds of "
             "colour; no photos, no flowers",
-            "training": f"{training.total} steps of {BATCH} images of "
+            "training": f"{trainer.total_steps} steps of {BATCH} images of "
             f"{ARCHITECTURE.image_size[0]} pixels, bf16, seed {seed}, threads {threads}",
         },
     )
 
 
-def means_printed(began: float, *, of: int) -> Callable[[Step], None]:
+def means_printed(began: float, *, of: int) -> Callable[[StepResult], None]:
     """A callback that prints loss and accuracy every 500 steps."""
     window: list[tuple[float, float]] = []
 
-    def on_step(step: Step) -> None:
+    def on_step(step: StepResult) -> None:
         window.append((step.loss, step.correct / step.images))
         if len(window) == 500:
             loss, accuracy = np.mean(window, axis=0)

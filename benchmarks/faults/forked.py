@@ -18,7 +18,7 @@ from vitft.cli import main as cli
 from vitft.models.checkpoint import load_checkpoint, state_digest
 from vitft.system.errors import VitftError
 from vitft.training import stages
-from vitft.training.state import read
+from vitft.training.state import read_state
 
 
 def run(home: Path, words: list[str], prepare: Callable[[], object] = lambda: None) -> int:
@@ -66,7 +66,7 @@ def execute(
         os.dup2(descriptor, 2)
         torch.set_num_threads(1)
         if every_step:
-            stages.SAVE_S, stages.SAVE_SHARE = 0.0, 1e9
+            stages.SAVE_INTERVAL_S, stages.SAVE_FRACTION = 0.0, 1e9
         prepare()
         code = cli.main(words)
         sys.stdout.flush()
@@ -121,7 +121,7 @@ def is_complete(path: Path) -> bool:
         if path.name == "model.safetensors":
             load_checkpoint(path)
         elif path.suffix == ".safetensors":
-            return read(path) is not None
+            return read_state(path) is not None
         elif path.suffix == ".json":
             json.loads(path.read_text())
         elif path.suffix == ".npz":

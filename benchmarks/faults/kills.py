@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
@@ -35,22 +34,22 @@ from benchmarks.faults.small_run import (
 )
 from benchmarks.timing import counts
 from vitft.training import stages
-from vitft.training.loop import Training
-from vitft.training.state import State, metadata_of
+from vitft.training.loop import Trainer
+from vitft.training.state import State, state_metadata
+from vitft.training.trainer_state import TrainerFacts, load_trainer_state
 
 OPTIONS = (*AUGMENTED, *TRAINING, "--epochs", "12")
-WHOLE_RESTORE = Training.restore
 
 
-def without_optimiser(training: Training, tensors: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Restore everything but the state of the optimiser."""
+def without_optimiser(trainer: Trainer, tensors: Mapping[str, Tensor], facts: TrainerFacts) -> None:
+    """Load everything but the state of the optimiser."""
     kept = {name: value for name, value in tensors.items() if not name.startswith("optimizer/")}
-    WHOLE_RESTORE(training, kept, facts)
+    load_trainer_state(trainer, kept, facts)
 
 
 def in_place(
     folder: Path, _stage: int, _step: int, state: State, best: Mapping[str, Tensor] | None
-) -> None:
+) -> str:
     """Write each state over the last one."""
     folder.mkdir(exist_ok=True)
     facts = dict(state.facts)
@@ -61,15 +60,16 @@ def in_place(
     for name, tensors in wanted:
         plain = {key: value.detach().contiguous() for key, value in tensors.items()}
         text = json.dumps({} if name.startswith("best") else facts)
-        (folder / name).write_bytes(to_safetensors(plain, metadata=metadata_of(text, plain)))
+        (folder / name).write_bytes(to_safetensors(plain, metadata=state_metadata(text, plain)))
+    return str(facts["best_file"])
 
 
 def forget_optimiser() -> None:
-    Training.restore = without_optimiser  # type: ignore[method-assign]
+    stages.load_trainer_state = without_optimiser
 
 
 def write_in_place() -> None:
-    stages.save_state = in_place  # type: ignore[assignment]
+    stages.save_state = in_place
 
 
 ARMS: dict[str, Callable[[], None]] = {

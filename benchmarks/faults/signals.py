@@ -46,21 +46,21 @@ from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import VitftError
 from vitft.training import run as train
 from vitft.training import stages
-from vitft.training.loop import Training
+from vitft.training.loop import Trainer
 from vitft.training.state import newest_state
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 OPTIONS = (*TWO_STAGES, *TRAINING, "--epochs", "3")
 PHASES: tuple[tuple[str, Any, str], ...] = (
     ("images and features", train, "begin"),
-    ("solving the head", stages, "solve"),
-    ("a step", Training, "take"),
-    ("evaluation", stages, "validated"),
+    ("solving the head", train, "solve_head_stage"),
+    ("a step", Trainer, "step"),
+    ("evaluation", stages, "validation_logits"),
     ("saving the state", stages, "save_state"),
-    ("final metrics", train, "confirmed"),
-    ("calibrated weights", train, "keep_calibrated"),
-    ("audit", train, "round_off"),
-    ("thumbnails", train, "finish"),
+    ("final metrics", train, "final_logits"),
+    ("calibrated weights", train, "write_calibrated"),
+    ("audit", train, "write_data_reports"),
+    ("thumbnails", train, "write_last_files"),
     ("report", cli_finetune, "print_report"),
     ("export", job, "export_run"),
     ("prediction", Predictor, "stream"),

@@ -116,10 +116,10 @@ def kill(data: Path, weights: Path, into: Path) -> None:
 
 UNCUT = """
 import sys
-import vitft.training.setup
+import vitft.features.pipeline
 from vitft.cli.main import main
 from vitft.features.cut import cut_model
-vitft.training.setup.cut_model = lambda model, _: cut_model(model, "none")
+vitft.features.pipeline.cut_model = lambda model, _: cut_model(model, "none")
 sys.exit(main(sys.argv[1:]))
 """
 """vitft, running the whole model in each epoch whatever is frozen."""

@@ -28,9 +28,10 @@ from benchmarks.timing import cpu_seconds, interleave
 from vitft.config.run import Config, config_from_table, read_recipe
 from vitft.data.split import Manifest
 from vitft.system.malloc import freed_memory_kept
-from vitft.training.distributed import Team
-from vitft.training.loop import Training
-from vitft.training.run import begin
+from vitft.training.distributed import ProcessGroup
+from vitft.training.loop import Trainer
+from vitft.training.stages import training_batches
+from vitft.training.start import begin
 
 BATCH, WIDTH, HEADS, DEPTH, PATCH = 256, 48, 4, 4, 4
 
@@ -125,21 +126,22 @@ def theirs(manifest: Manifest, workers: int) -> Callable[[], int]:
 
 def ours(config: Config, limit: int) -> tuple[Callable[[], int], Manifest]:
     """Return a function that trains one epoch with vitft, and its split."""
-    start = begin(config, Team())
-    manifest = start.feed.manifest
+    start = begin(config, ProcessGroup())
+    manifest = start.inputs.data.manifest
     step = max(1, len(manifest.train) // limit)
     manifest = replace(manifest, rows=(*manifest.train[::step][:limit], *manifest.val[:1]))
-    feed = replace(start.feed, manifest=manifest)
-    training = Training(
-        feed.cut.suffix, config.optim, steps_per_epoch=math.ceil(len(manifest.train) / BATCH),
+    data = replace(start.inputs.data, manifest=manifest)
+    inputs = replace(start.inputs, data=data)
+    trainer = Trainer(
+        inputs.cut.suffix, config.optim, steps_per_epoch=math.ceil(len(manifest.train) / BATCH),
         precision=start.precision, seed=0,
     )  # fmt: skip
-    batches = feed.training()
+    batches = training_batches(start.config, inputs)
 
     def epoch() -> int:
         with freed_memory_kept(when=True):  # as in `train.finetune`
-            for batch in batches(training.epoch, 0):
-                training.take(batch)
+            for batch in batches(trainer.epoch, 0):
+                trainer.step(batch)
         return len(manifest.train)
 
     return epoch, manifest

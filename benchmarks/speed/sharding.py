@@ -25,9 +25,10 @@ from vitft.features.cut import Whole
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.device import peak_memory
-from vitft.training.distributed import joined
-from vitft.training.fsdp import split_up, tell
-from vitft.training.loop import Batch, Training
+from vitft.training.distributed import process_group
+from vitft.training.fsdp import shard_module, unshard_into
+from vitft.training.gradients import Batch
+from vitft.training.loop import Trainer
 
 SETTINGS = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**18)}
 
@@ -35,9 +36,9 @@ SETTINGS = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**18)}
 def worker(args: argparse.Namespace) -> None:
     """Run as one process of the group; the first one prints."""
     torch.set_num_threads(1)
-    with joined() as team:
+    with process_group() as group:
         kind = "gpu" if torch.cuda.is_available() else "resident"
-        device = torch.device("cuda", team.local_rank) if kind == "gpu" else torch.device("cpu")
+        device = torch.device("cuda", group.local_rank) if kind == "gpu" else torch.device("cpu")
         is_split = args.way == "split"
         before = peak_memory(device)[kind]
         size = SIZES[args.size]
@@ -46,34 +47,34 @@ def worker(args: argparse.Namespace) -> None:
         suffix: nn.Module = Whole(VisionTransformer(config).to(device))
         model = suffix
         if is_split:
-            model = split_up(suffix, team)
+            model = shard_module(suffix, group)
             gc.collect()
         spec = OptimSpec(solver="adamw", lr=1e-4, ema=0.999, micro_batch=args.micro_batch)
-        training = Training(
-            model, spec, steps_per_epoch=99, precision="bf16", team=team, split=is_split
+        trainer = Trainer(
+            model, spec, steps_per_epoch=99, precision="bf16", group=group, sharded=is_split
         )
         labels = torch.randint(0, 10, (args.batch,), device=device)
         pixels = torch.randn(args.batch, 3, 224, 224, device=device)
-        own = team.piece(args.batch)
+        own = group.batch_slice(args.batch)
         seconds = []
         for _ in range(args.steps + 1):
             started = time.perf_counter()
-            training.take(Batch(pixels[own], labels[own], args.batch))
+            trainer.step(Batch(pixels[own], labels[own], args.batch))
             seconds.append(time.perf_counter() - started)
-        with training.averaged():
+        with trainer.average.swapped_in():
             if is_split:
-                tell(model, suffix)
+                unshard_into(suffix, model)
         used, count = (
             peak_memory(device)[kind] - before,
             sum(p.numel() for p in suffix.parameters()),
         )
-        if team.leads:
+        if group.is_main:
             print(
                 f"{args.way}: {used} MiB ({used * 2**20 / count:.1f} bytes per parameter, "
                 f"{count / 1e6:.1f} million parameters), step {statistics.median(seconds[1:]):.2f} s",
                 flush=True,
             )
-        team.wait()
+        group.barrier()
     os._exit(0)  # gloo's threads sometimes abort a process that exits normally
 
 

@@ -80,13 +80,14 @@ def our_step(precision: str, batch: int) -> Any:
     from vitft.config.training import OptimSpec
     from vitft.features.cut import Whole
     from vitft.models.registry import create_model
-    from vitft.training.loop import Batch, Training
+    from vitft.training.gradients import Batch
+    from vitft.training.loop import Trainer
 
     model = create_model("vit_tiny_patch16_224", num_classes=5)
     spec = OptimSpec(solver="adamw", lr=5e-4, weight_decay=0.05, batch_size=batch, epochs=1)
-    training = Training(Whole(model), spec, steps_per_epoch=1000, precision=precision)
+    trainer = Trainer(Whole(model), spec, steps_per_epoch=1000, precision=precision)
     pixels, labels = pixels_and_labels(batch, 5)
-    return lambda: training.take(Batch(pixels, labels))
+    return lambda: trainer.step(Batch(pixels, labels))
 
 
 def child(variant: str, batch: int, steps: int) -> None:

@@ -4,36 +4,37 @@ from typing import Any
 
 import pytest
 
-from vitft.check.audit import Item, audit_of, lines_of, proposals
+from vitft.check.audit import AuditedImage, audit_images, audit_summary
+from vitft.check.proposals import propose_fixes
 from vitft.metrics.results import AuditResults
 
 A, B = "1" * 64, "2" * 64
 
 
-def item(path: str, sha256: str, split: str = "") -> Item:
-    return Item(path=path, label=path.split("/")[0], split=split, sha256=sha256)
+def item(path: str, sha256: str, split: str = "") -> AuditedImage:
+    return AuditedImage(path=path, label=path.split("/")[0], split=split, sha256=sha256)
 
 
-def actions(audit: AuditResults, shares: Any = None) -> dict[str, tuple[str, str]]:
-    return {fix.path: (fix.action, fix.kind) for fix in proposals(audit, shares or {})}
+def actions(audit: AuditResults, probabilities: Any = None) -> dict[str, tuple[str, str]]:
+    return {fix.path: (fix.action, fix.kind) for fix in propose_fixes(audit, probabilities or {})}
 
 
 def test_copies_of_one_label_are_dropped_but_the_first() -> None:
-    audit = audit_of([item("cat/1.jpg", A), item("cat/2.jpg", A), item("cat/3.jpg", A)])
+    audit = audit_images([item("cat/1.jpg", A), item("cat/2.jpg", A), item("cat/3.jpg", A)])
 
     assert audit["duplicates"][0]["kind"] == "exact"
     assert actions(audit) == {"cat/2.jpg": ("drop", "exact"), "cat/3.jpg": ("drop", "exact")}
 
 
 def test_of_a_copy_across_the_split_the_validation_image_stays() -> None:
-    audit = audit_of([item("cat/1.jpg", A, "train"), item("cat/2.jpg", A, "val")])
+    audit = audit_images([item("cat/1.jpg", A, "train"), item("cat/2.jpg", A, "val")])
 
     assert audit["duplicates"][0]["across_split"]
     assert actions(audit) == {"cat/1.jpg": ("drop", "exact")}
 
 
 def test_a_picture_under_two_labels_is_kept_while_nobody_knows_better() -> None:
-    audit = audit_of([item("cat/1.jpg", A), item("dog/1.jpg", A), item("dog/2.jpg", A)])
+    audit = audit_images([item("cat/1.jpg", A), item("dog/1.jpg", A), item("dog/2.jpg", A)])
 
     assert audit["duplicates"][0]["labels_differ"]
     assert actions(audit) == {
@@ -54,16 +55,16 @@ def test_a_picture_under_two_labels_is_kept_while_nobody_knows_better() -> None:
 def test_a_picture_under_two_labels_loses_the_one_that_is_surely_wrong(
     cat: float, dog: float, bird: float, dropped: set[str]
 ) -> None:
-    audit = audit_of([item("cat/1.jpg", A), item("dog/1.jpg", A)])
+    audit = audit_images([item("cat/1.jpg", A), item("dog/1.jpg", A)])
     likely = {"cat": cat, "dog": dog, "bird": bird}
 
-    fixes = proposals(audit, {"cat/1.jpg": likely, "dog/1.jpg": likely})
+    fixes = propose_fixes(audit, {"cat/1.jpg": likely, "dog/1.jpg": likely})
 
     assert {fix.path for fix in fixes if fix.action == "drop"} == dropped
 
 
 def test_near_copies_and_suspected_labels_are_kept_with_their_reason() -> None:
-    audit = audit_of(
+    audit = audit_images(
         [item("cat/1.jpg", A), item("dog/1.jpg", B)],
         groups={A: A, B: A},
         mislabels=[
@@ -77,45 +78,45 @@ def test_near_copies_and_suspected_labels_are_kept_with_their_reason() -> None:
         ],
     )
 
-    (fix,) = proposals(audit, {})
+    (fix,) = propose_fixes(audit, {})
 
     assert (fix.path, fix.action, fix.kind) == ("dog/1.jpg", "keep", "mislabel")
     assert (fix.label, fix.new_label) == ("dog", "cat")
-    assert "nearly the same picture as cat/1.jpg, which lies under cat" in fix.reason
-    assert "looks like cat" in fix.reason
+    assert "nearly identical to cat/1.jpg, which has the label cat" in fix.reason
+    assert "probably cat" in fix.reason
 
 
 def test_one_row_per_image_with_the_strongest_action_first() -> None:
-    audit = audit_of(
+    audit = audit_images(
         [item("cat/1.jpg", A), item("cat/2.jpg", A)],
         bad=[("cat/0.jpg", "empty file")],
         odd=[("cat/2.jpg", "blurry"), ("cat/1.jpg", "converted from L")],
     )
 
-    fixes = proposals(audit, {})
+    fixes = propose_fixes(audit, {})
 
     assert [(fix.path, fix.action) for fix in fixes] == [
         ("cat/0.jpg", "drop"),
         ("cat/2.jpg", "drop"),
     ]
-    assert fixes[1].reason == "the same file as cat/1.jpg; blurry"
+    assert fixes[1].reason == "identical to cat/1.jpg; blurry"
     assert audit["odd"] == [{"path": "cat/2.jpg", "reason": "blurry"}]
 
 
 def test_imbalance_is_told_by_the_largest_and_the_smallest_class() -> None:
     items = [item(f"cat/{i}", f"{i:064}") for i in range(6)] + [item("dog/1", A), item("dog/2", B)]
 
-    assert audit_of(items)["imbalance"] == {
+    assert audit_images(items)["imbalance"] == {
         "largest": ("cat", 6),
         "smallest": ("dog", 2),
         "ratio": 3.0,
     }
-    assert audit_of([])["imbalance"]["ratio"] is None
+    assert audit_images([])["imbalance"]["ratio"] is None
 
 
 def test_a_clean_folder_has_nothing_to_say() -> None:
-    audit = audit_of([item("cat/1", A), item("dog/1", B)])
+    audit = audit_images([item("cat/1", A), item("dog/1", B)])
 
-    assert lines_of(audit) == []
-    assert proposals(audit, {}) == []
+    assert audit_summary(audit) == ""
+    assert propose_fixes(audit, {}) == []
     assert not any(audit[part] for part in ("duplicates", "mislabels", "bad"))

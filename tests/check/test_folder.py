@@ -126,7 +126,7 @@ def test_a_clean_folder_leaves_no_table(
     [
         pytest.param(["nowhere"], 3, "data folder not found", id="no folder"),
         pytest.param(["{data}", "--weights", "vit_nope"], 4, "vit_nope", id="no such weights"),
-        pytest.param(["{data}", "--run", "nowhere"], 5, "is no run folder", id="no run"),
+        pytest.param(["{data}", "--run", "nowhere"], 5, "is not a run folder", id="no run"),
         pytest.param(["{data}", "--out", "file"], 5, "is a file", id="out is a file"),
         pytest.param(["{data}", "--weights", "demo", "--run", "x"], 2, "not allowed", id="both"),
     ],
@@ -199,7 +199,7 @@ def test_finetune_applies_the_table_and_records_it(
     settings = read_toml(here / "run" / "config.toml")["data"]
     assert settings["fixes"] == str(here / "fixes.csv")
     assert len(settings["fixes_digest"]) == 64
-    assert "1 under another label" in capsys.readouterr().err
+    assert "1 relabelled" in capsys.readouterr().err
     assert contents(data) == before
 
 
@@ -210,7 +210,7 @@ def test_a_table_that_does_not_fit_is_refused_before_anything_loads(
 
     assert finetune(image_folder, tiny_weights, "run", "--fixes", "fixes.csv") == 3
 
-    assert "fixes.csv, line 2: 'red/nope.png' is no image" in capsys.readouterr().err
+    assert "fixes.csv, line 2: 'red/nope.png' is not an image" in capsys.readouterr().err
     assert not Path("run").exists()
 
 
@@ -263,8 +263,8 @@ def test_a_run_says_what_it_noticed_about_its_images(
 
     said = [line for line in capsys.readouterr().err.splitlines() if "vitft check" in line]
     assert len(said) == 1
-    assert "1 image looks mislabelled" in said[0]
-    assert "1 picture under two labels" in said[0]
+    assert "1 probable label error" in said[0]
+    assert "1 image with two labels" in said[0]
     audit = json.loads((here / "run" / "audit.json").read_text())
     assert [entry["path"] for entry in audit["mislabels"]] == ["blue/moved.png"]
     assert audit["images"] == 76

@@ -263,3 +263,20 @@ def test_a_terminal_without_utf8_still_gets_its_answer(trained: Path, image_fold
 
     assert done.returncode == 0, done.stderr
     assert b"red" in done.stdout
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["fintune"], 2)])
+def test_a_process_of_torchrun_exits_with_the_code_of_the_command(
+    words: list[str], code: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vitft", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "WORLD_SIZE": "2"},
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == code
+    assert "vitft 0" in done.stdout or "fintune" in done.stderr

@@ -18,7 +18,7 @@ from PIL import Image
 from tests.data.test_images import chunk, encoded, gradient, png_header
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
-from vitft.features.ood import FILE, fit
+from vitft.features.ood import REFERENCE_FILE, fit_reference
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
@@ -236,9 +236,9 @@ def test_unsure_and_foreign_images_are_noted(
     predictor = Predictor.from_run("run", device="cpu")
     views = np.stack([predictor.view(Path(name).read_bytes(), name) for name in photos])
     features = predictor.scores(views).features
-    reference = fit(features, np.arange(50) % 2, features)
+    reference = fit_reference(features, np.arange(50) % 2, features)
     assert reference is not None
-    RunDir(here / "run").write_arrays(FILE, **reference.arrays())
+    RunDir(here / "run").write_arrays(REFERENCE_FILE, **reference.arrays())
     Image.new("RGB", (20, 24), (255, 0, 0)).save("red.png")
 
     found = rows(capsys, *photos, "red.png", "--threshold", "1")
@@ -287,7 +287,7 @@ WRONG = [
     (["--resume", "x"], 2, "add --out FILE.jsonl"),
     (["--resume", "--out", "x.json", "x"], 2, "add --out FILE.jsonl"),
     (["--out", "x.doc", "x"], 2, "add --format jsonl"),
-    (["--out", "nowhere/x.csv", "x"], 5, "there is no folder nowhere"),
+    (["--out", "nowhere/x.csv", "x"], 5, "the folder nowhere does not exist"),
     (["--format", "parquet", "x"], 2, "Parquet cannot be written to the terminal"),
     (["--engine", "numpy", "--dtype", "bf16", "x"], 2, "--dtype bf16 needs torch"),
     (["--engine", "numpy", "--explain", "e", "x"], 2, "--explain needs torch"),

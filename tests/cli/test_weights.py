@@ -99,7 +99,7 @@ def test_a_file_that_is_only_looked_at_is_not_adapted(tmp_path: Path, printed: A
 
     text = printed()
     assert "Google's layout" in text
-    assert "7 classes, all zeros: it tells nothing" in text
+    assert "all zeros (untrained)" in text
     assert "would be" not in text
 
 

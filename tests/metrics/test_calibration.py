@@ -61,7 +61,7 @@ def test_the_temperature_that_judges_an_image_was_fitted_without_it() -> None:
 
 @pytest.mark.parametrize(
     ("images", "shown"),
-    [pytest.param(20, "20 validation images", id="few"), pytest.param(400, "0 wrong", id="right")],
+    [pytest.param(20, "20 validation images", id="few"), pytest.param(400, "0 errors", id="right")],
 )
 def test_too_few_images_or_mistakes_leave_the_scores_alone(images: int, shown: str) -> None:
     logits, labels = answered(images, sharpness=2.0)
@@ -83,7 +83,7 @@ def test_scores_that_are_worse_than_chance_have_no_temperature() -> None:
     found = temperature_for(logits, labels)
 
     assert found.value == 1
-    assert "no lowest point" in found.note
+    assert "minimises the loss" in found.note
 
 
 def test_a_temperature_that_does_not_help_unseen_images_is_not_taken() -> None:
@@ -92,7 +92,7 @@ def test_a_temperature_that_does_not_help_unseen_images_is_not_taken() -> None:
     found = temperature_for(logits, labels)
 
     assert found.value == 1
-    assert "would not lower the loss" in found.note
+    assert "did not help on held-out images" in found.note
 
 
 def test_bins_hold_equally_many_images_each_once() -> None:

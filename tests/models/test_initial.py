@@ -28,9 +28,11 @@ from vitft.predict.evaluate import evaluate
 from vitft.predict.numpy_engine import NumpyEngine
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import DataError, RunError, UsageError
-from vitft.training.distributed import Team
-from vitft.training.preflight import check_request
-from vitft.training.run import begin, finetune
+from vitft.training.checks import check_request
+from vitft.training.distributed import ProcessGroup
+from vitft.training.run import finetune
+from vitft.training.stages import training_batches
+from vitft.training.start import begin
 
 SMALL = {"width": 16, "depth": 2, "heads": 2}
 
@@ -60,7 +62,7 @@ def initial_for(config: Config, folder: Folder) -> tuple[VisionTransformer, Load
 
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
-    """Three kinds of grey bars in an .npz that brings its own split."""
+    """Three kinds of grey bars in an .npz that has its own split."""
     random = np.random.default_rng(0)
     labels = np.arange(45) % 3
     images = random.integers(0, 60, (45, 8, 8))
@@ -293,8 +295,9 @@ def test_freed_memory_is_kept_while_a_cpu_trains(
 
 
 def batches_of(config: Config, *, epoch: int, done: int = 0) -> list[tuple[Any, Any]]:
-    feed = begin(config, Team()).feed
-    return [(batch.inputs, batch.labels) for batch in feed.training()(epoch, done)]
+    start = begin(config, ProcessGroup())
+    batches = training_batches(start.config, start.inputs)
+    return [(batch.inputs, batch.labels) for batch in batches(epoch, done)]
 
 
 def test_images_in_memory_give_the_batches_that_their_files_would(
@@ -302,12 +305,12 @@ def test_images_in_memory_give_the_batches_that_their_files_would(
 ) -> None:
     config = settings(colours)
     held = batches_of(config, epoch=1)
-    assert begin(config, Team()).feed.held is not None
+    assert begin(config, ProcessGroup()).inputs.images is not None
 
-    monkeypatch.setattr("vitft.data.in_memory.BUDGET", 0)
+    monkeypatch.setattr("vitft.data.in_memory.MAX_BYTES", 0)
     read = batches_of(config, epoch=1)
 
-    assert begin(config, Team()).feed.held is None
+    assert begin(config, ProcessGroup()).inputs.images is None
     assert len(held) == len(read) == 3
     for ours, theirs in zip(held, read, strict=True):
         assert torch.equal(ours[0], theirs[0])

@@ -20,7 +20,7 @@ from vitft.models.pretrained import load_backbone, load_pretrained
 from vitft.models.timm_model import TimmConfig, TimmModel, config_from_json, require_vit, untrained
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import RunError, UsageError, WeightsError
-from vitft.training.best import Best
+from vitft.training.best import BestWeights
 
 SMALL = TimmConfig(timm="test_resnet", image_size=(32, 32), num_classes=3)
 PIXELS = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -137,12 +137,12 @@ def measured(top1: float) -> Metrics:
 def test_running_statistics_belong_to_the_best_weights() -> None:
     model = random_model()
     freeze_model(model, "none")
-    best = Best(model)
-    best.consider(measured(1.0))
+    best = BestWeights(model)
+    best.update(measured(1.0))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     model.train()(PIXELS)  # moves the means of BatchNorm
-    best.consider(measured(0.5))
+    best.update(measured(0.5))
     best.restore()
 
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from vitft.predict.output import (
+    ProcessShard,
     ResumePoint,
-    Shard,
     check_output,
     find_resume_point,
     open_rows,
@@ -57,7 +57,7 @@ def written(style: str, rows: list[Prediction]) -> list[str]:
 
 
 def write(
-    out: Path, style: str, rows: list[Prediction], shard: Shard, start: ResumePoint = START
+    out: Path, style: str, rows: list[Prediction], shard: ProcessShard, start: ResumePoint = START
 ) -> RowWriter:
     with open_rows(out, style, 2, shard, start) as file:
         for row in rows:
@@ -102,7 +102,7 @@ def test_the_table_lines_up_and_hides_no_command() -> None:
 
     assert lines == [
         "path         prediction",
-        r"\x1b[2J.jpg  a\nb 100.0% (not sure)",
+        r"\x1b[2J.jpg  a\nb 100.0 % (not sure)",
         "x            error: bad",
     ]
 
@@ -119,7 +119,7 @@ def test_a_long_table_begins_before_its_end() -> None:
 
 @BOTH
 def test_a_file_gets_its_name_when_it_is_whole(style: str, tmp_path: Path) -> None:
-    out, shard = tmp_path / f"o.{style}", Shard(chunk=4)
+    out, shard = tmp_path / f"o.{style}", ProcessShard(chunk=4)
 
     with pytest.raises(ValueError, match=r"strict|longer|shorter"):
         write(out, style, [PREDICTIONS[0], BROKEN], shard)  # ends in the middle
@@ -133,7 +133,7 @@ def test_a_file_gets_its_name_when_it_is_whole(style: str, tmp_path: Path) -> No
 
 @BOTH
 def test_wherever_it_was_cut_a_resumed_file_has_the_same_bytes(style: str, tmp_path: Path) -> None:
-    shard, whole = Shard(chunk=4), tmp_path / f"whole.{style}"
+    shard, whole = ProcessShard(chunk=4), tmp_path / f"whole.{style}"
     write(whole, style, PREDICTIONS, shard)
     data = whole.read_bytes()
 
@@ -153,7 +153,7 @@ def test_wherever_it_was_cut_a_resumed_file_has_the_same_bytes(style: str, tmp_p
 @BOTH
 def test_other_images_or_columns_are_not_resumed(style: str, tmp_path: Path) -> None:
     part = tmp_path / "o.part"
-    write(tmp_path / "o", style, PREDICTIONS, Shard())
+    write(tmp_path / "o", style, PREDICTIONS, ProcessShard())
     (tmp_path / "o").rename(part)
 
     with pytest.raises(RunError, match=r"row 3 is .*, but should be another"):
@@ -188,12 +188,12 @@ def test_parts_are_merged_in_order_by_whoever_ends_last(
     style: str, world: int, tmp_path: Path
 ) -> None:
     alone, out = tmp_path / "alone", tmp_path / "together"
-    write(alone, style, PREDICTIONS, Shard(chunk=4))
+    write(alone, style, PREDICTIONS, ProcessShard(chunk=4))
 
     for rank in reversed(range(world)):  # any order
         assert not out.exists()
         own = [row for i, row in enumerate(PREDICTIONS) if i // 4 % world == rank]
-        write(out, style, own, Shard(rank=rank, world=world, chunk=4))
+        write(out, style, own, ProcessShard(rank=rank, world=world, chunk=4))
 
     assert out.read_bytes() == alone.read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["alone", "together"]
@@ -203,7 +203,7 @@ def test_parquet_has_the_columns_of_csv_with_numbers(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     out = tmp_path / "o.parquet"
 
-    write(out, "parquet", PREDICTIONS * 30, Shard())  # more than one group of rows
+    write(out, "parquet", PREDICTIONS * 30, ProcessShard())  # more than one group of rows
 
     table = parquet.read_table(out)
     assert table.num_rows == 1500
@@ -222,7 +222,7 @@ def test_parquet_that_fails_leaves_nothing(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
 
     with pytest.raises(ValueError, match=r"strict|longer|shorter"):
-        write(tmp_path / "o.parquet", "parquet", [BROKEN], Shard())
+        write(tmp_path / "o.parquet", "parquet", [BROKEN], ProcessShard())
 
     assert list(tmp_path.iterdir()) == []
 
@@ -262,7 +262,7 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
     if not full.exists():
         pytest.skip("no /dev/full here")
     out = tmp_path / "o.jsonl"
-    part_path(out, Shard()).symlink_to(full)
+    part_path(out, ProcessShard()).symlink_to(full)
 
     with pytest.raises((ResourceError, RunError), match=r"disk full|cannot write"):
-        write(out, "jsonl", PREDICTIONS * 50, Shard())
+        write(out, "jsonl", PREDICTIONS * 50, ProcessShard())

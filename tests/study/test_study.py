@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.conftest import draw_folder
-from vitft.cli.main import build_parser
+from vitft.cli.main import build_parser, main
 from vitft.config.run import config_from_table
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
@@ -259,6 +259,28 @@ def test_the_command_and_the_plan_start_without_torch() -> None:
     )
 
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["study", "--data", "demo", "--weights", "demo"], id="study"),
+        pytest.param(["explain", "--model", "--weights", "demo"], id="explain --model"),
+    ],
+)
+def test_without_matplotlib_the_error_names_the_extra(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vitft.system.extras.importlib.util.find_spec", lambda _: None)
+
+    assert main(command) == 2
+
+    assert "fix: pip install 'vitft[plots]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 # the whole --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Run by torchrun: steps of a split model, stopped and taken up; writes what came out of it."""
+"""Script for torchrun: train a sharded model, save and restore it, and write the results."""
 
 import os
 import sys
@@ -14,17 +14,19 @@ from vitft.features.cut import cut_model
 from vitft.models.freeze import freeze_model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.training.distributed import Team, joined
-from vitft.training.fsdp import split_up, tell
-from vitft.training.loop import Batch, Training
+from vitft.training.distributed import ProcessGroup, process_group
+from vitft.training.fsdp import shard_module, unshard_into
+from vitft.training.gradients import Batch
+from vitft.training.loop import Trainer
+from vitft.training.trainer_state import load_trainer_state, trainer_state
 
 STEPS = 5
 SIZES = [7, 7, 3, 1, 7]
-"""Images of each step; the last of the odd ones leave a process with fewer, or with none."""
+"""Images of each step; odd numbers leave one process with fewer images, or with none."""
 
 
-def begun(freeze: str, team: Team, *, split: bool) -> tuple[nn.Module, Training]:
-    """What trains, whole, and its training."""
+def begun(freeze: str, group: ProcessGroup, *, split: bool) -> tuple[nn.Module, Trainer]:
+    """Return the trainable suffix and its trainer."""
     torch.manual_seed(0)
     config = ViTConfig(
         image_size=(16, 16), patch_size=(4, 4), width=32, depth=3, heads=2, num_classes=3
@@ -36,62 +38,62 @@ def begun(freeze: str, team: Team, *, split: bool) -> tuple[nn.Module, Training]
     spec = OptimSpec(
         solver=solver, lr=0.01, weight_decay=0.1, ema=0.9, clip=0.5, micro_batch=2, epochs=1
     )
-    trained = split_up(suffix, team) if split else suffix
-    return suffix, Training(trained, spec, steps_per_epoch=STEPS, team=team, split=split)
+    trained = shard_module(suffix, group) if split else suffix
+    return suffix, Trainer(trained, spec, steps_per_epoch=STEPS, group=group, sharded=split)
 
 
-def batches(freeze: str, team: Team) -> list[Batch]:
-    """This process's pieces of the same batches everywhere."""
+def batches(freeze: str, group: ProcessGroup) -> list[Batch]:
+    """Return this process's part of each batch; the batches are the same in all processes."""
     made = []
     generator = torch.Generator().manual_seed(1)
     for size in SIZES:
         shape = (size, 17, 32) if freeze.startswith("blocks") else (size, 3, 16, 16)
         inputs = torch.randn(shape, generator=generator)
         labels = torch.randint(0, 3, (size,), generator=generator)
-        own = team.piece(size)
+        own = group.batch_slice(size)
         made.append(Batch(inputs[own], labels[own], size))
     return made
 
 
-def end(suffix: nn.Module, training: Training, *, split: bool) -> dict[str, Tensor]:
-    """The averaged weights, as an evaluation sees them."""
-    with training.averaged():
+def end(suffix: nn.Module, trainer: Trainer, *, split: bool) -> dict[str, Tensor]:
+    """Return the averaged weights that an evaluation uses."""
+    with trainer.average.swapped_in():
         if split:
-            tell(training.model, suffix)
+            unshard_into(suffix, trainer.model)
         return {name: p.detach().clone() for name, p in suffix.named_parameters()}
 
 
 def main(freeze: str, out: Path) -> None:
-    with joined() as team:
-        fed = batches(freeze, team)
+    with process_group() as group:
+        fed = batches(freeze, group)
         found: dict[str, Tensor] = {}
         for name, split in (("whole", False), ("split", True)):
-            suffix, training = begun(freeze, team, split=split)
-            losses = [training.take(batch).loss for batch in fed]
+            suffix, trainer = begun(freeze, group, split=split)
+            losses = [trainer.step(batch).loss for batch in fed]
             found |= {
-                f"{name}/{key}": value for key, value in end(suffix, training, split=split).items()
+                f"{name}/{key}": value for key, value in end(suffix, trainer, split=split).items()
             }
             found[f"{name} losses"] = torch.tensor(losses)
-        suffix, training = begun(freeze, team, split=True)
+        suffix, trainer = begun(freeze, group, split=True)
         for batch in fed[:2]:
-            training.take(batch)
-        box = team.from_leader(training.state())
-        suffix, training = begun(freeze, team, split=True)
-        training.restore(*box)
+            trainer.step(batch)
+        box = group.broadcast(trainer_state(trainer))
+        suffix, trainer = begun(freeze, group, split=True)
+        load_trainer_state(trainer, *box)
         for batch in fed[2:]:
-            training.take(batch)
+            trainer.step(batch)
         found |= {
-            f"resumed/{key}": value for key, value in end(suffix, training, split=True).items()
+            f"resumed/{key}": value for key, value in end(suffix, trainer, split=True).items()
         }
-        own = training.trained.values()
+        own = trainer.parameters.values()
         sizes = [p.to_local().numel() for p in own if isinstance(p, DTensor)]
         found["held"] = torch.tensor(sum(sizes))
         found["all"] = torch.tensor(sum(p.numel() for p in own))
-        if team.leads:
+        if group.is_main:
             torch.save(found, out)
-        team.wait()
+        group.barrier()
 
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))
-    os._exit(0)  # gloo's threads may abort a process that ends in the usual way, see __main__
+    os._exit(0)  # gloo's threads may abort a process that exits normally, see __main__

@@ -1,4 +1,4 @@
-"""glibc's heap while training: what is freed stays, and goes back to the system afterwards."""
+"""glibc malloc: freed memory is kept during training and returned afterwards."""
 
 import resource
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from vitft.system.malloc import LARGEST, MMAP_THRESHOLD, SETTINGS
+from vitft.system.malloc import LARGEST_KEPT, MMAP_THRESHOLD, VARIABLES
 
 ABLE = (
     "import sys; from vitft.system.malloc import *; f = glibc('mallopt'); "
@@ -14,18 +14,18 @@ ABLE = (
 )
 pytestmark = pytest.mark.skipif(
     subprocess.run(
-        [sys.executable, "-c", ABLE.format(MMAP_THRESHOLD, LARGEST)], check=False
+        [sys.executable, "-c", ABLE.format(MMAP_THRESHOLD, LARGEST_KEPT)], check=False
     ).returncode
     != 0,
-    reason="another C library, or a glibc that keeps no large blocks",
+    reason="another C library, or a glibc that cannot keep large blocks",
 )
 
 STEPS = """
 import ctypes, resource, torch
 PR_SET_THP_DISABLE = 41
-ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # a fault a page, whatever the system does
+ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # one fault per page on every system
 from vitft.system.malloc import freed_memory_kept
-size = 12 * 2**20  # numbers of 4 bytes: above what glibc keeps by itself
+size = 12 * 2**20  # of 4 bytes: more than glibc keeps by itself
 def faults(times=5):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(times):
@@ -38,7 +38,7 @@ begun = resident()
 with freed_memory_kept(when={when}):
     faults(20)
     print(faults(), resident() - begun)
-    del [torch.empty(2**29) for _ in range(2)][:]  # a heap of 4 GiB that nobody touched
+    del [torch.empty(2**29) for _ in range(2)][:]  # an untouched heap of 4 GiB
     faults(20)
     print(faults())
 print(resident() - begun)
@@ -47,8 +47,8 @@ PAGES = 48 * 2**20 // resource.getpagesize()
 
 
 def steps(monkeypatch: pytest.MonkeyPatch, *, when: bool, **variables: str) -> list[float]:
-    """Page faults per tensor, bytes kept meanwhile, faults again, bytes kept afterwards."""
-    for name in SETTINGS:
+    """Return faults per tensor, bytes kept, faults in a large heap, bytes kept afterwards."""
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -59,7 +59,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, *, when: bool, **variables: str) -> l
     return [float(number) for number in done.stdout.split()]
 
 
-def test_a_steps_memory_is_kept_for_the_next_and_then_given_back(
+def test_memory_of_a_step_is_kept_for_the_next_and_then_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     faults, kept, faults_in_a_large_heap, left = steps(monkeypatch, when=True)
@@ -73,11 +73,11 @@ def test_a_steps_memory_is_kept_for_the_next_and_then_given_back(
 @pytest.mark.parametrize(
     ("when", "variables"),
     [
-        pytest.param(False, {}, id="not asked for"),
-        pytest.param(True, {"MALLOC_TRIM_THRESHOLD_": "131072"}, id="set up by the user"),
+        pytest.param(False, {}, id="not requested"),
+        pytest.param(True, {"MALLOC_TRIM_THRESHOLD_": "131072"}, id="configured by the user"),
     ],
 )
-def test_otherwise_glibc_does_as_it_always_does(
+def test_otherwise_malloc_is_unchanged(
     monkeypatch: pytest.MonkeyPatch, when: bool, variables: dict[str, str]
 ) -> None:
     faults, kept, *_ = steps(monkeypatch, when=when, **variables)

@@ -41,7 +41,7 @@ def test_a_folder_with_files_is_not_written_into(tmp_path: Path) -> None:
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(RunError, match="is not a folder that you may write"):
+    with pytest.raises(RunError, match="is not a writable folder"):
         plan_run(str(tmp_path / "file" / "run"), "data")
 
 
@@ -50,8 +50,8 @@ def test_a_folder_that_may_not_be_written_is_refused_at_once(tmp_path: Path) -> 
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
     code = (
-        "import os; from pathlib import Path; from vitft.system.rundir import writable\n"
-        f"os.setuid(65534); print(writable(Path({str(locked)!r})))"
+        "import os; from pathlib import Path; from vitft.system.rundir import is_writable\n"
+        f"os.setuid(65534); print(is_writable(Path({str(locked)!r})))"
     )  # root may write anywhere, so somebody else asks
 
     done = subprocess.run(

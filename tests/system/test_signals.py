@@ -10,7 +10,7 @@ import pytest
 
 from vitft.cli.main import main
 from vitft.system.errors import Stopped
-from vitft.system.signals import Stopper, at_once
+from vitft.system.signals import Stopper, default_handlers
 
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143, "SIGHUP": 143}
 
@@ -145,7 +145,7 @@ def test_several_processes_stop_at_an_end_that_they_agree_on() -> None:
 def test_a_call_that_never_looks_at_signals_is_left_to_the_system() -> None:
     with Stopper():
         own = signal.getsignal(signal.SIGTERM)
-        with at_once():
+        with default_handlers():
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         assert signal.getsignal(signal.SIGTERM) == own
 

@@ -14,32 +14,32 @@ import torch
 
 from tests.conftest import tiny_home
 from vitft.models.checkpoint import load_checkpoint
-from vitft.training.distributed import Team, store_of_this_attempt
+from vitft.training.distributed import ProcessGroup, rendezvous_store
 
 OPTIONS = ["--freeze", "none", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"]
 
 
 def test_shares_and_pieces_cover_everything_once() -> None:
     items = list(range(11))
-    teams = [Team(rank, 3) for rank in range(3)]
+    teams = [ProcessGroup(rank, 3) for rank in range(3)]
 
-    shared = [item for team in teams for item in team.share(items)]
-    pieces = [items[team.piece(len(items))] for team in teams]
+    shared = [item for team in teams for item in team.shard(items)]
+    pieces = [items[team.batch_slice(len(items))] for team in teams]
 
     assert sorted(shared) == items
     assert [item for piece in pieces for item in piece] == items
     assert [len(piece) for piece in pieces] == [4, 4, 3]
-    assert [len(range(1)[team.piece(1)]) for team in teams] == [1, 0, 0]
+    assert [len(range(1)[team.batch_slice(1)]) for team in teams] == [1, 0, 0]
 
 
 def test_one_alone_needs_nobody() -> None:
-    team, tensor = Team(), torch.ones(2)
+    team, tensor = ProcessGroup(), torch.ones(2)
 
-    assert team.add_up([tensor], [3.0]) == [3.0]
-    assert team.agree(5) == 5
-    assert team.from_leader("x") == "x"
-    assert torch.equal(team.gathered(tensor, 2), tensor)
-    assert team.leads
+    assert team.all_reduce([tensor], [3.0]) == [3.0]
+    assert team.all_reduce_max(5) == 5
+    assert team.broadcast("x") == "x"
+    assert torch.equal(team.all_gather(tensor, 2), tensor)
+    assert team.is_main
 
 
 def test_a_restart_does_not_read_the_addresses_of_its_dead_predecessors(
@@ -51,11 +51,11 @@ def test_a_restart_does_not_read_the_addresses_of_its_dead_predecessors(
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    before = store_of_this_attempt(timedelta(seconds=20))
+    before = rendezvous_store(timedelta(seconds=20))
     before.set("address", "of a process that was killed")
 
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    after = store_of_this_attempt(timedelta(seconds=20))
+    after = rendezvous_store(timedelta(seconds=20))
 
     assert before.check(["address"])
     assert not after.check(["address"])

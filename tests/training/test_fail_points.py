@@ -13,12 +13,19 @@ import torch
 
 from tests.support.fail_points import ERRORS, KILL, FailPoints, Killed
 from vitft.features.cache import Store, key_of, open_store
-from vitft.predict.output import ResumePoint, Shard, find_resume_point, open_rows
+from vitft.predict.output import ProcessShard, ResumePoint, find_resume_point, open_rows
 from vitft.predict.prediction import Prediction
 from vitft.system.errors import ResourceError, RunError
 from vitft.system.files import whole_folder, write_atomically
 from vitft.system.rundir import RunDir
-from vitft.training.state import State, newest_state, remove_states, save_state, states, sweep
+from vitft.training.state import (
+    State,
+    list_states,
+    newest_state,
+    remove_states,
+    remove_temporary_files,
+    save_state,
+)
 
 HOWS = [KILL, *ERRORS]
 Write = Callable[[Path], None]
@@ -71,9 +78,9 @@ def test_a_state_that_cannot_be_saved_leaves_one_that_can_be_resumed(
         assert step in (2, 3)
         assert torch.equal(found[0].tensors["x"], torch.full((4,), float(step)))
         assert torch.equal(found[1]["w"], torch.full((4,), float(step)))
-        sweep(home / "resume")
+        remove_temporary_files(home / "resume")
         save(home, 4)
-        assert len(states(home / "resume")) == 2
+        assert len(list_states(home / "resume")) == 2
         assert len(list((home / "resume").iterdir())) == 4
 
     points = every_point(tmp_path, how, before, lambda home: save(home, 3), look)
@@ -113,7 +120,7 @@ def test_a_folder_gets_its_name_when_all_of_it_is_there(tmp_path: Path, how: str
 
 @pytest.mark.parametrize("how", HOWS)
 def test_rows_that_were_written_are_gone_on_with(tmp_path: Path, how: str) -> None:
-    shard, names = Shard(chunk=1), ["a", "b", "c"]
+    shard, names = ProcessShard(chunk=1), ["a", "b", "c"]
 
     def answer(home: Path) -> None:
         out = home / "rows.jsonl"
@@ -194,4 +201,4 @@ def test_states_that_cannot_be_removed_do_not_spoil_a_finished_run(
         remove_states(tmp_path / "resume")
 
     assert points.calls[0].startswith("unlink")
-    assert "could not be removed" in capsys.readouterr().err
+    assert "cannot remove" in capsys.readouterr().err

@@ -113,7 +113,7 @@ def test_too_few_images_leave_the_head_alone_and_say_so(
     assert calibration is not None
     assert calibration["temperature"] == 1
     assert (calibration["note"] or "").startswith("6 validation images")
-    assert "probabilities are left as they are" in capsys.readouterr().err
+    assert "not calibrated: 6 validation images" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ends_in", ["save_checkpoint", "write_arrays"])

@@ -17,10 +17,10 @@ from vitft.models.checkpoint import load_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
-from vitft.training.distributed import Team
-from vitft.training.fsdp import check_split, slice_like, whole
-from vitft.training.loop import Training
-from vitft.training.preflight import check_resume
+from vitft.training.checks import check_resume
+from vitft.training.distributed import ProcessGroup
+from vitft.training.fsdp import check_sharding, full_tensor, slice_like
+from vitft.training.loop import Trainer
 
 SMALL = ViTConfig(image_size=(8, 8), patch_size=(4, 4), width=8, depth=1, heads=2, num_classes=2)
 
@@ -87,18 +87,18 @@ def test_what_does_not_go_together_is_refused(precision: str, compiled: bool, wo
     model = VisionTransformer(SMALL)
 
     with pytest.raises(UsageError, match=words):
-        check_split(model, Team(0, 2), precision=precision, compiled=compiled)
+        check_sharding(model, ProcessGroup(0, 2), precision=precision, compiled=compiled)
 
 
 def test_models_of_timm_are_refused() -> None:
     with pytest.raises(UsageError, match="timm"):
-        check_split(nn.Linear(2, 2), Team(0, 2), precision="fp32", compiled=False)
+        check_sharding(nn.Linear(2, 2), ProcessGroup(0, 2), precision="fp32", compiled=False)
 
 
 def test_one_process_is_told_that_it_has_nobody_to_share_with(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check_split(VisionTransformer(SMALL), Team(), precision="bf16", compiled=False)
+    check_sharding(VisionTransformer(SMALL), ProcessGroup(), precision="bf16", compiled=False)
 
     assert "no effect on one process" in capsys.readouterr().err
 
@@ -106,9 +106,11 @@ def test_one_process_is_told_that_it_has_nobody_to_share_with(
 @pytest.mark.parametrize(("own", "sizes"), [(4, [2, 2]), (3, [2, 1]), (0, [0, 0])])
 def test_every_process_takes_as_many_passes(own: int, sizes: list[int]) -> None:
     spec = OptimSpec(solver="sgd", lr=0.1, micro_batch=2)
-    training = Training(nn.Linear(1, 2), spec, steps_per_epoch=1, team=Team(0, 3), split=True)
+    trainer = Trainer(
+        nn.Linear(1, 2), spec, steps_per_epoch=1, group=ProcessGroup(0, 3), sharded=True
+    )
 
-    passes = training.pieces(own, 11)
+    passes = trainer.gradients.micro_batches(own, 11)
 
     assert [len(range(own)[piece]) for piece in passes] == sizes
 
@@ -116,7 +118,7 @@ def test_every_process_takes_as_many_passes(own: int, sizes: list[int]) -> None:
 def test_whole_tensors_stay_as_they_are() -> None:
     tensor = torch.ones(2)
 
-    assert whole(tensor) is tensor
+    assert full_tensor(tensor) is tensor
     assert slice_like(tensor, torch.zeros(2)) is tensor
 
 

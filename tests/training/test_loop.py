@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from vitft.config.training import OptimSpec
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import DivergedError, ResourceError
-from vitft.training.loop import Batch, Step, Training, fit, logits_of
+from vitft.training.gradients import Batch
+from vitft.training.loop import StepResult, Trainer, fit, predict_logits
+from vitft.training.trainer_state import load_trainer_state, trainer_state
 
 
 def toy_batches(epoch: int, done: int = 0) -> Iterator[Batch]:
@@ -30,15 +32,15 @@ def run(
     *,
     steps_per_epoch: int = 4,
     spec: OptimSpec | None = None,
-    on_step: Callable[[Step], None] = lambda _: None,
+    on_step: Callable[[StepResult], None] = lambda _: None,
     on_epoch: Callable[[int], bool | None] = lambda _: None,
     **options: Any,
-) -> Training:
+) -> Trainer:
     """Train a model to its end."""
     spec = spec or OptimSpec(solver="adamw", lr=0.1, epochs=2)
-    training = Training(model, spec, steps_per_epoch=steps_per_epoch, **options)
-    fit(training, batches, epochs=range(spec.epochs), on_step=on_step, on_epoch=on_epoch)
-    return training
+    trainer = Trainer(model, spec, steps_per_epoch=steps_per_epoch, **options)
+    fit(trainer, batches, epochs=range(spec.epochs), on_step=on_step, on_epoch=on_epoch)
+    return trainer
 
 
 class Noisy(nn.Module):
@@ -58,7 +60,7 @@ def test_the_first_loss_of_a_zeroed_head_is_the_log_of_the_class_count(
     tiny_vit: VisionTransformer,
 ) -> None:
     images, labels = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 0])
-    steps: list[Step] = []
+    steps: list[StepResult] = []
 
     run(
         tiny_vit,
@@ -80,12 +82,12 @@ def test_a_linear_problem_is_learnt(solver: str) -> None:
         spec=OptimSpec(solver=solver, lr=0.5, epochs=10),  # type: ignore[arg-type]
     )
 
-    logits, labels = logits_of(model, toy_batches(99), device=torch.device("cpu"))
+    logits, labels = predict_logits(model, toy_batches(99), device=torch.device("cpu"))
     assert (logits.argmax(dim=-1) == labels).all()
 
 
 def test_steps_and_epochs_are_reported_in_order() -> None:
-    steps: list[Step] = []
+    steps: list[StepResult] = []
     epochs: list[int] = []
 
     run(
@@ -149,19 +151,19 @@ def test_a_training_taken_up_after_any_step_ends_as_if_it_had_never_stopped(
     spec = replace(FULL, solver=solver)
     whole = run(Noisy(), spec=spec, seed=3)
 
-    first = Training(Noisy(), spec, steps_per_epoch=4, seed=3)
-    while first.step < stop:
+    first = Trainer(Noisy(), spec, steps_per_epoch=4, seed=3)
+    while first.steps < stop:
         for batch in toy_batches(first.epoch):
-            if first.step < stop:
-                first.take(batch)
-    tensors, facts = first.state()
+            if first.steps < stop:
+                first.step(batch)
+    tensors, facts = trainer_state(first)
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    second = Training(Noisy(), spec, steps_per_epoch=4, seed=3)
-    second.restore(tensors, json.loads(json.dumps(facts)))
+    second = Trainer(Noisy(), spec, steps_per_epoch=4, seed=3)
+    load_trainer_state(second, tensors, json.loads(json.dumps(facts)))
     torch.manual_seed(stop)  # whatever else was drawn meanwhile
     fit(second, toy_batches, epochs=range(stop // 4, 3))
 
-    wanted, found = whole.state()[0], second.state()[0]
+    wanted, found = trainer_state(whole)[0], trainer_state(second)[0]
     assert wanted.keys() == found.keys()
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
     assert any(name.startswith("optimizer/") for name in wanted)
@@ -170,7 +172,7 @@ def test_a_training_taken_up_after_any_step_ends_as_if_it_had_never_stopped(
 
 def test_the_seed_decides_what_dropout_drops() -> None:
     def weights(seed: int) -> Tensor:
-        return run(Noisy(), seed=seed).trained["head.weight"]
+        return run(Noisy(), seed=seed).parameters["head.weight"]
 
     assert torch.equal(weights(1), weights(1))
     assert not torch.equal(weights(1), weights(2))
@@ -180,7 +182,7 @@ def test_the_size_of_the_pieces_changes_only_the_last_bits() -> None:
     def weights(micro_batch: int) -> Tensor:
         torch.manual_seed(0)
         spec = OptimSpec(solver="sgd", lr=0.5, epochs=2, micro_batch=micro_batch)
-        return run(nn.Linear(3, 3), spec=spec).trained["weight"]
+        return run(nn.Linear(3, 3), spec=spec).parameters["weight"]
 
     torch.testing.assert_close(weights(3), weights(8), atol=1e-6, rtol=0)
 
@@ -204,8 +206,8 @@ def test_out_of_memory_leads_to_the_weights_of_smaller_pieces() -> None:
     greedy = run(Greedy(2), spec=spec)
     modest = run(Greedy(8), spec=replace(spec, micro_batch=2))
 
-    assert greedy.micro_batch == 2
-    assert all(torch.equal(greedy.trained[n], modest.trained[n]) for n in greedy.trained)
+    assert greedy.gradients.micro_batch == 2
+    assert all(torch.equal(greedy.parameters[n], modest.parameters[n]) for n in greedy.parameters)
 
 
 def test_one_image_that_does_not_fit_ends_in_a_sentence() -> None:
@@ -214,29 +216,31 @@ def test_one_image_that_does_not_fit_ends_in_a_sentence() -> None:
 
 
 def test_the_average_follows_and_is_only_lent_to_the_model() -> None:
-    training = run(Noisy(), spec=FULL)
-    own = training.trained["head.weight"].detach().clone()
+    trainer = run(Noisy(), spec=FULL)
+    own = trainer.parameters["head.weight"].detach().clone()
 
-    with training.averaged():
-        assert torch.equal(training.trained["head.weight"], training.average["head.weight"])
+    with trainer.average.swapped_in():
+        assert torch.equal(
+            trainer.parameters["head.weight"], trainer.average.average["head.weight"]
+        )
 
-    assert torch.equal(training.trained["head.weight"], own)
-    assert not torch.equal(training.average["head.weight"], own)
+    assert torch.equal(trainer.parameters["head.weight"], own)
+    assert not torch.equal(trainer.average.average["head.weight"], own)
 
 
 def test_what_is_saved_while_the_average_is_lent_are_the_weights_that_train() -> None:
-    training = run(Noisy(), spec=FULL)
-    before, _ = training.state()
+    trainer = run(Noisy(), spec=FULL)
+    before, _ = trainer_state(trainer)
     before = {name: tensor.clone() for name, tensor in before.items()}
 
-    with training.averaged():
-        lent, _ = training.state()
+    with trainer.average.swapped_in():
+        lent, _ = trainer_state(trainer)
 
     assert all(torch.equal(lent[name], before[name]) for name in before)
 
 
 def test_a_constant_schedule_stays_at_its_peak() -> None:
-    steps: list[Step] = []
+    steps: list[StepResult] = []
     spec = OptimSpec(solver="sgd", lr=1.0, epochs=2, warmup=0.25, schedule="constant")
 
     run(nn.Linear(3, 3), spec=spec, on_step=steps.append)
@@ -251,7 +255,7 @@ def test_a_class_that_weighs_nothing_is_not_learnt() -> None:
     spec = OptimSpec(solver="adamw", lr=0.5, epochs=9)
     run(model, spec=spec, class_weights=torch.tensor([1.5, 1.5, 0.0]))
 
-    logits, labels = logits_of(model, toy_batches(99), device=torch.device("cpu"))
+    logits, labels = predict_logits(model, toy_batches(99), device=torch.device("cpu"))
     right = logits.argmax(dim=-1) == labels
     assert right[labels < 2].all()
     assert not right[labels == 2].any()
@@ -263,7 +267,7 @@ def test_smoothed_labels_hold_the_scores_back() -> None:
         model = nn.Linear(3, 3)
         spec = OptimSpec(solver="adamw", lr=0.3, epochs=20, label_smoothing=smoothing)
         run(model, spec=spec)
-        logits, _ = logits_of(model, toy_batches(99), device=torch.device("cpu"))
+        logits, _ = predict_logits(model, toy_batches(99), device=torch.device("cpu"))
         return logits.softmax(dim=-1).max().item()
 
     assert spread(0.3) < 0.85 < spread(0.0)
@@ -278,7 +282,7 @@ def test_mixed_batches_may_have_shares_for_labels() -> None:
     torch.manual_seed(0)
     mixed = run(nn.Linear(3, 3), mix=mix)
 
-    torch.testing.assert_close(plain.trained["weight"], mixed.trained["weight"])
+    torch.testing.assert_close(plain.parameters["weight"], mixed.parameters["weight"])
 
 
 def test_training_ends_early_when_told_so() -> None:

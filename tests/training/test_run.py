@@ -17,8 +17,8 @@ from vitft.predict.torch_engine import Predictor
 from vitft.system import rundir
 from vitft.system.errors import DataError, DivergedError
 from vitft.training import run as train
-from vitft.training.best import Tally
-from vitft.training.loop import Step
+from vitft.training.best import RunningMetrics
+from vitft.training.loop import StepResult
 from vitft.training.run import Result, finetune
 
 
@@ -275,14 +275,14 @@ def test_ctrl_c_leaves_a_whole_run_directory(
     has_model: bool,
 ) -> None:
     counted: Iterator[int] = iter(range(1000))
-    whole = Tally.add
+    whole = RunningMetrics.add
 
-    def interrupt(self: Tally, step: Step) -> None:
+    def interrupt(self: RunningMetrics, step: StepResult) -> None:
         if next(counted) == stop_at:
             raise KeyboardInterrupt
         whole(self, step)
 
-    monkeypatch.setattr(Tally, "add", interrupt)
+    monkeypatch.setattr(RunningMetrics, "add", interrupt)
     done = run_it(image_folder, tiny_weights, tmp_path / "run")
 
     assert done.interrupted

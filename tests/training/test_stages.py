@@ -16,9 +16,10 @@ from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import LockedError, ResourceError, RunError
 from vitft.system.rundir import RunDir, locked
 from vitft.training import stages
-from vitft.training.loop import Step, Training, logits_of
+from vitft.training.ema import WeightAverage
+from vitft.training.loop import StepResult, predict_logits
 from vitft.training.run import Result, finetune
-from vitft.training.stages import Stage
+from vitft.training.stages import StepStage
 
 EVERYTHING: dict[str, dict[str, Any]] = {
     "train": {"freeze": "none", "drop_path": 0.2, "mixup": 0.2, "cutmix": 1.0, "erasing": 0.25},
@@ -74,17 +75,17 @@ def outcome(run: Path) -> dict[str, Any]:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, number: int = signal.SIGTERM) -> None:
     """Send this process a signal in the middle of a step, once."""
-    whole = Stage.on_step
+    whole = StepStage.on_step
     seen = 0
 
-    def on_step(stage: Stage, step: Step) -> None:
+    def on_step(stage: StepStage, step: StepResult) -> None:
         nonlocal seen
         seen += 1
         if seen == count:
             os.kill(os.getpid(), number)
         whole(stage, step)
 
-    monkeypatch.setattr(Stage, "on_step", on_step)
+    monkeypatch.setattr(StepStage, "on_step", on_step)
 
 
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
@@ -134,14 +135,14 @@ def test_a_stop_during_validation_is_taken_up_before_the_validation(
     few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
-    original = logits_of
+    original = predict_logits
 
     def interrupted(*args: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return original(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "logits_of", interrupted)
+        patch.setattr(stages, "predict_logits", interrupted)
         stopped = start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
     again = resumed(stopped.run)
 
@@ -174,18 +175,18 @@ def test_a_second_signal_in_the_middle_of_a_step_saves_nothing_half_done(
     few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
-    monkeypatch.setattr(stages, "SAVE_S", 0.0)
-    monkeypatch.setattr(stages, "SAVE_SHARE", 1e9)
-    original = Training.remember
+    monkeypatch.setattr(stages, "SAVE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(stages, "SAVE_FRACTION", 1e9)
+    original = WeightAverage.update
 
-    def impatient(training: Training) -> None:
-        original(training)  # weights and average have moved, the step is not counted yet
-        if training.step == 4:
+    def impatient(average: WeightAverage, steps: int) -> None:
+        original(average, steps)  # weights and average have moved, the step is not counted yet
+        if steps == 4:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "remember", impatient)
+        patch.setattr(WeightAverage, "update", impatient)
         stopped = start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
     again = resumed(stopped.run)
 
@@ -203,7 +204,7 @@ def test_a_run_is_called_finished_when_its_last_file_is_there(
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr("vitft.training.run.write_gallery", late)
+        patch.setattr("vitft.training.run.write_thumbnails", late)
         stopped = start(few, tiny_weights, tmp_path / "stopped", settings)
     again = resumed(stopped.run)
 
@@ -216,22 +217,22 @@ def test_a_crash_loses_no_more_than_what_came_after_the_last_state(
     few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
-    monkeypatch.setattr(stages, "SAVE_S", 0.0)
-    monkeypatch.setattr(stages, "SAVE_SHARE", 1e9)  # a state after every step
+    monkeypatch.setattr(stages, "SAVE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(stages, "SAVE_FRACTION", 1e9)  # a state after every step
 
     class Killed(BaseException):
         """Nobody catches this."""
 
-    original = Stage.on_step
+    original = StepStage.on_step
 
-    def dies(stage: Stage, step: Step) -> None:
+    def dies(stage: StepStage, step: StepResult) -> None:
         original(stage, step)
         if step.step == 4:
-            stage.job.run.log({"torn": True})  # written, but never part of a state
+            stage.context.run.log({"torn": True})  # written, but never part of a state
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stage, "on_step", dies)
+        patch.setattr(StepStage, "on_step", dies)
         with pytest.raises(Killed):
             start(few, tiny_weights, tmp_path / "killed", EVERYTHING)
     again = resumed(tmp_path / "killed")
@@ -285,7 +286,7 @@ def test_training_ends_when_nothing_gets_better(
 def test_two_processes_do_not_write_one_run(few: Path, tiny_weights: Path, tmp_path: Path) -> None:
     done = start(few, tiny_weights, tmp_path / "run", {})
 
-    with locked(RunDir(done.run)), pytest.raises(LockedError, match="is being written by process"):
+    with locked(RunDir(done.run)), pytest.raises(LockedError, match="is in use by process"):
         resumed(done.run)
     assert not (done.run / ".lock").exists()
 
@@ -296,7 +297,7 @@ def test_other_images_than_at_the_beginning_are_refused(
     done = start(few, tiny_weights, tmp_path / "run", {})
     (few / "red" / "000.png").write_bytes((few / "blue" / "001.png").read_bytes())
 
-    with pytest.raises(RunError, match=r"1 images are not as they were.*red/000\.png"):
+    with pytest.raises(RunError, match=r"1 image has changed since.*red/000\.png"):
         resumed(done.run)
 
 
@@ -343,7 +344,7 @@ def test_a_folder_that_is_no_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["finetune", "--resume", str(tmp_path)]) == 5
-    assert "is no run that could be resumed" in capsys.readouterr().err
+    assert "is not a run directory" in capsys.readouterr().err
 
 
 def test_a_finished_run_says_so(

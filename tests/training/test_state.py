@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from vitft.system.errors import ResourceError, RunError
-from vitft.training.state import State, newest_state, remove_states, save_state, states, sweep
+from vitft.training.state import (
+    State,
+    list_states,
+    newest_state,
+    remove_states,
+    remove_temporary_files,
+    save_state,
+)
 
 WEIGHTS = {"w": torch.arange(6.0)}
 
@@ -47,7 +54,7 @@ def test_two_states_are_kept_and_the_best_weights_that_they_name(tmp_path: Path)
     for step in (3, 4, 5):
         save_state(tmp_path, 0, step, state(step, "best-0-00000002.safetensors"), None)
 
-    assert [path.name for path in states(tmp_path)] == [
+    assert [path.name for path in list_states(tmp_path)] == [
         "state-0-00000005.safetensors",
         "state-0-00000004.safetensors",
     ]
@@ -58,7 +65,7 @@ def test_half_written_files_are_swept_away_and_nothing_else(tmp_path: Path) -> N
     for name in (".model.safetensors.0123456789ab", ".lock", ".notes.txt", "x.0123456789ab"):
         (tmp_path / name).write_bytes(b"")
 
-    sweep(tmp_path)
+    remove_temporary_files(tmp_path)
 
     assert {path.name for path in tmp_path.iterdir()} == {".lock", ".notes.txt", "x.0123456789ab"}
 
@@ -93,10 +100,10 @@ def test_damage_is_noticed_set_aside_and_the_state_before_is_used(
 
 def test_nothing_whole_ends_in_a_sentence(tmp_path: Path) -> None:
     saved(tmp_path, 1)
-    for path in states(tmp_path):
+    for path in list_states(tmp_path):
         path.write_bytes(b"")
 
-    with pytest.raises(RunError, match=r"no state in .* is whole"):
+    with pytest.raises(RunError, match=r"all training states in .* are damaged"):
         newest_state(tmp_path)
 
 

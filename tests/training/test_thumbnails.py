@@ -22,7 +22,7 @@ from vitft.predict.validation import (
     thumb_name,
 )
 from vitft.system.rundir import RunDir
-from vitft.training.thumbnails import SIDE, jpeg, write_gallery
+from vitft.training.thumbnails import SIDE, thumbnail_jpeg, write_thumbnails
 
 TRANSFORM = EvalTransform(image_size=(16, 16))
 
@@ -42,7 +42,7 @@ def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, M
 
 
 def keep(run: RunDir, manifest: Manifest, model: torch.nn.Module) -> int:
-    return write_gallery(run, manifest, model, TRANSFORM, max_pixels=10**6)
+    return write_thumbnails(run, manifest, model, TRANSFORM, max_pixels=10**6)
 
 
 def test_mistakes_are_kept_with_the_attention_and_right_answers_without(
@@ -116,7 +116,7 @@ def test_a_full_or_forbidden_disk_costs_the_pictures_only(
     (run.path / ".thumbs").write_text("a file where the folder should be")
 
     assert keep(run, manifest, tiny_vit) == 0
-    assert "no pictures for the report" in capsys.readouterr().err
+    assert "no thumbnails for the report" in capsys.readouterr().err
 
 
 def test_thumbnails_hold_no_place_comment_or_profile_of_the_original(
@@ -149,7 +149,7 @@ def test_thumbnails_hold_no_place_comment_or_profile_of_the_original(
 def test_every_shape_becomes_a_small_picture(size: tuple[int, int]) -> None:
     import io
 
-    with Image.open(io.BytesIO(jpeg(Image.new("RGB", size))), formats=["JPEG"]) as image:
+    with Image.open(io.BytesIO(thumbnail_jpeg(Image.new("RGB", size))), formats=["JPEG"]) as image:
         assert max(image.size) == min(SIDE, max(size))
         assert min(image.size) >= 1
 
@@ -165,7 +165,7 @@ def test_the_attention_in_bf16_is_nearly_that_of_float32(
     for precision in ("fp32", "bf16"):
         run, manifest = finished(tmp_path / precision, image_folder)
 
-        write_gallery(run, manifest, tiny_vit, TRANSFORM, max_pixels=10**6, precision=precision)
+        write_thumbnails(run, manifest, tiny_vit, TRANSFORM, max_pixels=10**6, precision=precision)
 
         files = sorted((run.path / "thumbs").glob("*-attention.jpg"))
         pictures[precision] = [np.asarray(Image.open(file), np.float32) for file in files]

@@ -14,15 +14,15 @@ from vitft.cli.main import main
 from vitft.system.errors import UsageError
 from vitft.system.rundir import RunDir
 from vitft.training import trackers
-from vitft.training.trackers import (
-    Begun,
-    Opening,
+from vitft.training.tracker_clients import (
+    CLIENTS,
+    Connection,
     Points,
     TensorBoard,
-    Trackers,
-    reach_trackers,
-    reason,
+    TrackedRun,
+    without_password,
 )
+from vitft.training.trackers import Trackers, connect_trackers, describe_error, finite_numbers
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "train": {"freeze": "none"},
@@ -59,17 +59,17 @@ class Notebook:
         if self.unreachable:
             raise OSError("no way to https://me:secret@example.org/x")
 
-    def begin(self, opening: Opening) -> Begun:
-        assert opening.settings["train.tracker"] == "mlflow"
-        return Begun(id=opening.id or "one", place="here")
+    def start(self, run: TrackedRun) -> Connection:
+        assert run.settings["train.tracker"] == "mlflow"
+        return Connection(id=run.id or "one", location="here")
 
-    def tell(self, points: Points) -> None:
+    def log(self, points: Points) -> None:
         if points[-1][0] >= 2 * self.fails_at:
             raise ConnectionError("gone\nwith a long story")
         self.pages.extend(points)
 
-    def end(self, status: str, figures: Mapping[str, float]) -> None:
-        self.ended.append((status, figures))
+    def finish(self, status: str, results: Mapping[str, float]) -> None:
+        self.ended.append((status, results))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> type[Notebook]:
         pages: ClassVar[list[tuple[int, Mapping[str, float]]]] = []
         ended: ClassVar[list[tuple[str, Mapping[str, float]]]] = []
 
-    monkeypatch.setattr(trackers, "KINDS", {**trackers.KINDS, "mlflow": Fresh})
+    monkeypatch.setattr(trackers, "CLIENTS", {**CLIENTS, "mlflow": Fresh})
     monkeypatch.setattr(trackers, "check_trackers", lambda _: None)
     return Fresh
 
@@ -130,11 +130,11 @@ def test_a_process_that_was_killed_between_telling_and_saving_tells_nothing_twic
     tmp_path: Path, notebook: type[Notebook]
 ) -> None:
     def life(steps: list[int], *, resume: bool) -> None:
-        told = reach_trackers(["mlflow"], resume=resume)
-        told.begin(RunDir(tmp_path), {"train.tracker": "mlflow"}, resume=resume)
+        told = connect_trackers(["mlflow"], resume=resume)
+        told.start(RunDir(tmp_path), {"train.tracker": "mlflow"}, resume=resume)
         for step in steps:
-            told.step(step, {"loss": 1.0})
-        told.tell()
+            told.log_step(step, {"loss": 1.0})
+        told.flush()
 
     life([10, 20, 30], resume=False)  # the state on disk is that of step 10: it dies here
     life([20, 30, 40], resume=True)
@@ -154,7 +154,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_changes_nothing(
     done = start(few, tiny_weights, tmp_path / "told", told_by("mlflow"))
 
     said = capsys.readouterr().err
-    assert said.count("mlflow is told nothing more: ConnectionError: gone;") == 1
+    assert said.count("mlflow logging disabled: ConnectionError: gone;") == 1
     assert notebook.ended == []
     assert without_trackers(done.run) == without_trackers(alone.run)
 
@@ -209,25 +209,25 @@ def test_a_missing_library_is_refused_with_the_command_that_installs_it(
 
 
 def test_no_tracker_costs_nothing() -> None:
-    none = reach_trackers([], resume=False)
+    none = connect_trackers([], resume=False)
 
-    none.step(10, {"loss": 1.0})
-    none.epoch(10, {"loss": 1.0})
-    none.end("finished", {})
+    none.log_step(10, {"loss": 1.0})
+    none.log_epoch(10, {"loss": 1.0})
+    none.finish("finished", {})
 
-    assert none == Trackers(is_over=True)
+    assert none == Trackers(is_finished=True)
 
 
 def test_only_finite_numbers_are_told() -> None:
     figures = {"a": 1, "b": 0.5, "c": "x", "d": None, "e": float("nan"), "f": [1], "g": True}
 
-    assert trackers.numbers(figures) == {"a": 1.0, "b": 0.5, "g": 1.0}
+    assert finite_numbers(figures) == {"a": 1.0, "b": 0.5, "g": 1.0}
 
 
 def test_passwords_in_addresses_are_not_shown() -> None:
-    assert trackers.without_password("https://me:secret@host/x") == "https://host/x"
-    assert trackers.without_password("sqlite:///a@b.db") == "sqlite://b.db"
-    assert "secret" not in reason(ValueError("no https://me:secret@host/x\nat all"))
+    assert without_password("https://me:secret@host/x") == "https://host/x"
+    assert without_password("sqlite:///a@b.db") == "sqlite://b.db"
+    assert "secret" not in describe_error(ValueError("no https://me:secret@host/x\nat all"))
 
 
 # the libraries themselves ------------------------------------------------------------------------
@@ -276,16 +276,16 @@ def test_tensorboard_shows_a_resumed_run_like_one_that_never_stopped(
 
 @installed("tensorboard")
 def test_what_a_killed_process_wrote_too_much_is_hidden(tmp_path: Path) -> None:
-    def life(opening: Opening, moments: list[int]) -> None:
+    def life(run: TrackedRun, moments: list[int]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             board = TensorBoard()
-            board.begin(opening)
-            board.tell([(moment, {"loss": float(moment)}) for moment in moments])
+            board.start(run)
+            board.log([(moment, {"loss": float(moment)}) for moment in moments])
             board.writer.close()
 
-    life(Opening(folder=tmp_path, settings={}), [20, 40, 60])  # 20 alone was noted
-    life(Opening(folder=tmp_path, settings={}, id="tensorboard", told=20), [40, 60, 80])
+    life(TrackedRun(folder=tmp_path, settings={}), [20, 40, 60])  # 20 alone was noted
+    life(TrackedRun(folder=tmp_path, settings={}, id="tensorboard", last_moment=20), [40, 60, 80])
 
     assert [step for step, _ in scalars(tmp_path / "tensorboard")["loss"]] == [10, 20, 30, 40]
 
@@ -364,5 +364,5 @@ def test_wandb_without_a_login_does_not_ask_for_one(
 ) -> None:
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
 
-    with pytest.raises(UsageError, match="nobody is logged in"):
+    with pytest.raises(UsageError, match="not logged in"):
         start(few, tiny_weights, tmp_path / "run", told_by("wandb"))

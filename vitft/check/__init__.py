@@ -1,1 +1,7 @@
-"""Checks of a folder of images: findings, and what to do about each."""
+"""Checks of a labelled image folder (`vitft check`): findings, and a proposed fix for each.
+
+folder     the whole check of a folder
+labels     probable label errors, from features
+audit      the findings, as in audit.json
+proposals  the findings as a table of fixes
+"""

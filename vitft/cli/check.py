@@ -17,7 +17,7 @@ from vitft.system.imports import heavy_imports
 from vitft.system.text import count
 
 if TYPE_CHECKING:
-    from vitft.check.folder import Outcome
+    from vitft.check.folder import CheckResult
 
 EXAMPLES = 3
 """Examples of each problem that are printed; fixes.csv has all."""
@@ -54,16 +54,16 @@ def add_check(commands: Commands) -> None:
 def check_command(args: argparse.Namespace) -> int:
     """Check the folder, print the problems and write the proposed fixes."""
     with heavy_imports():
-        from vitft.check.folder import check_folder, config_of
-    from vitft.data.arrays import find_arrays, whereabouts
+        from vitft.check.folder import check_folder, read_run_settings
+    from vitft.data.arrays import data_path, find_arrays
     from vitft.data.fixes import write_fixes
     from vitft.data.folder import check_is_folder
 
-    root = whereabouts(args.data)
+    root = data_path(args.data)
     if find_arrays(root) is None:
         check_is_folder(root)
     fixes = fixes_path(Path(args.out).expanduser(), root)
-    config, split = config_of(args.run) if args.run else (Config(), None)
+    config, split = read_run_settings(args.run) if args.run else (Config(), None)
     if args.weights:
         from vitft.models.pretrained.locate import check_weights_name
 
@@ -101,7 +101,7 @@ def fixes_path(out: Path, root: Path) -> Path:
     return free_name(out / "fixes.csv", suffix=".csv")
 
 
-def print_findings(outcome: "Outcome", written: str | None, data: str) -> None:
+def print_findings(outcome: "CheckResult", written: str | None, data: str) -> None:
     """Print the problems with a few examples each, and the next command.
 
     Args:
@@ -123,7 +123,7 @@ def print_findings(outcome: "Outcome", written: str | None, data: str) -> None:
     if largest and smallest and ratio is not None:
         names = [f"{name} {n:,}" for name, n in (largest, smallest)]
         output.result(f"classes: {names[0]} to {names[1]} images, {ratio:.1f} to 1")
-    if not outcome.judged:
+    if not outcome.labels_checked:
         output.note("labels were not checked: add --weights NAME or --run RUN")
     if written is None:
         output.result("nothing to fix")

@@ -46,7 +46,7 @@ def add_finetune(commands: Commands) -> None:
 
 def add_option(group: OptionGroup, option: Option) -> None:
     """Add an option that stands for a setting, with the type of the setting."""
-    kind = option.kind
+    kind = option.setting_type
     if kind.type is bool:
         group.add_argument(option.flag, action="store_true", help=option.text)
     elif option.name == "tracker":
@@ -62,7 +62,7 @@ def add_option(group: OptionGroup, option: Option) -> None:
 
 
 def add_run_options(group: OptionGroup) -> None:
-    """Add the options that are no settings."""
+    """Add the options that do not stand for a setting."""
     group.add_argument(
         "--seed", type=int, metavar="N", help="of split, batch order and augmentation (default: 0)"
     )
@@ -118,7 +118,7 @@ def restarted_by_torchrun(out: str | None) -> bool:
 def plan_new_run(args: argparse.Namespace) -> tuple[Config | None, Path]:
     """Return the settings and the directory of a new run, after all checks without torch."""
     from vitft.data.demo import demo_data
-    from vitft.training.preflight import check_request
+    from vitft.training.checks import check_request
 
     config = demo_data(requested_config(args))
     return config, check_request(config, args.out)
@@ -134,20 +134,20 @@ def requested_config(args: argparse.Namespace) -> Config:
 
 def print_dry_run(args: argparse.Namespace) -> int:
     """Log what a run would do, and print its settings."""
-    from vitft.data.demo import demo_elsewhere
-    from vitft.training.preflight import check_request
+    from vitft.data.demo import temporary_demo_data
+    from vitft.training.checks import check_request
 
     if args.resume:
         raise UsageError(
             "--dry-run applies to a new run, not to --resume", fix="leave out one of them"
         )
     config = requested_config(args)
-    with demo_elsewhere(config) as ready:
+    with temporary_demo_data(config) as ready:
         out = check_request(ready, args.out)
         with heavy_imports():
-            from vitft.training.dry_run import rehearse
+            from vitft.training.setup import dry_run
 
-        text = rehearse(ready, out, named=config.data.path)
+        text = dry_run(ready, out, data=config.data.path)
     output.exact(text.rstrip("\n"))
     return 0
 
@@ -159,7 +159,7 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
         UsageError: An option applies to new runs only.
         RunError: There is no such run, or a setting would change its result.
     """
-    from vitft.training.preflight import check_resume
+    from vitft.training.checks import check_resume
 
     if args.out or args.recipe:
         raise UsageError(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.predict.output import Shard
+from vitft.predict.output import ProcessShard
 from vitft.predict.request import ENGINES, PredictRequest
-from vitft.predict.rows import FORMATS
+from vitft.predict.rows import ROW_FORMATS
 
 if TYPE_CHECKING:
     from vitft.cli.parser import Commands
@@ -57,7 +57,7 @@ def add_predict(commands: "Commands") -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     parser.add_argument("--top-k", type=int, default=1, metavar="K", help="classes per image")
     parser.add_argument(
-        "--format", choices=FORMATS, help="default: table, or by the suffix of --out"
+        "--format", choices=ROW_FORMATS, help="default: table, or by the suffix of --out"
     )
     parser.add_argument(
         "--out", metavar="FILE", help="write the rows to a file; never overwrites one"
@@ -108,7 +108,7 @@ def predict_command(args: argparse.Namespace) -> int:
         explain=args.explain,
         dtype=args.dtype,
         engine=args.engine,
-        shard=Shard.from_environment(),
+        shard=ProcessShard.from_environment(),
     )
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read at NumPy's import: `numpy_engine`
     from vitft.predict.jobs import run_prediction

@@ -55,11 +55,11 @@ def temperature_for(logits: Floats, labels: Ints) -> Temperature:
     wrong = int((logits.argmax(axis=1) != labels).sum())
     ones = np.ones(images)
     if images < MIN_IMAGES or not MIN_WRONG <= wrong < images:
-        note = f"{images} validation images with {wrong} wrong answers are too few to fit it"
+        note = f"{images} validation images with {wrong} errors are too few to fit a temperature"
         return Temperature(value=1.0, held_out=ones, note=note)
     fitted = fit(logits, labels)
     if fitted is None:
-        note = "the loss has no lowest point: the scores say nothing, or everything, of the classes"
+        note = f"no temperature from {COLDEST} to {HOTTEST:.0f} minimises the loss"
         return Temperature(value=1.0, held_out=ones, note=note)
     held_out = np.empty(images)
     fold = np.random.default_rng(0).permutation(images) % FOLDS
@@ -67,7 +67,7 @@ def temperature_for(logits: Floats, labels: Ints) -> Temperature:
         held_out[fold == k] = fit(logits[fold != k], labels[fold != k], near=fitted) or 1.0
     before, after = (float(losses(logits / t[:, None], labels).mean()) for t in (ones, held_out))
     if after >= before:
-        note = f"{fitted:.3f} would not lower the loss of images that it was not fitted on"
+        note = f"a temperature of {fitted:.3f} did not help on held-out images"
         return Temperature(value=1.0, held_out=ones, note=note)
     return Temperature(value=fitted, held_out=held_out)
 

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitft.data.images import read_bytes, read_image
-from vitft.data.labelled import Labelled
+from vitft.data.labelled import LabelledImages
 from vitft.data.loading import in_order
 from vitft.data.split import Manifest
 from vitft.metrics.calibration import binned, calibration_error, confidences
@@ -29,24 +29,24 @@ from vitft.metrics.results import EvaluatedData, EvaluationResults
 from vitft.models.checkpoint import Card
 from vitft.models.find import find_model
 from vitft.predict.engine import Views
-from vitft.predict.postprocess import Postprocess
+from vitft.predict.postprocess import FloatArray, Postprocess
 from vitft.predict.prediction import Prediction
 from vitft.predict.rows import csv_cell
-from vitft.predict.torch_engine import BATCH_SIZE, Predictor
+from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.predict.validation import read_json
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
 from vitft.system.files import write_atomically
 from vitft.system.rundir import RunDir, create_run
-from vitft.system.text import listing
+from vitft.system.text import csv_line, listing
 
 log = logging.getLogger(__name__)
 
-TRAINED = "trained this model"
+TRAINED_NOTE = "trained this model"
 """Note on an image that was left out."""
 MOST_NAMED = 10
 """Unreadable files that are named in the log."""
-COLUMNS = (
+PREDICTION_COLUMNS = (
     "path", "label", "class", "probability", "label_probability", "correct", "notes", "error",
 )  # fmt: skip
 
@@ -67,7 +67,7 @@ class LabelledPrediction(NamedTuple):
         label_probability = self.prediction.target_probability if name else None
         is_correct = str(int(self.is_correct)) if name else None
         cells = (path, self.label, name, probability, label_probability, is_correct, notes, error)
-        return console.csv_line([csv_cell(cell) for cell in cells])
+        return csv_line([csv_cell(cell) for cell in cells])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Evaluation:
         """Write eval.json and predictions.csv into a new folder; return the folder."""
         run = create_run(folder)
         run.write_json("eval.json", self.results)
-        rows = [console.csv_line(COLUMNS), *(row.to_csv() for row in self.predictions)]
+        rows = [csv_line(PREDICTION_COLUMNS), *(row.to_csv() for row in self.predictions)]
         table = "".join(f"{row}\r\n" for row in rows).encode("utf-8", "surrogateescape")
         write_atomically(run.path / "predictions.csv", table)
         return run.path
@@ -100,13 +100,13 @@ class HashedImage(NamedTuple):
     error: str = ""
 
 
-def evaluate(data: Labelled, run: str | None, *, device: str = "auto") -> Evaluation:
+def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> Evaluation:
     """Evaluate the model of a run folder or checkpoint file on labelled images.
 
     Logs a warning for images that are left out and for anything that biases the results.
 
     Raises:
-        RunError: There is no such model, or a file beside it belongs to another run.
+        RunError: The model does not exist, or a file beside it belongs to another run.
         DataError: A class is unknown to the model, or no image is left to evaluate.
     """
     predictor = Predictor.from_run(run, device=device)
@@ -116,22 +116,23 @@ def evaluate(data: Labelled, run: str | None, *, device: str = "auto") -> Evalua
     splits = read_splits(folder, predictor.card)
     index = {name: number for number, name in enumerate(classes)}
     postprocess = Postprocess.for_run(folder, classes, predictor.feature_size)
-    digests: list[str] = []
     predictions: list[LabelledPrediction] = []
-    logits: list[np.ndarray[Any, Any]] = []
+    logits: list[FloatArray] = []
+    digests: list[str] = []
     with console.Progress("evaluate", len(data.images)) as progress:
         for group in image_groups(data, predictor.card, splits):
             usable = [image for image in group if image.view is not None]
+            views = [image.view for image in usable if image.view is not None]
             scored: Iterator[Prediction] = iter(())
-            if usable:
-                scores = predictor.scores(np.stack([i.view for i in usable if i.view is not None]))
-                logits.append(scores.logits)
+            if views:
+                scores = predictor.scores(np.stack(views))
                 targets = [index[image.label] for image in usable]
                 scored = iter(postprocess([image.path for image in usable], scores, targets))
+                logits.append(scores.logits)
+                digests += [image.sha256 for image in usable]
             for image in group:
                 prediction = left_out(image) if image.view is None else next(scored)
                 predictions.append(LabelledPrediction(image.label, prediction))
-                digests.append(image.sha256 if image.view is not None else "")
             progress.advance(len(group))
     if not logits:
         raise nothing_left(data, predictions)
@@ -144,13 +145,13 @@ def evaluate(data: Labelled, run: str | None, *, device: str = "auto") -> Evalua
         **fixed_probabilities(
             all_logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
         ),
-        "data": describe_data(data, predictions, digests, splits),
+        "data": evaluated_data(data, predictions, digests, splits),
     }
     warn_of_bias(results)
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
-def check_classes(data: Labelled, known: Sequence[str]) -> None:
+def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     """Refuse classes that the model does not know; some of the model's may be missing.
 
     Raises:
@@ -190,7 +191,7 @@ def read_splits(folder: Path, card: Card) -> Mapping[str, str] | None:
 
 
 def image_groups(
-    data: Labelled, card: Card, splits: Mapping[str, str] | None
+    data: LabelledImages, card: Card, splits: Mapping[str, str] | None
 ) -> Iterator[list[HashedImage]]:
     """Read every image once, hash it, and preprocess it unless it trained the model."""
 
@@ -209,20 +210,20 @@ def image_groups(
 
     results = in_order(load, data.images, workers=torch.get_num_threads())
     with contextlib.closing(results):
-        while group := list(islice(results, BATCH_SIZE)):
+        while group := list(islice(results, PREDICT_BATCH_SIZE)):
             yield group
 
 
 def left_out(image: HashedImage) -> Prediction:
     """Return the prediction of an image that is not evaluated."""
-    notes = (TRAINED,) if image.is_trained else ()
+    notes = (TRAINED_NOTE,) if image.is_trained else ()
     return Prediction(path=image.path, notes=notes, error=image.error)
 
 
-def nothing_left(data: Labelled, predictions: Sequence[LabelledPrediction]) -> DataError:
+def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> DataError:
     """Return the error for data without a single image to evaluate."""
     total = len(predictions)
-    trained = sum(TRAINED in row.prediction.notes for row in predictions)
+    trained = sum(TRAINED_NOTE in row.prediction.notes for row in predictions)
     if trained:
         unread = f" and {total - trained} are unreadable" if total > trained else ""
         return DataError(
@@ -252,23 +253,22 @@ def before_temperature(
     return calibration_error(binned(*confidences(raw, labels.numpy())))[0], float(temperature)
 
 
-def describe_data(
-    data: Labelled,
+def evaluated_data(
+    data: LabelledImages,
     predictions: Sequence[LabelledPrediction],
     digests: Sequence[str],
     splits: Mapping[str, str] | None,
 ) -> EvaluatedData:
     """Return where the images came from, and how many of them are left out or special."""
     rows = [row.prediction for row in predictions]
-    counted = [digest for digest in digests if digest]
     return {
         "path": str(data.source),
         "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
-        "trained": None if splits is None else sum(TRAINED in row.notes for row in rows),
+        "trained": None if splits is None else sum(TRAINED_NOTE in row.notes for row in rows),
         "validated": None
         if splits is None
-        else sum(splits.get(digest) == "val" for digest in counted),
-        "copies": sum(number - 1 for number in Counter(counted).values()),
+        else sum(splits.get(digest) == "val" for digest in digests),
+        "copies": sum(number - 1 for number in Counter(digests).values()),
     }
 
 
@@ -282,7 +282,7 @@ def warn_of_bias(results: EvaluationResults) -> None:
         log.warning(f"left out: {len(unreadable) - MOST_NAMED} more unreadable files")
     if data["trained"] is None:
         log.warning(
-            "there is no split.csv beside the model, so some of these images may have trained it"
+            "the model has no split.csv beside it, so some of these images may have trained it"
         )
     elif data["trained"]:
         total = images + data["trained"] + len(unreadable)

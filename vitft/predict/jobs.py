@@ -12,13 +12,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from vitft.data.sources import Source, sources
+from vitft.data.sources import ImageSource, sources
 from vitft.models.find import find_model
 from vitft.predict.engine import Engine, MirroredEngine, Pipeline
 from vitft.predict.numpy_engine import FEW_IMAGES, NumpyEngine, start_digest
 from vitft.predict.output import (
+    ProcessShard,
     ResumePoint,
-    Shard,
     check_output,
     count_errors,
     find_resume_point,
@@ -31,10 +31,10 @@ from vitft.predict.postprocess import Postprocess
 from vitft.predict.prediction import Prediction
 from vitft.predict.request import PredictRequest
 from vitft.predict.rows import RowWriter
-from vitft.predict.threshold import choose_threshold
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
+from vitft.system.text import count
 
 if TYPE_CHECKING:
     from vitft.predict.torch_engine import Predictor
@@ -79,6 +79,8 @@ def run_prediction(
     checkpoint = find_model(request.run)
     threshold = request.threshold or 0.0
     if request.precision is not None:
+        from vitft.predict.threshold import choose_threshold  # it imports simplejpeg
+
         chosen = choose_threshold(checkpoint.parent, request.precision)
         log.info(str(chosen))
         threshold = chosen.value
@@ -108,16 +110,16 @@ def run_prediction(
         for prediction in predictions:
             rows.add(prediction)
     if request.out is not None:
-        errors = f", {rows.errors:,} of them errors" if rows.errors else ""
-        log.info(f"{rows.count:,} {'row' if rows.count == 1 else 'rows'}{errors}: {request.out}")
+        errors = f", {count(rows.errors, 'error')} among them" if rows.errors else ""
+        log.info(f"{count(rows.count, 'row')}{errors}: {request.out}")
     if pictures is not None:
         log.info(f"pictures: {pictures}/")
     return JobSummary(rows.count, rows.errors)
 
 
 def choose_engine(
-    request: PredictRequest, checkpoint: Path, images: Iterator[Source]
-) -> tuple[Engine, Iterator[Source]]:
+    request: PredictRequest, checkpoint: Path, images: Iterator[ImageSource]
+) -> tuple[Engine, Iterator[ImageSource]]:
     """Return NumPy's engine for a few images on a CPU, else torch's; and all of the sources."""
     first = [*islice(images, FEW_IMAGES + 1)] if request.shard.world == 1 else []
     are_few = 0 < len(first) <= FEW_IMAGES
@@ -151,7 +153,7 @@ def load_predictor(request: PredictRequest, checkpoint: Path) -> "Predictor":
     )
 
 
-def finished_job(request: PredictRequest, shard: Shard) -> JobSummary | None:
+def finished_job(request: PredictRequest, shard: ProcessShard) -> JobSummary | None:
     """Return the outcome of a resumed job that an earlier run has finished."""
     if not request.resume or request.out is None:
         return None
@@ -168,10 +170,10 @@ def finished_job(request: PredictRequest, shard: Shard) -> JobSummary | None:
 @contextlib.contextmanager
 def open_destination(
     request: PredictRequest,
-    shard: Shard,
-    images: Iterator[Source],
+    shard: ProcessShard,
+    images: Iterator[ImageSource],
     write: Callable[[str], object],
-) -> Iterator[tuple[RowWriter, Iterator[Source]]]:
+) -> Iterator[tuple[RowWriter, Iterator[ImageSource]]]:
     """Open the file or stream for rows; yield it with the sources that have no row yet."""
     style, top_k = request.style, request.top_k
     if request.out is None:
@@ -185,7 +187,7 @@ def open_destination(
         history = SourceHistory(own, shard.chunk)
         start = find_resume_point(part, style, top_k, history.names(), shard.chunk)
         own = history.after(start.rows)
-        log.info(f"resuming after {start.rows:,} rows")
+        log.info(f"resuming after {count(start.rows, 'row')}")
     with open_rows(out, style, top_k, shard, start) as rows:
         yield rows, own
 
@@ -193,9 +195,9 @@ def open_destination(
 class SourceHistory:
     """Sources of which the last few that were read can be read again."""
 
-    def __init__(self, images: Iterator[Source], size: int) -> None:
+    def __init__(self, images: Iterator[ImageSource], size: int) -> None:
         self.images = images
-        self.recent: deque[Source] = deque(maxlen=size)
+        self.recent: deque[ImageSource] = deque(maxlen=size)
         self.count = 0
 
     def names(self) -> Iterator[str]:
@@ -205,13 +207,13 @@ class SourceHistory:
             self.count += 1
             yield source.name
 
-    def after(self, count: int) -> Iterator[Source]:
+    def after(self, count: int) -> Iterator[ImageSource]:
         """Return the sources after the first `count`, most of which have been read already."""
         again = list(self.recent)[len(self.recent) - (self.count - count) :]
         return chain(again, self.images)
 
 
-def select_shard(images: Iterator[Source], shard: Shard) -> Iterator[Source]:
+def select_shard(images: Iterator[ImageSource], shard: ProcessShard) -> Iterator[ImageSource]:
     """Return the sources of this process."""
     if shard.world == 1:
         return images

@@ -18,9 +18,10 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 from vitft.predict.prediction import Prediction, column_names
 from vitft.predict.rows import RowWriter
-from vitft.system.console import csv_line, harmless, visible
+from vitft.system.console import visible
 from vitft.system.errors import RunError
 from vitft.system.files import temporary_beside, writing
+from vitft.system.text import csv_line, escape_formula
 
 RESUMABLE = ("jsonl", "csv")
 ROW_GROUP = 1024
@@ -28,7 +29,7 @@ ROW_GROUP = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class ProcessShard:
     """The rows of one process: chunks `rank`, `rank + world`, and so on."""
 
     rank: int = 0
@@ -56,19 +57,19 @@ class ResumePoint(NamedTuple):
     """Error rows among them."""
 
 
-def part_path(out: Path, shard: Shard) -> Path:
+def part_path(out: Path, shard: ProcessShard) -> Path:
     """Return the file that a process writes until its rows are complete."""
     tail = "" if shard.world == 1 else f"-{shard.rank}-of-{shard.world}"
     return out.with_name(f"{out.name}.part{tail}")
 
 
-def finished_path(out: Path, shard: Shard) -> Path:
+def finished_path(out: Path, shard: ProcessShard) -> Path:
     """Return the name of a shard's part whose rows are complete."""
     part = part_path(out, shard)
     return part.with_name(f"{part.name}.done")
 
 
-def check_output(out: Path, shard: Shard, *, resume: bool) -> None:
+def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
     """Refuse to overwrite a file.
 
     Raises:
@@ -76,7 +77,7 @@ def check_output(out: Path, shard: Shard, *, resume: bool) -> None:
     """
     if not out.parent.is_dir():
         raise RunError(
-            f"cannot write {out.name}: there is no folder {out.parent}",
+            f"cannot write {out.name}: the folder {out.parent} does not exist",
             fix="create the folder, or choose another --out",
         )
     if out.exists() and not resume:
@@ -89,7 +90,7 @@ def check_output(out: Path, shard: Shard, *, resume: bool) -> None:
         )
 
 
-def read_records(file: BinaryIO, style: str) -> Iterator[bytes]:
+def complete_rows(file: BinaryIO, style: str) -> Iterator[bytes]:
     """Yield the complete rows of a file with their line ends; a torn last row is left out.
 
     A quoted path in a CSV cell may contain line breaks, which do not end the row.
@@ -113,7 +114,7 @@ def find_resume_point(
     size = done = errors = 0
     point = ResumePoint()
     with path.open("rb") as file:
-        records = read_records(file, style)
+        records = complete_rows(file, style)
         if style == "csv":
             header = next(records, None)
             if header is None:
@@ -128,7 +129,7 @@ def find_resume_point(
         for record in records:
             found, classes, is_error = parse_record(record, style, path)
             name = next(names, None)
-            if name is None or found != (harmless(name) if style == "csv" else name):
+            if name is None or found != (escape_formula(name) if style == "csv" else name):
                 wanted = "no further image" if name is None else visible(name)
                 raise cannot_resume(
                     path, f"row {done + 1} is {visible(found)}, but should be {wanted}"
@@ -156,7 +157,7 @@ def parse_record(record: bytes, style: str, path: Path) -> tuple[str, int, bool]
 def count_errors(path: Path, style: str) -> int:
     """Count the error rows of a finished file."""
     with path.open("rb") as file:
-        records = read_records(file, style)
+        records = complete_rows(file, style)
         if style == "csv":
             next(records, None)
         return sum(parse_record(record, style, path)[2] for record in records)
@@ -177,7 +178,7 @@ def encode_line(line: str, style: str) -> bytes:
 
 @contextlib.contextmanager
 def open_rows(
-    out: Path, style: str, top_k: int, shard: Shard, start: ResumePoint
+    out: Path, style: str, top_k: int, shard: ProcessShard, start: ResumePoint
 ) -> Iterator[RowWriter]:
     """Open a file for rows; it gets its name when all rows are written.
 
@@ -220,14 +221,14 @@ def write_all(file: FileIO, path: Path, data: bytes) -> None:
             raise
 
 
-def merge_shards(out: Path, style: str, shard: Shard) -> None:
+def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
     """Merge the rows of all shards in the order of the images, if every shard is finished.
 
     The parts are removed only after the merged file has its name. Two processes that finish at the
     same time write the same bytes.
     """
     world = shard.world
-    parts = [finished_path(out, Shard(rank=rank, world=world)) for rank in range(world)]
+    parts = [finished_path(out, ProcessShard(rank=rank, world=world)) for rank in range(world)]
     if not all(part.exists() for part in parts):
         return
     with contextlib.ExitStack() as stack:
@@ -237,7 +238,7 @@ def merge_shards(out: Path, style: str, shard: Shard) -> None:
             return
         descriptor, temporary = stack.enter_context(temporary_beside(out))
         with open(descriptor, "wb") as merged:  # noqa: PTH123 - a descriptor, not a path
-            readers = [read_records(file, style) for file in files]
+            readers = [complete_rows(file, style) for file in files]
             if style == "csv":
                 headers = [next(reader) for reader in readers]
                 merged.write(headers[0])

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from vitft.predict.output import RESUMABLE, Shard
+from vitft.predict.output import RESUMABLE, ProcessShard
 from vitft.predict.rows import choose_format
 from vitft.system.errors import UsageError
 
 ENGINES = ("auto", "numpy", "torch")
-STDIN = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,7 @@ class PredictRequest:
     top_k: int = 1
     """Classes per image."""
     format: str | None = None
-    """One of `rows.FORMATS`; None: table, or what the suffix of `out` implies."""
+    """One of `rows.ROW_FORMATS`; None: table, or what the suffix of `out` implies."""
     out: str | None = None
     """File of rows; None: rows are passed to `write` of `run_prediction`."""
     resume: bool = False
@@ -45,7 +44,7 @@ class PredictRequest:
     """fp32 or bf16."""
     engine: str = "auto"
     """One of `ENGINES`."""
-    shard: Shard = field(default_factory=Shard)
+    shard: ProcessShard = field(default_factory=ProcessShard)
     """The part of the images that this process predicts."""
 
     @property
@@ -64,7 +63,7 @@ class PredictRequest:
             raise UsageError(
                 "--resume needs a file of rows", fix="add --out FILE.jsonl or FILE.csv"
             )
-        if self.shard.world > 1 and (not is_resumable or STDIN in self.images):
+        if self.shard.world > 1 and (not is_resumable or "-" in self.images):
             raise UsageError(
                 "several processes need inputs that each can read and rows that can be merged",
                 fix="add --out FILE.jsonl (or .csv), and give a list instead of standard input",

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitft.predict.prediction import DECIMALS, Prediction, column_names
-from vitft.system.console import csv_line, json_line, visible
+from vitft.system.console import visible
 from vitft.system.errors import UsageError
 from vitft.system.extras import require_extra
+from vitft.system.text import csv_line, json_line, percent
 
-FORMATS = ("table", "json", "jsonl", "csv", "parquet")
+ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
                     ".parquet": "parquet", ".pq": "parquet", ".txt": "table"}  # fmt: skip
 ALIGNED_ROWS = 100
@@ -109,7 +110,7 @@ def summarise(prediction: Prediction) -> str:
     if prediction.error:
         return visible(f"error: {prediction.error}")
     pairs = zip(prediction.classes, prediction.probabilities, strict=True)
-    best = ", ".join(f"{visible(name)} {probability:.1%}" for name, probability in pairs)
+    best = ", ".join(f"{visible(name)} {percent(probability)}" for name, probability in pairs)
     return f"{best} ({', '.join(prediction.notes)})" if prediction.notes else best
 
 

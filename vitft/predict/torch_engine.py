@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitft.data.images import MAX_PIXELS
-from vitft.data.sources import Source
+from vitft.data.sources import ImageSource
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, build_model, load_checkpoint
 from vitft.models.find import find_model
@@ -28,7 +28,7 @@ from vitft.system.errors import RunError
 if TYPE_CHECKING:
     from vitft.features.cut import Prefix
 
-BATCH_SIZE = 32
+PREDICT_BATCH_SIZE = 32
 """Images per call where torch spreads one call over all cores."""
 WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 128, "mps": 32}
 """Images per call of a stream; on a CPU one core gains nothing from more (docs/experiments.md)."""
@@ -77,7 +77,7 @@ class Predictor:
         `digest` is passed to `load_checkpoint`.
 
         Raises:
-            RunError: There is no such model, or it is damaged.
+            RunError: The model does not exist or is damaged.
         """
         state, card = load_checkpoint(find_model(run), digest=digest)
         return cls(build_model(state, card.architecture), card, device=device, precision=precision)
@@ -100,7 +100,7 @@ class Predictor:
     def stream(self, paths: Iterable[str], *, top_k: int = 1) -> Iterator[Prediction]:
         """Yield one prediction per path, in order; an unusable file gets an error instead."""
         pipeline = Pipeline(self, Postprocess(classes=self.classes, top_k=top_k))
-        return pipeline.predict(Source(path, path) for path in paths)
+        return pipeline.predict(ImageSource(path, path) for path in paths)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

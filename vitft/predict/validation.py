@@ -48,7 +48,7 @@ def thumb_name(sha256: str, *, attention: bool = False) -> str:
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
-    """Read a JSON file of a run; None if there is none.
+    """Read a JSON file of a run; None if it does not exist.
 
     Raises:
         RunError: It is not JSON or cannot be read.
@@ -81,7 +81,7 @@ def read_classes(run: Path) -> tuple[str, ...]:
 
 
 def read_rows(run: Path, classes: Sequence[str]) -> tuple[Row, ...]:
-    """Read split.csv with labels as indices of `classes`; empty if there is no such file.
+    """Read split.csv with labels as indices of `classes`; empty if it does not exist.
 
     Raises:
         DataError: The table is damaged.

@@ -13,5 +13,5 @@
     protocol     connection timeouts and the limit of connections
     server       socket and uvicorn settings
 
-There is no password, encryption or rate limit: that is the work of a reverse proxy.
+The server has no password, encryption or rate limit; a reverse proxy can add them.
 """

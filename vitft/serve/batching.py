@@ -27,7 +27,7 @@ from vitft.predict.torch_engine import Predictor
 from vitft.serve.limits import MAX_BATCH, MAX_IMAGE_PIXELS, MAX_SCANS, TIDY_SECONDS, ServeLimits
 from vitft.serve.thread_pool import BlockingPool
 from vitft.system.errors import ImageError
-from vitft.system.malloc import give_back
+from vitft.system.malloc import return_memory
 
 SCAN_MARKER = b"\xff\xda"
 """Starts each scan of a JPEG; within coded data 0xff is always followed by 0."""
@@ -140,7 +140,7 @@ class BatchQueue:
             await asyncio.sleep(TIDY_SECONDS)
             if self.num_admitted != seen:
                 seen = self.num_admitted if self.admitted == 0 else -1  # again when all is done
-                await asyncio.to_thread(give_back)
+                await asyncio.to_thread(return_memory)
 
     def next_batch(self) -> list[PendingImage]:
         """Take images from the front of the queue, except those whose request was cancelled."""

@@ -1,1 +1,1 @@
-"""Console, files, run directories, signals, devices and errors: what every package uses."""
+"""Console and logging, files, run directories, signals, devices and errors."""

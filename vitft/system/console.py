@@ -1,26 +1,15 @@
-"""Output of the command line: results to stdout; log, progress and errors to stderr.
+"""Terminal output: the package's log and progress bars.
 
-The rest of the package logs through `logging` and is silent in other programs; `show_log` is what
-the command line adds. Nothing else in the package prints.
-
-Text that may come from file or folder names goes through `visible`, so that it cannot move the
-cursor, hide itself or break a line. rich is imported when first needed.
+The package logs through `logging` and is silent as a library; the command line calls `show_log`.
+Results are printed by `vitft.cli.output`.
 """
 
-import contextlib
-import csv
-import io
-import json
 import logging
 import sys
 import time
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
-
-from vitft.system.errors import VitftError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,15 +20,11 @@ PLAIN_INTERVAL_S = 5.0
 """Seconds between progress lines when stderr is not a terminal."""
 
 
-def prepare_streams() -> None:
-    """Print what the terminal's encoding cannot show as escapes instead of failing."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
 def visible(text: str) -> str:
-    r"""`text` with control, direction and undecodable characters as escapes (\x1b, \u202e)."""
+    r"""Escape control, direction and undecodable characters (\x1b, \u202e).
+
+    File names can then neither move the cursor nor hide text nor break a line.
+    """
     hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return "".join(
         c.encode("unicode_escape").decode() if unicodedata.category(c) in hidden else c
@@ -49,34 +34,31 @@ def visible(text: str) -> str:
 
 @cache
 def stdout() -> "Console":
-    """Where results go."""
+    """Return the console of results."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else 4096  # a pipe has no edge to fold at
+    width = None if sys.stdout.isatty() else 4096  # do not wrap lines in a pipe
     return Console(highlight=False, soft_wrap=True, width=width, emoji=False)
 
 
 @cache
 def stderr() -> "Console":
-    """Where everything else goes."""
+    """Return the console of log, progress and warnings."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def be_silent() -> None:
-    """Print nothing but errors from now on: the main process of the job prints."""
+    """Print nothing but errors from now on, in all processes of a job but the main one."""
     stdout().quiet = stderr().quiet = True
 
 
 class LogHandler(logging.Handler):
-    """Print log records to stderr, one line each, warnings in yellow.
-
-    Hidden characters are escaped, so a record may hold any file name.
-    """
+    """Handler that prints log records to stderr, warnings in yellow, with hidden text escaped."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record."""
+        """Print one record on one line."""
         text = visible(record.getMessage())
         if record.levelno >= logging.WARNING:
             stderr().print(f"warning: {text}", markup=False, style="yellow")
@@ -85,12 +67,12 @@ class LogHandler(logging.Handler):
 
 
 def show_log(level: int = logging.INFO) -> None:
-    """Print the package's log records of at least `level`, once however often it is called."""
+    """Print the package's log records of at least `level`; a second call adds nothing."""
     logger = logging.getLogger("vitft")
     logger.setLevel(level)
     if not is_shown():
         logger.addHandler(LogHandler())
-        logger.propagate = False  # the caller's own handlers would print each line again
+        logger.propagate = False  # handlers of the root logger would print each line again
 
 
 def hide_log() -> None:
@@ -103,71 +85,23 @@ def hide_log() -> None:
 
 
 def is_shown() -> bool:
-    """Whether `show_log` was called."""
+    """Return whether `show_log` was called."""
     return any(isinstance(h, LogHandler) for h in logging.getLogger("vitft").handlers)
 
 
-def note(text: str) -> None:
-    """Print one line about what is being done."""
-    stderr().print(text, markup=False)
-
-
-def warn(text: str) -> None:
-    """Print one line about something the user should know."""
-    stderr().print(f"warning: {text}", markup=False, style="yellow")
-
-
-def result(text: str) -> None:
-    """One line of the answer."""
-    stdout().print(text, markup=False)
-
-
-def exact(text: str) -> None:
-    """Text for a program on stdout, as it is."""
-    print(text)
-
-
-def fail(error: VitftError) -> None:
-    """The error, with its next step, on two lines; line breaks inside become spaces."""
-    problem, fix = (" ".join(visible_lines(part)) for part in (error.problem, error.fix))
-    print(f"vitft: error: {problem}\n  fix: {fix}", file=sys.stderr)
-
-
-def visible_lines(text: str) -> list[str]:
-    """The lines of a message, each made visible."""
-    return [visible(line.strip()) for line in text.split("\n") if line.strip()]
-
-
-def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", numbers: int = 0
-) -> None:
-    """A table on stdout; the last `numbers` columns are right-aligned."""
-    from rich.table import Table
-
-    grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    for i, column in enumerate(columns):
-        grid.add_column(
-            column,
-            justify="right" if i >= len(columns) - numbers else "left",
-            overflow="fold",
-        )
-    for row in rows:
-        from rich.text import Text
-
-        grid.add_row(*(Text(visible(cell)) for cell in row))
-    stdout().print(grid)
-
-
 class Progress:
-    """A live bar on a terminal, a log record now and then elsewhere; a context manager.
+    """Context manager that shows progress: a bar on a terminal, else a log record now and then.
 
-    `advance` may carry figures such as loss="0.42", shown beside speed and time left.
+    Args:
+        label: What is being done.
+        total: Number of units.
+        unit: Name of a unit, for the speed.
     """
 
     def __init__(self, label: str, total: int, *, unit: str = "images") -> None:
         self.label, self.total, self.unit = label, total, unit
         self.done = 0
-        self.figures: dict[str, str] = {}
+        self.metrics: dict[str, str] = {}
         self.started = self.printed = time.monotonic()
         self.live = is_shown() and stderr().is_terminal
 
@@ -180,12 +114,12 @@ class Progress:
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
                 TextColumn("{task.completed}/{task.total}"),
-                TextColumn("{task.fields[figures]}"),
+                TextColumn("{task.fields[metrics]}"),
                 TimeRemainingColumn(compact=True),
                 console=stderr(),
                 transient=True,
             )
-            self.task = self.bar.add_task(self.label, total=self.total, figures="")
+            self.task = self.bar.add_task(self.label, total=self.total, metrics="")
             self.bar.start()
         return self
 
@@ -195,70 +129,25 @@ class Progress:
         if self.done:
             log.info(self.line(final=True))
 
-    def advance(self, count: int = 1, **figures: str) -> None:
-        """Count `count` more units as done."""
+    def advance(self, count: int = 1, **metrics: str) -> None:
+        """Count units as done, and show metrics such as loss="0.42"."""
         self.done += count
-        self.figures |= figures
+        self.metrics |= metrics
         if self.live:
-            self.bar.update(self.task, completed=self.done, figures=self.figure_text())
+            self.bar.update(self.task, completed=self.done, metrics=self.metrics_text())
         elif time.monotonic() - self.printed >= PLAIN_INTERVAL_S:
             self.printed = time.monotonic()
             log.info(self.line(final=False))
 
-    def figure_text(self) -> str:
-        """Figures and speed, such as `loss 0.42  61 images/s`."""
+    def metrics_text(self) -> str:
+        """Return metrics and speed, such as `loss 0.42  61 images/s`."""
         seconds = max(1e-9, time.monotonic() - self.started)
-        parts = [f"{name} {value}" for name, value in self.figures.items()]
+        parts = [f"{name} {value}" for name, value in self.metrics.items()]
         return "  ".join([*parts, f"{self.done / seconds:,.0f} {self.unit}/s"])
 
     def line(self, *, final: bool) -> str:
-        """The state in one line, with the time taken or left."""
+        """Return the progress in one line, with the time taken or left."""
         seconds = time.monotonic() - self.started
         left = seconds / max(1, self.done) * (self.total - self.done)
         clock = f"in {seconds:.1f} s" if final else f"about {left:.0f} s left"
-        return f"{self.label}: {self.done}/{self.total}  {self.figure_text()}  {clock}"
-
-
-def json_line(fields: Mapping[str, Any]) -> str:
-    """Strict JSON on one line; hidden characters become JSON's own escapes."""
-    return json.dumps(fields, allow_nan=False)
-
-
-def csv_line(cells: Sequence[object]) -> str:
-    """One CSV row whose cells no spreadsheet takes for a formula (OWASP; CWE-1236)."""
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\r\n").writerow([harmless(str(cell)) for cell in cells])
-    return buffer.getvalue().removesuffix("\r\n")
-
-
-def harmless(cell: str) -> str:
-    """A cell that starts like a formula gets a leading apostrophe; numbers stay numbers."""
-    if not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return cell
-    with contextlib.suppress(ValueError):
-        float(cell)
-        return cell
-    return f"'{cell}"
-
-
-@contextlib.contextmanager
-def quiet_pipe() -> Iterator[None]:
-    """End quietly when the reader of stdout has gone, as in `vitft predict ... | head`."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes stdout again at exit; give it somewhere to go.
-        with contextlib.suppress(OSError):
-            sys.stdout = open("/dev/null", "w")  # noqa: SIM115, PTH123
-        raise SystemExit(141) from None
-
-
-def interrupted() -> None:
-    """The last line after Ctrl-C."""
-    print("vitft: interrupted", file=sys.stderr)
-
-
-def bug() -> None:
-    """What to do with a traceback."""
-    print(f"vitft: this is a bug in vitft {version('vitft')}; please report it", file=sys.stderr)
+        return f"{self.label}: {self.done}/{self.total}  {self.metrics_text()}  {clock}"

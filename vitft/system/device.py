@@ -1,4 +1,4 @@
-"""Where the tensors live and in which precision they are multiplied: decided once, said aloud."""
+"""Choice of device and precision, and memory use."""
 
 import contextlib
 import platform
@@ -11,10 +11,14 @@ from vitft.system.errors import UsageError
 
 
 def pick_device(wanted: str, *, number: int = 0) -> torch.device:
-    """`auto` is the GPU of this number if there is one, else the CPU.
+    """Return a device by name; `auto` is a GPU if there is one, else the CPU.
+
+    Args:
+        wanted: As in train.device.
+        number: Index of the GPU that `auto` takes.
 
     Raises:
-        UsageError: No such device on this machine.
+        UsageError: The device does not exist on this machine.
     """
     if wanted == "auto":
         if torch.cuda.is_available():
@@ -23,7 +27,7 @@ def pick_device(wanted: str, *, number: int = 0) -> torch.device:
     try:
         device = torch.device(wanted)
         if device.type not in ("cpu", "cuda", "mps"):
-            raise RuntimeError("vitft knows cpu, cuda and mps")
+            raise RuntimeError("vitft supports cpu, cuda and mps")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
@@ -34,7 +38,7 @@ def pick_device(wanted: str, *, number: int = 0) -> torch.device:
 
 
 def pick_precision(wanted: str, device: torch.device) -> str:
-    """`auto` is bf16 where the processor multiplies in it natively, else fp32."""
+    """Return the precision; `auto` is bf16 where the hardware supports it natively, else fp32."""
     if wanted != "auto":
         return wanted
     if device.type == "cuda":
@@ -45,7 +49,7 @@ def pick_precision(wanted: str, device: torch.device) -> str:
 
 
 def describe_device(device: torch.device) -> str:
-    """The device in words, for the log."""
+    """Return the device with its name, for the log."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
@@ -53,7 +57,7 @@ def describe_device(device: torch.device) -> str:
 
 @contextlib.contextmanager
 def one_thread(*, when: bool) -> Iterator[None]:
-    """Small matrices cost less than the threads' waiting for each other."""
+    """Let torch use a single thread, which is faster for small matrices."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if when else before)
     try:
@@ -63,9 +67,9 @@ def one_thread(*, when: bool) -> Iterator[None]:
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """The most memory that this process has held so far, in MiB: `resident`, and on a GPU `gpu`.
+    """Return the peak memory of this process in MiB: `resident`, and on a GPU also `gpu`.
 
-    A system that does not tell leaves `resident` out.
+    `resident` is missing where the system does not report it.
     """
     peaks = {} if (resident := peak_resident()) is None else {"resident": resident // 2**20}
     if device.type == "cuda":
@@ -74,7 +78,10 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def peak_resident() -> int | None:
-    """In bytes. Linux tells it of this program alone; getrusage may remember the one before it."""
+    """Return the peak resident memory in bytes, or None if the system does not report it.
+
+    On Linux, getrusage may include the program that started this one; /proc does not.
+    """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

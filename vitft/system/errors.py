@@ -1,24 +1,29 @@
-"""What can go wrong for a user, each with a next step and an exit code.
+"""Errors that a user can fix, each with a fix and an exit code.
 
-    VitftError            1   never raised itself
-    ├── UsageError        2   unknown option or name, impossible value, missing extra
+    VitftError            1   base class, never raised itself
+    ├── UsageError        2   unknown option or name, invalid value, missing extra
     ├── DataError         3   folders, labels, images
-    │   └── ImageError    3   one file that is not a usable image
+    │   └── ImageError    3   a file that is not a usable image
     ├── WeightsError      4   weight files, the catalogue, the hub
-    ├── RunError          5   run folders and checkpoints: damaged, not matching, not writable
+    ├── RunError          5   run directories and checkpoints: damaged, mismatched, not writable
     ├── ResourceError     6   disk full, memory
-    ├── DivergedError     7   training is no longer finite
-    └── LockedError       8   another process writes the run folder
+    ├── DivergedError     7   loss or weights are not finite
+    └── LockedError       8   another process writes to the run directory
 
-A mistake of the program is an `assert` or any other exception: it ends in a traceback and exit
-code 1. An interruption by the user ends in 130 (SIGINT) or 143 (SIGTERM, SIGUSR1, SIGHUP).
+A bug is an AssertionError or any other exception, which prints a traceback and exits with code 1.
+An interruption exits with 130 (SIGINT) or 143 (SIGTERM, SIGUSR1, SIGHUP).
 """
 
 from typing import ClassVar
 
 
 class VitftError(Exception):
-    """Something the user can fix: what is wrong, and how to put it right."""
+    """An error that the user can fix.
+
+    Args:
+        problem: What is wrong.
+        fix: What to do about it.
+    """
 
     exit_code: ClassVar[int] = 1
 
@@ -29,58 +34,58 @@ class VitftError(Exception):
 
 
 class UsageError(VitftError):
-    """The command line, a recipe or an argument asks for something impossible."""
+    """An invalid option, setting or argument."""
 
     exit_code = 2
 
 
 class DataError(VitftError):
-    """The user's folders, labels or images."""
+    """A problem with the user's folders, labels or images."""
 
     exit_code = 3
 
 
 class ImageError(DataError):
-    """One file that cannot be used as an image; `reason` is short enough for a table row."""
+    """A file that cannot be used as an image; `reason` is short enough for a table."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}", fix="replace the file or leave it out")
+        super().__init__(f"{path}: {reason}", fix="replace or remove the file")
         self.path = path
         self.reason = reason
 
 
 class WeightsError(VitftError):
-    """A weight file, a catalogue name or the hub."""
+    """A problem with a weight file, a catalogue name or the hub."""
 
     exit_code = 4
 
 
 class RunError(VitftError):
-    """A run folder or a checkpoint in it."""
+    """A problem with a run directory or a checkpoint."""
 
     exit_code = 5
 
 
 class ResourceError(VitftError):
-    """The machine: disk, memory, workers."""
+    """Not enough disk space or memory, or a failed worker."""
 
     exit_code = 6
 
 
 class DivergedError(VitftError):
-    """The loss or the weights are no longer finite."""
+    """The loss or the weights are not finite."""
 
     exit_code = 7
 
 
 class LockedError(VitftError):
-    """A live process holds the run folder."""
+    """Another process writes to the run directory."""
 
     exit_code = 8
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asks the program to end; `exit_code` says which."""
+    """A signal, or the end of the time limit, stops the program with `exit_code`."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""Writing files so that a crash, a full disk or a second process never leaves half of one.
-
-Nothing here knows what is written.
-"""
+"""Atomic writes: a crash, a full disk or a second process never leaves a partial file."""
 
 import contextlib
 import errno
@@ -15,11 +12,11 @@ from vitft.system.errors import ResourceError, RunError
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace the file `path` by `content`; a crash leaves the old file or the new one.
+    """Replace the file `path`; after a crash it has either the old or the new content.
 
     Raises:
         ResourceError: The disk is full.
-        RunError: The folder cannot be written.
+        RunError: The folder is not writable.
     """
     data = content.encode() if isinstance(content, str) else content
     with writing(path), temporary_beside(path) as (descriptor, temporary):
@@ -32,44 +29,53 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 @contextlib.contextmanager
 def temporary_beside(path: Path) -> Iterator[tuple[int, Path]]:
-    """A fresh file in the folder of `path`, removed if it is still there afterwards."""
+    """Create a new file in the folder of `path`, and remove it at the end if it still exists."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # minus the umask
     try:
         yield descriptor, temporary
     finally:
-        with contextlib.suppress(OSError):  # gone, or the disk's next refusal: what counts is said
+        with contextlib.suppress(OSError):  # already renamed, or a second error
             temporary.unlink()
 
 
 @contextlib.contextmanager
 def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
-    """Turn the system's refusals to write into sentences; `option` names another place."""
+    """Turn an OSError of writing to `path` into a VitftError.
+
+    Args:
+        path: The file or folder that is written.
+        option: The option that chooses another folder, for the message.
+
+    Raises:
+        ResourceError: The disk is full or broken.
+        RunError: The folder is not writable.
+    """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise ResourceError(
-                f"disk full while writing {path}", fix="free some space, then run it again"
+                f"disk full while writing {path}", fix="free some space and run the command again"
             ) from error
         if error.errno == errno.EIO:
             raise ResourceError(
-                f"the disk failed while writing {path}",
-                fix="see what the system says of it (dmesg), then run it again",
+                f"I/O error while writing {path}",
+                fix="check the disk (dmesg), then run the command again",
             ) from error
         raise RunError(
             f"cannot write {path}: {error.strerror}",
-            fix=f"choose a folder that you may write, with {option}",
+            fix=f"choose a writable folder with {option}",
         ) from error
 
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A fresh folder that is given the name `path` at the end, and removed if anything fails.
+    """Create a temporary folder that is renamed to `path` at the end, or removed on an error.
 
     Raises:
         ResourceError: The disk is full.
-        RunError: The place cannot be written, or files lie there by now.
+        RunError: `path` is not writable, or no longer empty.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     with writing(path):
@@ -81,7 +87,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
                 with file.open("rb+") as content:
                     os.fsync(content.fileno())
             with contextlib.suppress(FileNotFoundError):
-                path.rmdir()  # it is empty, or this fails
+                path.rmdir()  # fails unless it is empty
             temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Imports torch in two thirds of the time, and lets a signal end the process meanwhile.
+"""Faster import of torch, during which a signal ends the process.
 
-Python's garbage collector walks through all objects again and again while half a million of them
-are being made, and once more when the process ends; none of them is ever garbage.
+Importing torch creates half a million objects. Python's garbage collector would search them again
+and again, although none of them is garbage, which takes a third of the time.
 """
 
 import contextlib
@@ -14,23 +14,26 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-ENDING = (signal.SIGINT, signal.SIGTERM)
+EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def leave(number: int, _: FrameType | None = None) -> NoReturn:
-    """End at once, with the exit code that a shell gives to this signal."""
+def exit_at_once(number: int, _: FrameType | None = None) -> NoReturn:
+    """Exit with the code that shells use for this signal; a signal handler."""
     os.write(2, b"vitft: interrupted\n")
     os._exit(128 + number)
 
 
 @contextlib.contextmanager
-def leaving() -> Iterator[None]:
-    """While there is nothing to clean up; torch's import aborts the process on an exception."""
+def exiting_at_once() -> Iterator[None]:
+    """Exit on a signal while there is nothing to clean up.
+
+    An exception raised by a handler during the import of torch would abort the process instead.
+    """
     before = {}
     if threading.current_thread() is threading.main_thread():  # others may not set handlers
-        for number in ENDING:
+        for number in EXIT_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, leave)
+                before[number] = signal.signal(number, exit_at_once)
     try:
         yield
     finally:
@@ -40,13 +43,13 @@ def leaving() -> Iterator[None]:
 
 @contextlib.contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Around imports that bring torch; what has been made by then is never looked at again."""
+    """Import torch without garbage collection; the imported objects are never collected."""
     if "torch" in sys.modules or not gc.isenabled():
         yield
         return
     gc.disable()
     try:
-        with leaving():
+        with exiting_at_once():
             yield
     finally:
         gc.freeze()

@@ -1,9 +1,8 @@
-"""What glibc does with freed memory, where its habit costs: kept for the next step, or given back.
+"""glibc malloc tuning: keep freed memory during training, return it when idle.
 
-Other C libraries are left alone, and so is a heap that the user has set up in the environment.
-Python's own part: what lives as long as the program is not searched.
+Has no effect with other C libraries, or if the user configures malloc in the environment.
 
-Sources: mallopt(3), malloc_trim(3); docs/experiments.md has what both are worth.
+Sources: mallopt(3), malloc_trim(3); effects are measured in docs/experiments.md.
 """
 
 import contextlib
@@ -15,61 +14,61 @@ from collections.abc import Iterator
 from typing import Any
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""Names of mallopt's parameters, as malloc.h numbers them."""
-LARGEST = 1 << 30
-"""Bytes of a block that is still kept; older glibc (2.33 at least) takes no more than `USUAL`."""
-USUAL = 1 << 25
-"""What glibc's own threshold grows to."""
+"""Parameters of mallopt, as numbered in malloc.h."""
+LARGEST_KEPT = 1 << 30
+"""Largest freed block that is kept, in bytes; older glibc (at least 2.33) allows only `DEFAULT`."""
+DEFAULT = 1 << 25
+"""Maximum of glibc's own dynamic threshold in bytes."""
 NEVER = -1
-"""In place of bytes: the end of the heap is not returned."""
-SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
+"""Trim threshold with which the top of the heap is never returned."""
+VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 @contextlib.contextmanager
 def freed_memory_kept(*, when: bool) -> Iterator[None]:
-    """What a training step frees is there for the next one.
+    """Keep the memory that a training step frees for the next step.
 
-    glibc returns large blocks to the system at once, which clears every page again for the next
-    step: a fifth of the time of a small model. Afterwards everything is given back; glibc's own
-    rule, whose threshold moves, cannot be: it stays where that ends (`USUAL`).
+    glibc returns large blocks to the system at once, which must clear every page again for the
+    next step: a fifth of the time of a small model. At the end the memory is returned. glibc's
+    dynamic threshold cannot be restored; it is fixed at its maximum (`DEFAULT`).
     """
-    if not when or any(name in os.environ for name in SETTINGS):
+    if not when or any(name in os.environ for name in VARIABLES):
         yield
         return
-    set_up(LARGEST, trim=NEVER)
+    set_thresholds(LARGEST_KEPT, trim=NEVER)
     try:
         yield
     finally:
-        set_up(USUAL, trim=2 * USUAL)
-        give_back()
+        set_thresholds(DEFAULT, trim=2 * DEFAULT)
+        return_memory()
 
 
-def set_up(largest: int, *, trim: int) -> None:
-    """Keep freed blocks below `largest` bytes, and so many bytes at the end of the heap."""
+def set_thresholds(largest: int, *, trim: int) -> None:
+    """Keep freed blocks of up to `largest` bytes, and `trim` bytes at the top of the heap."""
     if (mallopt := glibc("mallopt")) is None:
         return
-    if mallopt(MMAP_THRESHOLD, largest) or mallopt(MMAP_THRESHOLD, USUAL):
+    if mallopt(MMAP_THRESHOLD, largest) or mallopt(MMAP_THRESHOLD, DEFAULT):
         mallopt(TRIM_THRESHOLD, trim)
 
 
-def give_back() -> None:
-    """Return what nobody uses to the system; takes some milliseconds.
+def return_memory() -> None:
+    """Return unused memory to the system; takes some milliseconds.
 
-    After two threads had decoded images of 50 million pixels, 300 MB remained, and then 0.4 MB.
+    After two threads decoded images of 50 million pixels, this reduced 300 MB to 0.4 MB.
     """
     gc.collect()
     if (trim := glibc("malloc_trim")) is not None:
         trim(0)
 
 
-def settle() -> None:
-    """Spare the garbage collector what has been loaded: searching it would stop a server."""
+def freeze_garbage() -> None:
+    """Exclude the present objects from garbage collection, whose pauses would delay requests."""
     gc.collect()
     gc.freeze()
 
 
 def glibc(name: str) -> Any:  # noqa: ANN401 - a function of ctypes
-    """A function of glibc; None where another library is used."""
+    """Return a function of glibc, or None with another C library."""
     if sys.platform != "linux":
         return None
     try:

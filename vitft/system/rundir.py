@@ -1,19 +1,21 @@
-"""The run directory: the one contract between training and everything done with its result.
+"""The run directory: its files, its location and its lock.
 
-    config.toml         the resolved settings     split.csv        path, label, split, sha256
-    model.safetensors   weights and their card    class_indices.json
-    metrics.jsonl       one line per epoch or penalty tried
-    eval.json           the final figures (`metrics`)
-    validation.npz      `logits` (n, C): the saved model's scores of the val rows of split.csv
-    thumbs/             small pictures of mistakes and suspects (`gallery`)
-    report.html         all of it as one page (`report`)
-    reference.npz       what the training features look like (`unlike`)
-    audit.json          what looks wrong with the images, in short (`audit`)
-    environment.json    versions, device, precision, and whether the run finished
-    resume/             the state of an unfinished training (`resume`)
-    trackers.json       under which ids trackers know the run (`trackers`), if it has any
+    config.toml         resolved settings
+    split.csv           path, label, split and sha256 of every image
+    model.safetensors   best weights, with a card in the metadata
+    class_indices.json  index -> class name
+    metrics.jsonl       one line per epoch or per penalty tried
+    eval.json           final metrics (`metrics.results`)
+    validation.npz      `logits` (n, C) of the saved model for the val rows of split.csv
+    thumbs/             thumbnails of errors and probable label errors (`training.thumbnails`)
+    report.html         report (`report`)
+    reference.npz       statistics of the training features (`features.ood`)
+    audit.json          problems found in the images (`training.audit`)
+    environment.json    versions, device, precision and status
+    resume/             training state of an unfinished run (`training.state`)
+    trackers.json       ids of the run in experiment trackers (`training.trackers`), if any
 
-`runs/latest` points to the newest finished run. Nothing here imports torch.
+`runs/latest` is a link to the newest finished run. Does not import torch.
 """
 
 import contextlib
@@ -64,11 +66,11 @@ class RunEnvironment(PeakMemory):
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """Paths of one run and how they are written."""
+    """Paths of a run's files, and methods to write them."""
 
     path: Path
     writes: bool = True
-    """Whether this process writes it; one of several does."""
+    """Whether this process writes; with several processes, only the main one does."""
 
     @property
     def model(self) -> Path:
@@ -91,12 +93,12 @@ class RunDir:
             write_atomically(self.path / name, text)
 
     def write_json(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Strict JSON, indented for readers."""
+        """Write strict JSON, indented."""
         self.write_text(name, json.dumps(fields, indent=2, allow_nan=False) + "\n")
 
     def write_arrays(self, name: str, **arrays: "np.ndarray[Any, Any]") -> None:
-        """An .npz file of named arrays."""
-        import numpy as np  # not at the top: commands that write none start without it
+        """Write named arrays as an .npz file."""
+        import numpy as np  # late: not needed by most commands
 
         buffer = io.BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, **arrays)
@@ -108,19 +110,19 @@ class RunDir:
         return self.path / "resume"
 
     def log_size(self) -> int:
-        """Bytes of metrics.jsonl."""
+        """Return the size of metrics.jsonl in bytes."""
         path = self.path / "metrics.jsonl"
         return path.stat().st_size if path.exists() else 0
 
     def cut_log(self, size: int) -> None:
-        """Take back what was logged after the log had this many bytes."""
+        """Truncate metrics.jsonl to `size` bytes."""
         path = self.path / "metrics.jsonl"
         if self.writes and path.exists():
             with writing(path):
                 os.truncate(path, size)
 
     def log(self, fields: Mapping[str, Any]) -> None:
-        """Append one line to metrics.jsonl, whole or not at all."""
+        """Append a line to metrics.jsonl; on an error nothing is appended."""
         if not self.writes:
             return
         path, size = self.path / "metrics.jsonl", self.log_size()
@@ -137,16 +139,16 @@ class RunDir:
 def plan_run(
     out: str | None, data: str, *, now: datetime | None = None, option: str = "--out"
 ) -> Path:
-    """Where a new run will be written; creates nothing.
+    """Return the path of a new run without creating it.
 
     Args:
-        out: The folder the user asked for, or None for `runs/<when>-<data>`.
+        out: The folder that the user chose, or None for `runs/<time>-<data>`.
         data: Path of the data, for the name.
-        now: The time for the name; default: now.
-        option: What the user gave the folder by.
+        now: Time for the name; default: the current time.
+        option: The option that chooses the folder, for messages.
 
     Raises:
-        RunError: The folder holds files already, or cannot be written.
+        RunError: The folder is not empty or not writable.
     """
     if out is None:
         name = re.sub(r"[^\w.-]+", "_", Path(data).resolve().name) or "data"
@@ -156,19 +158,19 @@ def plan_run(
         path = Path(out).expanduser()
     if path.is_dir() and any(path.iterdir()):
         raise not_empty(path, option)
-    home = path
-    while not home.exists():
-        home = home.parent
-    if not home.is_dir() or not writable(home):
+    parent = path
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not is_writable(parent):
         raise RunError(
-            f"cannot write {path}: {home} is not a folder that you may write",
+            f"cannot write {path}: {parent} is not a writable folder",
             fix=f"choose another {option}",
         )
     return path
 
 
-def writable(folder: Path) -> bool:
-    """Whether a file can really be made there; permission bits alone do not tell."""
+def is_writable(folder: Path) -> bool:
+    """Return whether a file can be created in a folder, which permission bits alone do not tell."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -177,10 +179,10 @@ def writable(folder: Path) -> bool:
 
 
 def create_run(path: Path) -> RunDir:
-    """Make the folder of a planned run; two runs planned at once do not share one.
+    """Create the directory of a planned run; concurrent runs get different ones.
 
     Raises:
-        RunError: It cannot be made, or files lie in it by now.
+        RunError: It cannot be created, or is no longer empty.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,20 +199,20 @@ def create_run(path: Path) -> RunDir:
 
 @contextlib.contextmanager
 def locked(run: RunDir) -> Iterator[None]:
-    """Keep other processes from writing this run; the lock of a dead one holds nobody up.
+    """Lock a run against other processes; the lock of a dead process does not count.
 
     Raises:
-        LockedError: A live process holds it.
-        RunError: The folder cannot be written.
+        LockedError: Another process has the lock.
+        RunError: The directory is not writable.
     """
     try:
         import fcntl
-    except ImportError:  # a system without it
+    except ImportError:  # Windows
         yield
         return
     path = run.path / ".lock"
     with writing(path):
-        file = path.open("ab+", buffering=0)  # nothing is left to write when it is closed
+        file = path.open("ab+", buffering=0)  # close() then writes nothing
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -218,8 +220,8 @@ def locked(run: RunDir) -> Iterator[None]:
             file.seek(0)
             holder = file.read().decode().strip() or "another process"
             raise LockedError(
-                f"{run.path} is being written by {holder}",
-                fix="wait until it has ended, or end it",
+                f"{run.path} is in use by {holder}",
+                fix="wait until it has finished, or stop it",
             ) from error
         since = datetime.now().isoformat(sep=" ", timespec="seconds")
         with writing(path):
@@ -228,24 +230,24 @@ def locked(run: RunDir) -> Iterator[None]:
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):  # a lock that nobody holds keeps nobody out
+            with contextlib.suppress(OSError):  # an unused lock file does no harm
                 path.unlink()
 
 
 def not_empty(path: Path, option: str = "--out") -> RunError:
-    """The error of a folder that holds something already."""
+    """Return the error for a folder that is not empty."""
     return RunError(
         f"folder {path} is not empty", fix=f"choose another {option}; nothing is overwritten"
     )
 
 
 def point_latest(run: RunDir) -> None:
-    """Let `runs/latest` point to the run, in one step; a run elsewhere is named with --run."""
+    """Let `runs/latest` point to the run atomically; a run outside of `runs` is ignored."""
     if run.path.parent != BASE:
         return
     link = run.path.parent / LATEST
     if link.exists() and not link.is_symlink():
-        return  # somebody's own folder of that name
+        return  # a folder of the user's
     temporary = link.with_name(f".{LATEST}.{os.getpid()}")
     with writing(link):
         temporary.unlink(missing_ok=True)
@@ -254,7 +256,7 @@ def point_latest(run: RunDir) -> None:
 
 
 def environment(status: str, device: str, precision: str) -> RunEnvironment:
-    """What environment.json says: how the run ended, on what, with which versions."""
+    """Return the contents of environment.json."""
     names = ("vitft", "torch", "numpy", "pillow", "safetensors", "huggingface_hub")
     return {
         "status": status,

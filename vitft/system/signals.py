@@ -1,8 +1,8 @@
-"""When a program that takes hours should stop: a signal, or its time is up.
+"""Stopping on a signal or after a time limit.
 
-A first signal only takes note while a step is under way (`deferred`), so that weights and
-optimiser are never caught between two states; anywhere else, and at a second signal, it stops at
-once. Nothing here imports torch.
+During a training step a first signal is only recorded (`Stopper.deferred`), so that weights and
+optimiser are always consistent. Anywhere else, and on a second signal, the program stops at once.
+Does not import torch.
 """
 
 import contextlib
@@ -17,32 +17,32 @@ from vitft.system.errors import Stopped
 SIGNALS = {
     name: 130 if name == "SIGINT" else 143 for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
 }
-"""Exit code by signal, as far as this system has it; schedulers send all four."""
+"""Exit code by signal, of those that the system has; schedulers send all four."""
 
 
 class Stopper:
-    """Use as a context manager around a run.
+    """Context manager that turns signals and a time limit into `Stopped`.
 
     Args:
-        max_seconds: After which the run should stop as if it had been asked to; 0: never.
+        max_seconds: Time limit; 0 for none.
     """
 
     def __init__(self, max_seconds: float = 0.0) -> None:
         self.deadline = time.monotonic() + max_seconds if max_seconds else float("inf")
         self.exit_code: int | None = None
-        """Of the signal that was noted, if one was."""
+        """Exit code of the signal that was received, if any."""
         self.holding = 0
-        self.agree: Callable[[int], int] = lambda wish: wish
-        """What several processes make of their wishes: the largest of them."""
+        self.agree: Callable[[int], int] = lambda request: request
+        """All-reduce of the processes' requests to stop, by maximum."""
         self.is_patient = False
-        """Whether a first signal waits for the end of a step wherever it arrives."""
+        """Whether a first signal always waits for the end of the next `deferred` block."""
         self.is_urgent = False
-        """Whether a second signal came: stop at once, and save nothing that may be half done."""
+        """Whether a second signal arrived: stop at once and do not save an inconsistent state."""
         self.has_raised = False
         self.before: dict[int, object] = {}
 
     def __enter__(self) -> "Stopper":
-        if threading.current_thread() is threading.main_thread():  # others may not set handlers
+        if threading.current_thread() is threading.main_thread():  # others cannot set handlers
             for name in SIGNALS:
                 number = getattr(signal, name, None)
                 if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
@@ -51,14 +51,14 @@ class Stopper:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         for number, handler in self.before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave us
+            signal.signal(number, handler)  # type: ignore[arg-type]  # as returned by signal()
         ended = (KeyboardInterrupt, SystemExit)
         if self.has_raised and error is not None and not isinstance(error, ended):
-            # A library took the Stopped for a fault of its own: safetensors for a damaged file.
+            # A library converted Stopped into its own error, as safetensors does.
             raise Stopped(self.exit_code or 130) from error
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        """Note the signal, and stop at once unless a step is under way."""
+        """Record the signal, and stop at once unless a block defers it."""
         self.is_urgent = self.exit_code is not None
         self.exit_code = SIGNALS[signal.Signals(number).name]
         if self.is_urgent or not (self.holding or self.is_patient):
@@ -67,15 +67,15 @@ class Stopper:
 
     @property
     def is_late(self) -> bool:
-        """Whether the time is up."""
+        """Whether the time limit is exceeded."""
         return time.monotonic() > self.deadline
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let a first signal wait for the end of something short, in this process alone.
+        """Defer a first signal to the end of the block, in this process only.
 
         Raises:
-            Stopped: There was one, and what was under way raised nothing itself.
+            Stopped: A signal arrived, and the block raised nothing.
         """
         before = self.exit_code
         self.holding += 1
@@ -88,9 +88,9 @@ class Stopper:
 
     @contextlib.contextmanager
     def patient(self, *, when: bool) -> Iterator[None]:
-        """Let a first signal wait for the next end of something `deferred`, wherever it arrives.
+        """Defer a first signal to the end of the next `deferred` block, wherever it arrives.
 
-        Several processes that take steps together stop after the same one.
+        Processes that train together thus stop after the same step.
         """
         self.is_patient = when
         try:
@@ -103,10 +103,10 @@ class Stopper:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let a first signal, or the end of the time, wait for the end of what is under way.
+        """Defer a first signal, or the time limit, to the end of the block.
 
         Raises:
-            Stopped: There was one, or the time is up; its exit code is then 0.
+            Stopped: A signal arrived, or the time limit is exceeded (exit code 0).
         """
         self.holding += 1
         try:
@@ -114,17 +114,17 @@ class Stopper:
         finally:
             self.holding -= 1
         if not self.holding:
-            wish = 1 + (self.exit_code or 0) if self.exit_code is not None or self.is_late else 0
-            agreed = self.agree(wish)
+            request = 1 + (self.exit_code or 0) if self.exit_code is not None or self.is_late else 0
+            agreed = self.agree(request)
             if agreed:
                 raise Stopped(agreed - 1)
 
 
 @contextlib.contextmanager
-def at_once() -> Iterator[None]:
-    """Around a call that may wait for minutes and never looks at Python's handlers meanwhile.
+def default_handlers() -> Iterator[None]:
+    """Restore the default handlers around a call that blocks without running Python's handlers.
 
-    A signal then ends the process as the system does it; nothing may be open that needs an end.
+    A signal then kills the process, so nothing may be open that needs to be closed.
     """
     before: dict[int, object] = {}
     if threading.current_thread() is threading.main_thread():
@@ -136,4 +136,4 @@ def at_once() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave us
+            signal.signal(number, handler)  # type: ignore[arg-type]  # as returned by signal()

@@ -1,19 +1,21 @@
-"""What a run says about its own images: `vitft check` in short, from what the run saw anyway.
+"""Data audit at the end of a run: duplicates, leakage and suspected label errors.
 
-Digests tell identical files. Where one feature per image is cached, features tell which pictures
-may be near copies (a few of them are looked at again) and which labels look wrong. Nothing is
-computed twice, and nothing here changes the run.
+It uses what the run has computed anyway. Digests reveal identical files. Where one feature per
+image is cached, features reveal candidates for near copies, which are confirmed by fingerprints,
+and labels that are probably wrong. The trained model does not depend on the audit.
 """
 
 import logging
 import shlex
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.check.audit import Item, audit_of, lines_of
-from vitft.data.duplicates import Pair, copies_among, group_names
+from vitft.check.audit import AuditedImage, audit_images, audit_summary
+from vitft.config.run import Config
+from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
 from vitft.data.split import Row
@@ -25,140 +27,163 @@ from vitft.features.label_errors import (
     label_probabilities,
     out_of_fold_logits,
 )
-from vitft.features.ood import FILE, fit
-from vitft.metrics.results import Mislabel
+from vitft.features.ood import REFERENCE_FILE, fit_reference
+from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system.rundir import RunDir
-from vitft.training.batches import Feed
-from vitft.training.best import Best
+from vitft.training.dataset import Dataset, StageInputs
+from vitft.training.solve import ScoredImages
 
 log = logging.getLogger(__name__)
 
-ALIKE = 0.75
-"""Cosine of centred features from which two pictures are looked at again. Features alone do not
-tell copies from pictures of the same kind (docs/experiments.md); their fingerprints decide."""
-SHARE_AGAIN, MOST_AGAIN = 0.1, 500
-"""Pairs looked at again: at most this share of all images, and at most so many."""
+MIN_SIMILARITY = 0.75
+"""Cosine of centred features from which two images are candidates for near copies. Features alone
+do not tell copies from similar motifs (docs/experiments.md); the fingerprints decide."""
+MAX_PAIR_FRACTION, MAX_PAIRS = 0.1, 500
+"""Candidate pairs: at most this fraction of the number of images, and at most so many."""
 
 REFERENCE_IMAGES = 20_000
-"""From so many the scatter of features is known well enough."""
+"""Images from which the distribution of the features is estimated, at most."""
 
 
-def take_stock(feed: Feed, run: RunDir, best: Best, checked: InspectedFolder) -> None:
-    """Write audit.json, and say in a line or two what should be looked at."""
-    manifest, once = feed.manifest, feed.once
-    names = manifest.classes
-    groups = dict(feed.groups)
+def audit_run(
+    inputs: StageInputs, config: Config, checked: InspectedFolder, scored: ScoredImages | None
+) -> AuditResults:
+    """Return what audit.json holds.
+
+    Args:
+        inputs: What the first stage read.
+        config: The settings.
+        checked: The images as they were loaded, with the unreadable ones.
+        scored: Features and held-out logits of all images, if a head was solved.
+    """
+    data = inputs.data
+    groups: Mapping[str, str] = data.duplicates
     mislabels: list[Mislabel] = []
-    if feed.cut.pooled:
-        x, held_out = best.judged or judged_by_usual_head(feed)
-        if not feed.config.data.group_duplicates:
-            pairs = copies_by_features(feed, once, x)
-            groups = group_names([row.sha256 for row in once], pairs)
-        mislabels = wrong_labels(feed, once, x, held_out)
-    audit = audit_of(
-        [Item(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
-         for r in manifest.rows],
+    if inputs.cut.pooled:
+        scored = scored or score_by_default_head(inputs, seed=config.train.seed)
+        if not config.data.group_duplicates:
+            pairs = find_near_copies(data, scored.features, cache=config.train.cache)
+            groups = group_names([row.sha256 for row in data.distinct], pairs)
+        mislabels = find_mislabels(data, scored)
+    names = data.manifest.classes
+    return audit_images(
+        [AuditedImage(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
+         for r in data.manifest.rows],
         bad=checked.bad,
         odd=[(file.path, remark) for file in checked.good for remark in file.odd],
         groups=groups,
         mislabels=mislabels,
     )  # fmt: skip
-    run.write_json("audit.json", audit)
-    for line in lines_of(audit):
-        data, path = (shlex.quote(str(place)) for place in (manifest.root, run.path))
-        log.info(f"{line}: vitft check {data} --run {path}")
 
 
-def keep_reference(feed: Feed, run: RunDir) -> None:
-    """Write what the training features look like, for `predict` to tell what is unlike them.
+def log_audit(audit: AuditResults, data: Dataset, run: RunDir) -> None:
+    """Log what should be inspected, with the command that lists it."""
+    if summary := audit_summary(audit):
+        folder, path = (shlex.quote(str(place)) for place in (data.manifest.root, run.path))
+        log.info(f"{summary}: vitft check {folder} --run {path}")
 
-    Only where one feature per image is cached; of many images some are looked at.
+
+def write_reference(inputs: StageInputs, run: RunDir) -> None:
+    """Write the distribution of the training features, for out-of-distribution detection.
+
+    Only where one feature per image is cached.
     """
-    if not feed.cut.pooled:
+    if not inputs.cut.pooled:
         return
-    rows = feed.manifest.train[:: 1 + len(feed.manifest.train) // REFERENCE_IMAGES]
-    held_out = feed.manifest.val[:: 1 + len(feed.manifest.val) // REFERENCE_IMAGES]
-    found = fit(
-        feed.cached(rows).numpy(),
-        feed.labels(rows).cpu().numpy(),
-        feed.cached(held_out).numpy(),
+    manifest = inputs.data.manifest
+    rows = manifest.train[:: 1 + len(manifest.train) // REFERENCE_IMAGES]
+    held_out = manifest.val[:: 1 + len(manifest.val) // REFERENCE_IMAGES]
+    found = fit_reference(
+        inputs.features(rows).numpy(),
+        inputs.data.labels(rows).cpu().numpy(),
+        inputs.features(held_out).numpy(),
     )
     if found is not None:
-        run.write_arrays(FILE, **found.arrays())
+        run.write_arrays(REFERENCE_FILE, **found.arrays())
 
 
-def judged_by_usual_head(feed: Feed) -> tuple[Tensor, HeldOutLogits]:
-    """Features of every picture and scores of heads that did not see it, at a usual penalty."""
-    once, seed = feed.once, feed.config.train.seed
-    x, y = feed.cached(once), feed.labels(once).cpu()
+def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
+    """Score the distinct images by heads of a usual penalty that were not fitted to them."""
+    data = inputs.data
+    distinct = data.distinct
+    x, y = inputs.features(distinct), data.labels(distinct).cpu()
     rows = stratified_subset(y, CV_IMAGES, seed)
     logits = out_of_fold_logits(
         x[rows],
         y[rows],
-        feed.alike(once)[rows],
-        classes=len(feed.manifest.classes),
+        data.group_ids(distinct)[rows],
+        classes=len(data.manifest.classes),
         seed=seed,
         l2=DEFAULT_L2,
     )
-    return x, HeldOutLogits(rows, logits)
+    return ScoredImages(features=x, held_out=HeldOutLogits(rows, logits))
 
 
-def copies_by_features(feed: Feed, once: list[Row], x: Tensor) -> list[Pair]:
-    """Pairs of near copies among the pictures whose features are most alike."""
-    most = min(MOST_AGAIN, round(SHARE_AGAIN * len(once)))
-    pairs = most_alike(x, most) if len(once) <= CV_IMAGES else []
+def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
+    """Return pairs of near copies among the distinct images, as positions.
+
+    Args:
+        data: The images.
+        features: Features of the distinct images, (n, D).
+        cache: `train.cache`, where fingerprints are kept.
+    """
+    distinct = data.distinct
+    most = min(MAX_PAIRS, round(MAX_PAIR_FRACTION * len(distinct)))
+    pairs = most_similar(features, most) if len(distinct) <= CV_IMAGES else []
     rows = sorted({row for pair in pairs for row in pair})
-    place = {row: i for i, row in enumerate(rows)}
-    fingerprints = fingerprints_of(feed, [once[row] for row in rows])
-    if fingerprints is None:
-        return []  # a file has changed meanwhile
-    table = fingerprints.table([once[row].sha256 for row in rows])
-    found = copies_among(table, [(place[one], place[other]) for one, other in pairs])
-    return [(rows[one], rows[other]) for one, other in found]
+    digests = [distinct[row].sha256 for row in rows]
+    fingerprints = Fingerprints(cache)
+    folder = folder_of(data, [distinct[row] for row in rows])
+    fingerprint_folder(folder, fingerprints, max_pixels=data.max_pixels)
+    if {*digests} != {*fingerprints.by_digest}:
+        return []  # a file has changed since the run began
+    position = {row: i for i, row in enumerate(rows)}
+    table = fingerprints.table(digests)
+    copies = copies_among(table, [(position[one], position[other]) for one, other in pairs])
+    return [(rows[one], rows[other]) for one, other in copies]
 
 
-def fingerprints_of(feed: Feed, rows: list[Row]) -> Fingerprints | None:
-    """Return the fingerprints of some images; None if one of the files has changed."""
-    folder = Folder(
-        root=feed.manifest.root,
-        classes=feed.manifest.classes,
+def folder_of(data: Dataset, rows: Sequence[Row]) -> Folder:
+    """Return some images of a dataset as a folder."""
+    return Folder(
+        root=data.manifest.root,
+        classes=data.manifest.classes,
         files=tuple(File(row.path, row.label) for row in rows),
         layout="classes",
     )
-    spec = feed.config
-    fingerprints = Fingerprints(spec.train.cache)
-    fingerprint_folder(folder, fingerprints, max_pixels=spec.data.max_pixels)
-    is_same = {row.sha256 for row in rows} == {*fingerprints.by_digest}
-    return fingerprints if is_same else None
 
 
-def most_alike(x: Tensor, most: int) -> list[Pair]:
-    """At most `most` index pairs (i < j) of features (n, D), the most alike first."""
+def most_similar(x: Tensor, most: int) -> list[IndexPair]:
+    """Return at most `most` pairs (i < j) of features (n, D), the most similar first."""
     if most < 1 or len(x) < 2:
         return []
-    known = F.normalize(x - x.mean(dim=0), dim=-1)
+    centred = F.normalize(x - x.mean(dim=0), dim=-1)
     found: list[tuple[float, int, int]] = []
-    for begin in range(0, len(known), 1024):
-        alike = known[begin : begin + 1024] @ known.T  # (m, n)
-        alike.masked_fill_(
-            torch.arange(len(known)) <= torch.arange(begin, begin + len(alike))[:, None], -1.0
+    for begin in range(0, len(centred), 1024):
+        cosines = centred[begin : begin + 1024] @ centred.T  # (m, n)
+        cosines.masked_fill_(
+            torch.arange(len(centred)) <= torch.arange(begin, begin + len(cosines))[:, None], -1.0
         )
-        near = torch.nonzero(alike.flatten() >= ALIKE)[:, 0]  # few: sorting them all takes longer
-        best = alike.flatten()[near].topk(min(most, len(near)))
+        # Few are left, while sorting all of them would take long.
+        near = torch.nonzero(cosines.flatten() >= MIN_SIMILARITY)[:, 0]
+        best = cosines.flatten()[near].topk(min(most, len(near)))
         places = near[best.indices].tolist()
         for cosine, place in zip(best.values.tolist(), places, strict=True):
-            found.append((-cosine, begin + place // len(known), place % len(known)))
+            found.append((-cosine, begin + place // len(centred), place % len(centred)))
     return [(i, j) for _, i, j in sorted(found)[:most]]
 
 
-def wrong_labels(feed: Feed, once: list[Row], x: Tensor, held_out: HeldOutLogits) -> list[Mislabel]:
-    """The labels that are probably wrong, as audit.json has them; one path for each picture."""
-    rows = held_out.rows
-    some = [once[row] for row in rows.tolist()]
-    names, y = feed.manifest.classes, torch.tensor([row.label for row in some])
-    shares = label_probabilities(held_out.logits, x[rows], y, feed.alike(some))
+def find_mislabels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
+    """Return the labels that are probably wrong, with one path for each distinct image."""
+    rows = scored.held_out.rows
+    distinct = data.distinct
+    some = [distinct[row] for row in rows.tolist()]
+    names, y = data.manifest.classes, torch.tensor([row.label for row in some])
+    probabilities = label_probabilities(
+        scored.held_out.logits, scored.features[rows], y, data.group_ids(some)
+    )
     labels: dict[str, set[int]] = {}
-    for row in feed.manifest.rows:
+    for row in data.manifest.rows:
         labels.setdefault(row.sha256, set()).add(row.label)
     return [
         {
@@ -168,6 +193,6 @@ def wrong_labels(feed: Feed, once: list[Row], x: Tensor, held_out: HeldOutLogits
             "given_probability": suspect.given_probability,
             "suggested_probability": suspect.suggested_probability,
         }
-        for suspect in find_label_errors(shares, y)
+        for suspect in find_label_errors(probabilities, y)
         if len(labels[some[suspect.row].sha256]) == 1
     ]

@@ -1,103 +1,130 @@
-"""What is kept of a training as it goes: the best weights so far, and running figures."""
+"""Best weights so far and running metrics of a training run."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import Tensor
 
-from vitft.features.cross_validation import HeldOutLogits
 from vitft.metrics.results import Metrics, RunResults, SolvedHeadResults
 from vitft.models.timm_model import Model
-from vitft.training.loop import Step
+from vitft.training.loop import StepResult
 
 
-class Best:
-    """The trained weights that did best on the validation images so far, and their figures."""
+class BestFacts(TypedDict):
+    """What a state for resuming holds of `BestWeights`, besides the tensors."""
+
+    epochs: int
+    since: int
+    figures: RunResults
+    extra: SolvedHeadResults | None
+
+
+class BestWeights:
+    """The trained weights with the best validation metrics so far, and those metrics."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.epochs = 0
-        self.figures = cast("RunResults", {})
-        """Empty before the first epoch ends."""
-        self.state: dict[str, Tensor] = {}
-        self.since = 0
-        """Epochs since the best one."""
-        self.extra: SolvedHeadResults | None = None
-        """Figures of the whole run, whichever weights are the best."""
+        """Epochs validated."""
+        self.epochs_since_best = 0
+        self.weights: dict[str, Tensor] = {}
         self.file = ""
-        """Name of the file in which these weights lie already, if they do."""
-        self.adapter: dict[str, Tensor] = {}
-        """The matrices of LoRA, once they are folded into the model."""
-        self.judged: tuple[Tensor, HeldOutLogits] | None = None
-        """Features of every picture, each once, and scores by heads that did not see them."""
+        """Name of the file in `resume/` that holds these weights, if there is one."""
+        self._validated = cast("RunResults", {})
+        self._head_results: SolvedHeadResults | None = None
 
-    def consider(self, figures: Metrics) -> None:
-        """Keep a copy of the weights if accuracy, or at equal accuracy the loss, is better."""
+    @property
+    def results(self) -> RunResults:
+        """The contents of eval.json so far; empty before the first epoch ends."""
+        if not self.epochs or self._head_results is None:
+            return self._validated
+        return cast("RunResults", {**self._validated, **self._head_results})
+
+    def update(self, metrics: Metrics) -> None:
+        """Copy the model's weights if the accuracy, or at equal accuracy the loss, is better."""
         self.epochs += 1
-        self.since += 1
-        if self.epochs == 1 or rank(figures) > rank(self.figures):
-            found = cast("RunResults", {**figures, "best_epoch": self.epochs})
-            state = self.copied()
-            self.figures, self.state = found, state  # no call between: no signal between
-            self.since, self.file = 0, ""
-        # The same images chose the epoch and measured it: slightly optimistic, so it is stated.
-        self.figures["epochs"] = self.epochs
-        self.figures["selected_on_validation"] = self.epochs > 1
+        self.epochs_since_best += 1
+        if self.epochs == 1 or rank(metrics) > rank(self._validated):
+            found = cast("RunResults", {**metrics, "best_epoch": self.epochs})
+            weights = self.copy_weights()
+            self._validated, self.weights = found, weights  # no call between: no signal between
+            self.epochs_since_best, self.file = 0, ""
+        self._validated["epochs"] = self.epochs
+        self._validated["selected_on_validation"] = self.epochs > 1
 
-    def copied(self) -> dict[str, Tensor]:
-        """What is in the model now, on the CPU: a GPU's memory is for training."""
-        return {name: t.detach().to("cpu", copy=True) for name, t in self.moving()}
+    def add_head_results(self, results: SolvedHeadResults) -> None:
+        """Add results of the solved head to those of whichever weights are the best."""
+        self._head_results = results
+
+    def mark_saved(self, file: str) -> None:
+        """Note the file in `resume/` that holds the weights."""
+        self.file = file
 
     def restore(self) -> None:
-        """Put the kept weights back into the model."""
+        """Load the best weights into the model."""
         with torch.no_grad():
-            for name, tensor in self.moving():
-                if name in self.state:  # else it never moved
-                    tensor.copy_(self.state[name])
+            for name, tensor in self.trained_tensors():
+                if name in self.weights:  # else it never changed
+                    tensor.copy_(self.weights[name])
 
-    def widen(self) -> None:
-        """Another stage moves more: what it starts from belongs to the best weights so far."""
-        self.state, self.file = self.copied(), ""
+    def include_new_weights(self) -> None:
+        """Copy the weights again when a new stage trains more of them than the one before."""
+        self.weights, self.file = self.copy_weights(), ""
 
-    def facts(self) -> dict[str, Any]:
-        """Everything but the tensors, for `take_up`."""
-        names = ("epochs", "since", "figures", "extra")
-        return {name: getattr(self, name) for name in names}
+    def copy_weights(self) -> dict[str, Tensor]:
+        """Copy the trained tensors to the CPU; the memory of a GPU is left to training."""
+        return {name: t.detach().to("cpu", copy=True) for name, t in self.trained_tensors()}
 
-    def take_up(self, facts: Mapping[str, Any], state: Mapping[str, Tensor], file: str) -> None:
-        """Go on from what an earlier process found."""
-        for name, value in facts.items():
-            setattr(self, name, value)
-        self.state, self.file = dict(state), file
-
-    def moving(self) -> Iterator[tuple[str, Tensor]]:
-        """What training changes: parameters that train, and statistics (of BatchNorm)."""
+    def trained_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Give what training changes: trainable parameters, and buffers such as running means."""
         trained = (pair for pair in self.model.named_parameters() if pair[1].requires_grad)
         return chain(trained, self.model.named_buffers())
 
+    def facts(self) -> BestFacts:
+        """Return everything but the tensors, for `load`."""
+        return {
+            "epochs": self.epochs,
+            "since": self.epochs_since_best,
+            "figures": self._validated,
+            "extra": self._head_results,
+        }
 
-def rank(figures: Metrics) -> tuple[float, float]:
-    """Larger is better."""
-    return figures["top1"], -figures["loss"]
+    def load(self, facts: BestFacts, weights: Mapping[str, Tensor], file: str) -> None:
+        """Set everything to what an earlier process saved."""
+        self.epochs, self.epochs_since_best = facts["epochs"], facts["since"]
+        self._validated, self._head_results = facts["figures"], facts["extra"] or None
+        self.weights, self.file = dict(weights), file
 
 
-class Tally:
-    """Running mean of loss and accuracy over the steps of an epoch."""
+def rank(metrics: Metrics) -> tuple[float, float]:
+    """Return a key by which better metrics are larger."""
+    return metrics["top1"], -metrics["loss"]
 
-    def __init__(self) -> None:
-        self.first_loss: float | None = None
-        self.steps = 0
-        self.reset()
+
+@dataclass(slots=True)
+class RunningMetrics:
+    """Mean loss and accuracy over the steps of an epoch."""
+
+    first_loss: float | None = None
+    """Loss of the first step of the stage; of a zero head it is ln(classes)."""
+    steps: int = 0
+    """Steps of the stage so far."""
+    images: int = 0
+    correct: int = 0
+    total: float = 0.0
+    """Sum of the losses of the images."""
+    lr: float = 0.0
 
     def reset(self) -> None:
         """Start the next epoch."""
         self.images = self.correct = 0
         self.total = self.lr = 0.0
 
-    def add(self, step: Step) -> None:
-        """Count one step."""
+    def add(self, step: StepResult) -> None:
+        """Add one step."""
         if self.first_loss is None:
             self.first_loss = step.loss
         self.steps += 1
@@ -105,14 +132,6 @@ class Tally:
         self.correct += step.correct
         self.total += step.loss * step.images
         self.lr = step.lr
-
-    def state(self) -> dict[str, Any]:
-        """All of it, for `restore`."""
-        return dict(vars(self))
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on counting."""
-        vars(self).update(state)
 
     @property
     def loss(self) -> float:
@@ -122,8 +141,8 @@ class Tally:
     def top1(self) -> float:
         return self.correct / max(1, self.images)
 
-    def figures(self) -> dict[str, float | None]:
-        """What goes into the log of epochs; the first loss of a zero head is ln(classes)."""
+    def log_entry(self) -> dict[str, float | None]:
+        """Return the training metrics of the epoch for metrics.jsonl."""
         return {
             "lr": self.lr,
             "first_loss": self.first_loss,
@@ -131,7 +150,11 @@ class Tally:
             "train_top1": self.top1,
         }
 
+    def to_json(self) -> dict[str, Any]:
+        """Return everything, for `from_json`."""
+        return asdict(self)
 
-def validation_figures(figures: Metrics) -> dict[str, float]:
-    """What of an evaluation goes into the log of epochs."""
-    return {"val_loss": figures["loss"], "val_top1": figures["top1"]}
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "RunningMetrics":
+        """Read back `to_json`."""
+        return cls(**fields)

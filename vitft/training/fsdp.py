@@ -1,10 +1,10 @@
-"""What trains split among the processes of a team, for models too large to train whole on each.
+"""Sharded training for models that are too large to train whole in every process.
 
 Every process keeps a slice of each weight, of its gradient, of its average and of the optimiser's
-numbers; a block's weights are put together while it computes, and forgotten again.
+state; the weights of a block are gathered while it computes and freed again.
 `torch.distributed.fsdp.fully_shard` ("FSDP2") does it; Zhao et al. 2023, https://arxiv.org/abs/2304.11277.
-The tensors of such a model are DTensors; `whole` and `slice_like` go from one kind to the other.
-What brings them takes 0.4 s to import, so only a training that is split does.
+The tensors of such a model are DTensors; `full_tensor` and `slice_like` convert between them and
+plain tensors. Their modules take 0.4 s to import, so only a sharded run imports them.
 """
 
 import copy
@@ -15,42 +15,45 @@ from torch import Tensor, nn
 
 from vitft.models.vit import Block, VisionTransformer
 from vitft.system.errors import UsageError
-from vitft.training.distributed import Team, talking
+from vitft.training.distributed import ProcessGroup, report_lost_process
 
 log = logging.getLogger(__name__)
 
 
-def check_split(model: nn.Module, team: Team, *, precision: str, compiled: bool) -> None:
-    """Refuse to split what cannot be, before anything is computed.
+def check_sharding(
+    model: nn.Module, group: ProcessGroup, *, precision: str, compiled: bool
+) -> None:
+    """Refuse models and settings that cannot be sharded, before anything is computed.
 
     Raises:
-        UsageError: A model of timm, or a setting that does not go together with splitting.
+        UsageError: A model of timm, or a setting that cannot be combined with sharding.
     """
     others = {
-        "with a model of timm": not isinstance(model, VisionTransformer),
-        "with train.precision fp16": precision == "fp16",
-        "with train.compile": compiled,
+        "a timm model": not isinstance(model, VisionTransformer),
+        "train.precision=fp16": precision == "fp16",
+        "train.compile=true": compiled,
     }
     for what, found in others.items():
         if found:
             raise UsageError(
-                f"train.shard does not work {what}",
-                fix="leave it out, or use a ViT of vitft's own, bf16 or fp32, not compiled",
+                f"train.shard cannot be combined with {what}",
+                fix="leave train.shard out, or use a ViT of vitft's own in bf16 or fp32 without "
+                "train.compile",
             )
-    if team.size == 1:
-        log.info("train.shard has no effect on one process: torchrun starts several")
+    if group.size == 1:
+        log.info("train.shard has no effect on one process; start several with torchrun")
 
 
-def split_up(suffix: nn.Module, team: Team) -> nn.Module:
-    """A copy of what trains, split among the team, block by block.
+def shard_module(module: nn.Module, group: ProcessGroup) -> nn.Module:
+    """Return a copy of the trainable part, sharded over the process group block by block.
 
-    The model it was copied from stays whole, for everything but the steps.
+    The original stays whole and is used for everything but the training steps.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    copied = copy.deepcopy(suffix)
-    mesh = init_device_mesh(next(copied.parameters()).device.type, (team.size,))
+    copied = copy.deepcopy(module)
+    mesh = init_device_mesh(next(copied.parameters()).device.type, (group.size,))
     for block in (module for module in copied.modules() if isinstance(module, Block)):
         fully_shard(block, mesh=mesh)
         register_fsdp_forward_method(block, "for_class_token")
@@ -58,18 +61,18 @@ def split_up(suffix: nn.Module, team: Team) -> nn.Module:
     return copied
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, whose slices may lie with several processes: all of them have to ask."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Gather a sharded tensor. Collective: every rank must call it."""
     from torch.distributed.tensor import DTensor
 
     if not isinstance(tensor, DTensor):
         return tensor
-    with talking():
+    with report_lost_process():
         return tensor.full_tensor()
 
 
 def slice_like(value: Tensor, like: Tensor) -> Tensor:
-    """The part of a whole `value` that belongs where `like` is."""
+    """Return the part of a whole `value` that this rank holds of `like`."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor) or value.shape != like.shape:
@@ -79,9 +82,12 @@ def slice_like(value: Tensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def tell(split: nn.Module, suffix: nn.Module) -> None:
-    """Give what a split copy has learnt to the model it was copied from: all of them have to."""
-    places = dict(suffix.named_parameters())
-    for name, parameter in split.named_parameters():
+def unshard_into(module: nn.Module, sharded: nn.Module) -> None:
+    """Copy the trained parameters of a sharded copy into the module it was made from.
+
+    Collective: every rank must call it.
+    """
+    originals = dict(module.named_parameters())
+    for name, parameter in sharded.named_parameters():
         if parameter.requires_grad:
-            places[name].copy_(whole(parameter))
+            originals[name].copy_(full_tensor(parameter))

@@ -26,16 +26,16 @@ def lr_at(step: int, total: int, *, peak: float, warmup: float, final: float = 0
     return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def make_optimizer(model: nn.Module, spec: OptimSpec, *, split: bool = False) -> Optimizer:
+def make_optimizer(model: nn.Module, spec: OptimSpec, *, sharded: bool = False) -> Optimizer:
     """SGD or AdamW over the parameters that train; `lr_scale` of a group multiplies its rate.
 
-    (torch 2.15 has no fused SGD for what `sharding` splits.)
+    torch 2.15 has no fused SGD for sharded parameters.
     """
     groups = parameter_groups(model, spec)
     assert spec.lr is not None
     fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
     if spec.solver == "sgd":
-        return SGD(groups, lr=spec.lr, momentum=spec.momentum, fused=fused and not split)
+        return SGD(groups, lr=spec.lr, momentum=spec.momentum, fused=fused and not sharded)
     return AdamW(groups, lr=spec.lr, fused=fused)
 
 

@@ -1,42 +1,25 @@
-"""`vitft finetune`: data and weights in, a run directory out.
-
-The order is: look at the images, split them, load the weights, cut the model at the freeze
-boundary, fit what trains, measure what predict will answer, write. The decisions are in `optim`,
-`features`, `feed` and `loop`; this file connects them.
-"""
+"""A fine-tuning run: load data, build the model, extract features, split, fit, evaluate, write."""
 
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from vitft.config.defaults import FINE_TUNING
 from vitft.config.run import Config, flat_settings, to_toml
-from vitft.data.folder import Folder
-from vitft.data.inspection import InspectedFolder
-from vitft.data.sampling import say_epoch
-from vitft.data.split import split, write_class_indices
-from vitft.data.summary import log_inspection, log_split
-from vitft.features.cache import default_folder, prune
-from vitft.features.extract import Extractor
-from vitft.features.fingerprints import Fingerprints
-from vitft.features.pipeline import build_pipeline, check_disk_space, inspect_images
-from vitft.features.views import View, eval_view
+from vitft.data.split import write_class_indices
 from vitft.metrics.results import RunResults
 from vitft.models.checkpoint import Card
-from vitft.models.pretrained import LoadReport
-from vitft.models.timm_model import Model
-from vitft.system import console
+from vitft.models.lora import merge_adapters
 from vitft.system.device import describe_device, peak_memory
 from vitft.system.errors import Stopped
 from vitft.system.malloc import freed_memory_kept
 from vitft.system.rundir import (
     PeakMemory,
     RunDir,
-    RunEnvironment,
     create_run,
     environment,
     locked,
@@ -44,16 +27,32 @@ from vitft.system.rundir import (
 )
 from vitft.system.signals import Stopper
 from vitft.system.text import count
-from vitft.training.audit import keep_reference, take_stock
-from vitft.training.batches import Feed
-from vitft.training.best import Best
-from vitft.training.distributed import Team, joined
-from vitft.training.finish import card_of, confirmed, keep_adapter, keep_best, keep_calibrated
-from vitft.training.setup import prepare
-from vitft.training.stages import Job, train
-from vitft.training.state import check_manifest, newest_state, remove_states, sweep
-from vitft.training.thumbnails import write_gallery
-from vitft.training.trackers import reach_trackers
+from vitft.training.audit import audit_run, log_audit, write_reference
+from vitft.training.best import BestWeights
+from vitft.training.dataset import StageInputs
+from vitft.training.distributed import ProcessGroup, process_group
+from vitft.training.finish import (
+    calibrate,
+    final_logits,
+    model_card,
+    write_calibrated,
+    write_lora_adapter,
+    write_model,
+)
+from vitft.training.random_state import preserved_random_state
+from vitft.training.solve import ScoredImages
+from vitft.training.stages import RunContext, StepStage, solve_head_stage
+from vitft.training.start import Start, begin, next_inputs
+from vitft.training.state import (
+    State,
+    check_same_images,
+    newest_state,
+    remove_states,
+    remove_temporary_files,
+)
+from vitft.training.thumbnails import write_thumbnails
+from vitft.training.tracker_clients import short_timeouts
+from vitft.training.trackers import connect_trackers
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class Result:
     """As in environment.json: finished, interrupted, terminated or out of time."""
     exit_code: int = 0
     everything_s: float | None = None
-    """Seconds that training everything from this head would take here, as far as can be told."""
+    """Estimated seconds of training all weights from this head on this machine, if known."""
 
     @property
     def interrupted(self) -> bool:
@@ -81,284 +80,237 @@ class Result:
         return f"Result(run='{self.run}', status={self.status!r}, top1={top1})"
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far the stages of a run have come."""
+
+    inputs: StageInputs
+    """What the current stage reads."""
+    scored: ScoredImages | None = None
+    """Features and held-out logits of all images, once a head was solved."""
+
+
 def finetune(
     config: Config, *, out: Path, resume: bool = False, max_seconds: float = 0.0
 ) -> Result:
-    """Fine-tune pretrained weights on an image folder and write the run directory `out`.
+    """Fine-tune pretrained weights on a folder of images and write the run directory `out`.
 
-    A signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or the end of the time keeps the best weights and
-    the state so far, and says so in the result; `resume` goes on from there.
+    A signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or the end of the time saves the best weights and
+    the training state; `resume` continues from there. Random number generators, thread counts and
+    signal handlers are restored at the end (see `system.malloc` for the one thing that is not).
 
     Args:
-        config: The settings; of a run that is resumed, its own.
-        out: The run directory, new or, to resume, the old one.
-        resume: Go on with a run that was stopped or killed.
-        max_seconds: Stop after so long; 0: never.
+        config: The settings; for a resumed run, its own.
+        out: The run directory: new, or the one to resume.
+        resume: Continue a run that was stopped or killed.
+        max_seconds: Stop after this time; 0 means no limit.
 
     Raises:
         DataError: The folder, its classes or too many of its images cannot be used.
-        WeightsError: The weights cannot be found, read or fitted to the request.
-        RunError: `out` cannot be written, or is no run that can be resumed.
-        LockedError: Another process writes `out`.
+        WeightsError: The weights cannot be found, read or adapted.
+        RunError: `out` cannot be written or resumed.
+        LockedError: Another process writes to `out`.
         DivergedError: The loss is not finite.
     """
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(caller_state_preserved(config.train.device))
         stopper = stack.enter_context(Stopper(max_seconds))
-        team = stack.enter_context(joined(config.train.timeout))
-        stopper.agree = team.agree
-        if resume and team.leads:
+        group = stack.enter_context(process_group(config.train.timeout))
+        stopper.agree = group.all_reduce_max
+        if resume and group.is_main:
             stack.enter_context(locked(RunDir(out)))
-        named = config.train.trackers if team.leads else ()
-        trackers = reach_trackers(named, resume=resume)
-        stack.callback(trackers.end, "failed", {})
-        start = begin(config, team)
-        feed, model = start.feed, start.model
-        if resume:
-            run = RunDir(out, writes=team.leads)
-            check_manifest(run, feed.manifest)
-        else:
-            path = team.from_leader(create_run(out).path if team.leads else out)
-            run = RunDir(path, writes=team.leads)
-            if team.leads:
-                stack.enter_context(locked(run))
-                run.write_text("config.toml", to_toml(feed.config))
-                feed.manifest.write(run.split)
-                write_class_indices(run.class_indices, feed.manifest.classes)
-        job = Job(run=run, best=Best(model), precision=start.precision, stopper=stopper, team=team)
-        card = card_of(model, start.report, feed.manifest)
-        trackers.begin(run, flat_settings(feed.config), resume=resume)
-        job.trackers = trackers
-        on_cpu = feed.device.type == "cpu" and not feed.config.train.shard
+        stack.enter_context(short_timeouts())
+        trackers = connect_trackers(config.train.trackers if group.is_main else (), resume=resume)
+        stack.callback(trackers.finish, "failed", {})
+        start = begin(config, group)
+        run = stack.enter_context(open_run(out, start, resume=resume))
+        trackers.start(run, flat_settings(start.config), resume=resume)
+        context = RunContext(
+            run=run,
+            best=BestWeights(start.model),
+            precision=start.precision,
+            stopper=stopper,
+            trackers=trackers,
+        )
+        on_cpu = start.inputs.data.device.type == "cpu" and not start.config.train.shard
         with freed_memory_kept(when=on_cpu):
-            result = train_and_keep(job, start, card, started)
-        trackers.end(result.status, result.figures)
-        if feed.config.solvable:
-            result = replace(result, everything_s=start.everything_s)
-        team.wait()
+            result = fit_and_write(context, start, started)
+        trackers.finish(result.status, result.figures)
+        group.barrier()
     return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Where training begins: images looked at and split, the model loaded and cut."""
+@contextlib.contextmanager
+def caller_state_preserved(device: str) -> Iterator[None]:
+    """Restore the random number generators and the number of threads on exit.
 
-    feed: Feed
-    model: Model
-    report: LoadReport
-    checked: InspectedFolder
-    precision: str
-    looking_s: float
-    """Seconds that looking at the images took."""
-
-    @property
-    def everything_s(self) -> float | None:
-        """What the usual fine-tuning would take: a step costs about three forward passes.
-
-        None where the features were in the cache, so that nothing was measured.
-        """
-        extractor, manifest = self.feed.extractor, self.feed.manifest
-        if extractor is None or extractor.computed < len(manifest.rows) / 2:
-            return None
-        epochs = FINE_TUNING["optim"]["epochs"]
-        passes = epochs * (3 * len(manifest.train) + len(manifest.val))
-        return passes * self.looking_s / extractor.computed
+    Args:
+        device: `train.device`; with `cpu` the generators of GPUs are left alone.
+    """
+    threads = torch.get_num_threads()
+    with preserved_random_state(gpu=device != "cpu"):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
-def round_off(job: Job, start: Start) -> None:
-    """What is made of the figures when the training is over."""
-    if job.best.epochs and job.team.leads:
-        take_stock(start.feed, job.run, job.best, start.checked)
-        keep_reference(start.feed, job.run)
+@contextlib.contextmanager
+def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
+    """Create the run directory with its first files, or check that `out` can be resumed."""
+    data = start.inputs.data
+    manifest, group = data.manifest, data.group
+    if resume:
+        run = RunDir(out, writes=group.is_main)
+        check_same_images(run, manifest)
+        yield run
+        return
+    path = group.broadcast(create_run(out).path if group.is_main else out)
+    run = RunDir(path, writes=group.is_main)
+    with locked(run) if group.is_main else contextlib.nullcontext():
+        if group.is_main:
+            run.write_text("config.toml", to_toml(start.config))
+            manifest.write(run.split)
+            write_class_indices(run.class_indices, manifest.classes)
+        yield run
 
 
-def finish(job: Job, start: Start, ended: RunEnvironment) -> None:
-    """The last files of a run; it is called finished when none is missing any more."""
-    run, feed = job.run, start.feed
-    if job.team.leads:
-        write_gallery(
-            run,
-            feed.manifest,
-            start.model,
-            feed.transform,
-            max_pixels=feed.config.data.max_pixels,
-            precision=job.precision,
-        )
-        point_latest(run)
-        with job.stopper.held():
-            run.write_json("environment.json", ended)
-            remove_states(run.resume)
-
-
-def begin(config: Config, team: Team) -> Start:
-    """Everything that comes before the run directory; nothing is written but the cache."""
-    known = prepare(config, team)
-    config, folder, report = known.config, known.folder, known.report
-    pipeline, max_pixels, view = known.pipeline, config.data.max_pixels, eval_view(report.transform)
-    extractor = pipeline.open_extractor(config.train, max_pixels=max_pixels)
-    if extractor is not None:
-        check_disk_space(extractor, view, len(folder.files))
-    share_the_work(folder, extractor, view, team)
-    fingerprints = Fingerprints(config.train.cache) if config.data.group_duplicates else None
-    looking = time.monotonic()
-    checked = inspect_images(
-        folder,
-        max_pixels=max_pixels,
-        allow_bad=config.data.allow_bad,
-        extractor=extractor,
-        view=view,
-        fingerprints=fingerprints,
-    )
-    looking = time.monotonic() - looking
-    log_inspection(checked)
-    groups = fingerprints.duplicate_groups() if fingerprints else {}
-    if fingerprints:
-        copies = count(len(groups), "image")
-        log.info(f"near-duplicates: {copies}, each group kept on one side of the split")
-    manifest = split(checked, config.data, groups=groups)
-    log_split(manifest)
-    if config.train.sampling == "balanced":
-        labels = [row.label for row in manifest.train]
-        log.info(say_epoch(labels, manifest.classes))
-    feed = Feed(
-        config=config,
-        manifest=manifest,
-        transform=report.transform,
-        cut=pipeline.cut,
-        extractor=extractor,
-        device=pipeline.device,
-        team=team,
-        groups=groups,
-    )
-    feed = feed.in_memory()
-    if config.solvable or not config.solves(config.train.stages[0]):
-        feed.compute_views()
-    team.wait()
-    if not config.train.cache and extractor is not None:
-        prune(default_folder(), idle_s=3600)
-    return Start(
-        feed=feed,
-        model=pipeline.model,
-        report=report,
-        checked=checked,
-        precision=pipeline.precision,
-        looking_s=looking,
-    )
-
-
-def train_and_keep(job: Job, start: Start, card: Card, started: float) -> Result:
-    """Train, and write what there is however it ends."""
-    run, best, feed = job.run, job.best, start.feed
-    status, exit_code, where = "failed", 1, (describe_device(feed.device), job.precision)
-    is_measured = False
-    if job.team.leads:
-        sweep(run.path)
-        take_up(job)
-    job.team.wait()  # whatever was damaged is set aside by now
-    if not job.team.leads:
-        take_up(job)
-    run.write_json("environment.json", environment("running", *where))
+def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
+    """Train, evaluate and write; a run that is stopped writes what there is."""
+    run, best, held = context.run, context.best, context.stopper.held
+    data, config = start.inputs.data, start.config
+    card = model_card(start.model, start.report, data.manifest)
+    saved = load_saved(context, data.group)
+    device = (describe_device(data.device), context.precision)
+    run.write_json("environment.json", environment("running", *device))
+    status, exit_code = "failed", 1
+    progress, is_evaluated = Progress(start.inputs), False
+    results = best.results
     try:
         try:
-            last = all_stages(job, feed)
-        finally:  # whatever happened, the best weights so far are kept before anything else
-            with job.stopper.held():
-                keep_best(run, best, card)
-        logits, labels, recomputed = confirmed(last, best.model, job.precision)
-        keep_calibrated(
-            run,
-            best,
-            card,
-            logits,
-            labels,
-            confirmed=recomputed,
-            seconds=round(time.monotonic() - started, 1),
-            undisturbed=job.stopper.held,
-        )
-        keep_adapter(run, best, feed.config, card)
-        is_measured = True
-        round_off(job, start)
-        finish(job, start, {**environment("finished", *where), **memory(feed.device)})
+            train_stages(context, config, progress, saved)
+        finally:  # however training ended, the best weights are saved before anything else
+            with held():
+                best.restore()
+                adapter = merge_adapters(best.model) if best.epochs else {}
+                results = write_best(run, best, card)
+        final = final_logits(progress.inputs, best.model, context.precision)
+        seconds = round(time.monotonic() - started, 1)
+        calibrated = calibrate(final, card.classes, results, seconds=seconds)
+        with held():
+            results = write_calibrated(run, best.model, card, calibrated)
+        write_lora_adapter(run, adapter, best.model, config.train, card)
+        is_evaluated = True
+        write_data_reports(context, start, progress.scored)
+        write_last_files(context, start, device)
         status, exit_code = "finished", 0
     except KeyboardInterrupt as stop:
         exit_code = stop.exit_code if isinstance(stop, Stopped) else 130
         status = {0: "out of time", 130: "interrupted"}.get(exit_code, "terminated")
     finally:
         if status != "finished":
-            run.write_json(
-                "environment.json", {**environment(status, *where), **memory(feed.device)}
+            memory = memory_use(data.device)
+            run.write_json("environment.json", {**environment(status, *device), **memory})
+    if not is_evaluated:
+        write_data_reports(context, start, progress.scored)
+    return Result(
+        run=run.path,
+        figures=results,
+        status=status,
+        exit_code=exit_code,
+        everything_s=start.full_training_s if config.solvable else None,
+    )
+
+
+def load_saved(context: RunContext, group: ProcessGroup) -> State | None:
+    """Load the state in which an earlier process of this run stopped, if there is one."""
+    if not group.is_main:
+        group.barrier()  # until damaged states have been renamed
+        return load_newest(context)
+    remove_temporary_files(context.run.path)
+    found = load_newest(context)
+    group.barrier()
+    return found
+
+
+def load_newest(context: RunContext) -> State | None:
+    """Load the newest state of the run: the best weights here, the rest by its stage."""
+    found = newest_state(context.run.resume)
+    if found is None:
+        context.run.cut_log(0)
+        return None
+    state, weights = found
+    facts = state.facts
+    context.best.load(facts["best"], weights, str(facts.get("best_file", "")))
+    log.info(f"resuming after step {facts['step']}, {count(facts['epochs'], 'epoch')} done")
+    return state
+
+
+def train_stages(
+    context: RunContext, config: Config, progress: Progress, saved: State | None
+) -> None:
+    """Train one stage after the other, from the saved state on, and update `progress`."""
+    first = saved.facts["stage"] if saved else 0
+    for number, stage in enumerate(config.train.stages):
+        if number:
+            if number > first:  # else the saved weights are loaded by the stage
+                context.best.restore()
+            progress.inputs = next_inputs(
+                context.best.model, progress.inputs, config, stage, precision=context.precision
             )
-    if not is_measured:
-        round_off(job, start)
-    return Result(run=run.path, figures=best.figures, status=status, exit_code=exit_code)
+            if number > first:
+                context.best.include_new_weights()
+        if number < first:
+            continue
+        if config.solves(stage):
+            progress.scored = solve_head_stage(context, config, progress.inputs)
+        else:
+            trainer = StepStage(context, config, progress.inputs, number)
+            trainer.run(saved if number == first else None)
 
 
-def memory(device: torch.device) -> PeakMemory:
-    """What environment.json says of the memory that the run needed, which is said aloud, too."""
+def write_best(run: RunDir, best: BestWeights, card: Card) -> RunResults:
+    """Write the best weights and their results, if an epoch has ended; return the results."""
+    if best.epochs:
+        write_model(run, best.model, card)
+        run.write_json(run.eval.name, best.results)
+    return best.results
+
+
+def write_data_reports(context: RunContext, start: Start, scored: ScoredImages | None) -> None:
+    """Write audit.json and the reference of the training features."""
+    data = start.inputs.data
+    if context.best.epochs and data.group.is_main:
+        audit = audit_run(start.inputs, start.config, start.inspected, scored)
+        context.run.write_json("audit.json", audit)
+        log_audit(audit, data, context.run)
+        write_reference(start.inputs, context.run)
+
+
+def write_last_files(context: RunContext, start: Start, device: tuple[str, str]) -> None:
+    """Write thumbnails, then environment.json, which marks the run as finished."""
+    run, data = context.run, start.inputs.data
+    if data.group.is_main:
+        write_thumbnails(
+            run,
+            data.manifest,
+            start.model,
+            data.transform,
+            max_pixels=data.max_pixels,
+            precision=context.precision,
+        )
+        point_latest(run)
+        ended = {**environment("finished", *device), **memory_use(data.device)}
+        with context.stopper.held():
+            run.write_json("environment.json", ended)
+            remove_states(run.resume)
+
+
+def memory_use(device: torch.device) -> PeakMemory:
+    """Log and return the peak memory of the run."""
     peaks = peak_memory(device)
     words = [f"{mib:,} MiB {kind}" for kind, mib in peaks.items()]
     if words:
         log.info(f"peak memory: {', '.join(words)}")
     return {"peak_memory_mib": peaks}
-
-
-def share_the_work(folder: Folder, extractor: Extractor | None, view: View, team: Team) -> None:
-    """Let each process of a team compute its share of the features into the common cache.
-
-    Where they have no common cache, each one computes the rest itself.
-    """
-    if team.size > 1 and extractor is not None:
-        files = team.share(folder.files)
-        with console.Progress("images to features, a share of them", len(files)) as progress:
-            for _ in extractor.extract(str(folder.root), files, view):
-                progress.advance()  # what is wrong with a file is said when everybody looks
-    team.wait()
-
-
-def take_up(job: Job) -> None:
-    """Let the job go on where an earlier process of this run stopped, if one did."""
-    found = newest_state(job.run.resume)
-    if found is None:
-        job.run.cut_log(0)
-        return
-    job.saved, weights = found
-    facts = job.saved.facts
-    job.best.take_up(facts["best"], weights, str(facts.get("best_file", "")))
-    log.info(f"resuming after step {facts['step']}, {facts['epochs']} epochs done")
-
-
-def all_stages(job: Job, feed: Feed) -> Feed:
-    """Train one stage after the other; returns what the last one read."""
-    first = job.saved.facts["stage"] if job.saved else 0
-    for number, stage in enumerate(feed.config.train.stages):
-        if number:
-            if number > first:  # else the saved weights are put there
-                job.best.restore()
-            feed = next_feed(job, feed, stage)
-            if number > first:
-                job.best.widen()
-        if number >= first:
-            train(job, feed, number)
-    return feed
-
-
-def next_feed(job: Job, feed: Feed, stage: str) -> Feed:
-    """The same images for a stage in which more trains."""
-    config = feed.config
-    pipeline = build_pipeline(
-        job.best.model,
-        feed.transform,
-        stage,
-        config.train,
-        device=feed.device,
-        precision=job.precision,
-    )
-    extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
-    feed = replace(feed, cut=pipeline.cut, extractor=extractor)
-    if extractor is not None:
-        check_disk_space(extractor, eval_view(feed.transform), len(feed.manifest.rows))
-        feed.compute_plain()
-        feed.compute_views()
-    feed = feed.in_memory()
-    log.info(f"training {stage}, from where the stage before it ended")
-    return feed

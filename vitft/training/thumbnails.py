@@ -1,8 +1,8 @@
-"""Small pictures of the images that a run's page shows, kept in the run directory.
+"""Thumbnails of the images that the report may show, written into the run directory.
 
-The page is made from the run directory alone, so what it may show is kept while the data is at
-hand: mistakes, the least sure right answers and suspects, each decoded once; for the worst
-mistakes also where the model looked. The pictures hold no metadata of the originals.
+The report is made from the run directory alone, so thumbnails are written while the data is at
+hand: of mistakes, of correct answers with a low probability and of images that the audit names; for
+the mistakes of highest probability also the attention. They hold no metadata of the originals.
 """
 
 import copy
@@ -23,6 +23,7 @@ from vitft.data.images import open_image
 from vitft.data.loading import in_order
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform
+from vitft.metrics.results import AuditResults
 from vitft.models.vit import VisionTransformer
 from vitft.predict.validation import (
     THUMBS,
@@ -40,28 +41,28 @@ from vitft.system.rundir import RunDir
 log = logging.getLogger(__name__)
 
 SIDE = 112
-"""Pixels of the longer side."""
-MISTAKES, SUSPECTS, UNSURE, UNSURE_PER_CLASS = 200, 80, 60, 3
-"""Images of each kind that are kept."""
-LOOKED_AT = 12
-"""The worst mistakes, of which the attention is kept as well."""
-BATCH = 4
-"""Images whose attention is drawn together, on one core of a CPU."""
+"""Longer side in pixels."""
+MISTAKES, AUDITED, UNSURE, UNSURE_PER_CLASS = 200, 80, 60, 3
+"""Largest number of images of each kind."""
+ATTENTION_IMAGES = 12
+"""Mistakes of which the attention is drawn as well."""
+ATTENTION_BATCH = 4
+"""Images whose attention is computed together, on one core of a CPU."""
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A picture on its way into the run directory."""
+class Thumbnail:
+    """An image as it is written into the run directory."""
 
     sha256: str
-    thumb: bytes
+    jpeg: bytes
     view: Pixels | None
-    """What the model saw, (S, S, 3), where the attention is wanted."""
+    """The model's input, (S, S, 3), if the attention is drawn."""
 
 
-def write_gallery(
+def write_thumbnails(
     run: RunDir,
     manifest: Manifest,
     model: nn.Module,
@@ -70,68 +71,72 @@ def write_gallery(
     max_pixels: int,
     precision: str = "fp32",
 ) -> int:
-    """Fill `thumbs/` of a finished run; returns how many images it shows.
+    """Write `thumbs/` of a run and return the number of images in it.
 
-    Without `validation.npz` there is nothing to show. An image that has gone since is left out,
-    and where the folder cannot be written the user is told: the run itself is complete. In bf16
-    the attention is computed twice as fast; on real photos the pictures are those of float32 but
-    for one or two grey levels on average (docs/experiments.md).
+    Images are chosen by `validation.npz` and `audit.json`. A file that was deleted meanwhile is
+    left out, and errors are only logged: the run itself is complete. In bf16 the attention takes
+    half the time; on real photos the result differs from float32 by one or two grey levels on
+    average (docs/experiments.md).
     """
     try:
-        answers, rows = chosen(run.path, manifest)
+        predicted, rows = select_images(run.path, manifest)
         own = model if isinstance(model, VisionTransformer) else None
-        if own is not None and answers and precision == "bf16":
+        if own is not None and predicted and precision == "bf16":
             own = copy.deepcopy(own).to(torch.bfloat16)
-        painter = Painter(manifest, own, transform, max_pixels, answers)
-        return fill(run.path, painter, rows)
+        maker = ThumbnailMaker(manifest, own, transform, max_pixels, predicted)
+        return write_folder(run.path, maker, rows)
     except VitftError as error:
-        log.warning(f"no pictures for the report: {error.problem}")
+        log.warning(f"no thumbnails for the report: {error.problem}")
         return 0
 
 
 @dataclass(frozen=True, slots=True)
-class Painter:
-    """Makes the pictures of a run's images."""
+class ThumbnailMaker:
+    """Thumbnails and attention overlays of the images of a run."""
 
     manifest: Manifest
     model: VisionTransformer | None
-    """None where there is no attention to show."""
+    """None if the model has no attention that can be drawn."""
     transform: EvalTransform
     max_pixels: int
-    answers: Mapping[str, int]
-    """What was answered, as class indices, to the images whose attention is kept, by digest."""
+    predicted: Mapping[str, int]
+    """Predicted class indices of the images whose attention is drawn, by digest."""
 
-    def decode(self, row: Row) -> Kept | None:
-        """The thumbnail of an image and perhaps what the model saw; None if it has gone."""
+    def decode(self, row: Row) -> Thumbnail | None:
+        """Return the thumbnail of an image; None if the file can no longer be read."""
         try:
             image = open_image(self.manifest.locate(row), max_pixels=self.max_pixels)
         except ImageError:
             return None
-        wanted = self.model is not None and row.sha256 in self.answers
-        return Kept(row.sha256, jpeg(image), self.transform.pixels(image) if wanted else None)
+        wanted = self.model is not None and row.sha256 in self.predicted
+        view = self.transform.pixels(image) if wanted else None
+        return Thumbnail(row.sha256, thumbnail_jpeg(image), view)
 
     def attention(self, views: Mapping[str, Pixels]) -> Iterator[tuple[str, bytes]]:
-        """The views under what spoke for the model's answer, as JPEG, by the image's digest."""
+        """Give digest and JPEG of each view, overlaid with the attention for its prediction."""
         if self.model is None or not views:
             return
         model, names = self.model.eval(), list(views)
         on_cpu = next(model.parameters()).device.type == "cpu"
-        parts = [names[start : start + BATCH] for start in range(0, len(names), BATCH)]
+        parts = [
+            names[start : start + ATTENTION_BATCH]
+            for start in range(0, len(names), ATTENTION_BATCH)
+        ]
 
         def draw(part: Sequence[str]) -> list[tuple[str, bytes]]:
-            torch.set_num_threads(1)  # of this thread: as in `extract`, a core works by itself
-            return self.drawn(model, {name: views[name] for name in part})
+            torch.set_num_threads(1)  # in this thread: as in `extract`, one core per batch
+            return self.draw_attention(model, {name: views[name] for name in part})
 
         before = torch.get_num_threads()
         try:
             for drawn in in_order(draw, parts, workers=before if on_cpu else 1):
                 yield from drawn
-        except VitftError as error:  # a picture beside the point must not cost the others
-            log.info(f"no attention pictures: {error.problem}")
+        except VitftError as error:  # the thumbnails are written without them
+            log.info(f"no attention overlays: {error.problem}")
         finally:
             torch.set_num_threads(before)
 
-    def drawn(
+    def draw_attention(
         self, model: VisionTransformer, views: Mapping[str, Pixels]
     ) -> list[tuple[str, bytes]]:
         """The same of one batch."""
@@ -140,79 +145,84 @@ class Painter:
 
         some = next(model.parameters())
         stack = torch.from_numpy(np.stack([*views.values()])).to(some.device)
-        answers = torch.tensor([self.answers[name] for name in views])
-        heats = relevance_map(model, self.transform.normalise(stack).to(some.dtype), answers)
-        pictures = []
-        for (name, pixels), heat in zip(views.items(), heats, strict=True):
+        classes = torch.tensor([self.predicted[name] for name in views])
+        maps = relevance_map(model, self.transform.normalise(stack).to(some.dtype), classes)
+        overlays = []
+        for (name, pixels), relevance in zip(views.items(), maps, strict=True):
             view = Image.fromarray(pixels)
-            view = view.resize(fitted(view.size), Image.Resampling.BICUBIC)
-            pictures.append((name, jpeg(overlay(view, heat))))
-        return pictures
+            view = view.resize(thumbnail_size(view.size), Image.Resampling.BICUBIC)
+            overlays.append((name, thumbnail_jpeg(overlay(view, relevance))))
+        return overlays
 
 
-def fill(run: Path, painter: Painter, rows: Sequence[Row]) -> int:
-    """Write the pictures of `rows`, all of them or none."""
+def write_folder(run: Path, maker: ThumbnailMaker, rows: Sequence[Row]) -> int:
+    """Write the thumbnails of `rows`, all of them or none; return their number."""
     if not rows:
         return 0
     folder, temporary = run / THUMBS, run / f".{THUMBS}"
     views: dict[str, Pixels] = {}
     count = 0
-    looks = len(painter.answers) if painter.model is not None else 0
-    with writing(folder), console.Progress("pictures", len(rows) + looks) as progress:
+    overlays = len(maker.predicted) if maker.model is not None else 0
+    with writing(folder), console.Progress("thumbnails", len(rows) + overlays) as progress:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        for kept in in_order(painter.decode, rows, workers=torch.get_num_threads()):
-            if kept is None:
+        for thumbnail in in_order(maker.decode, rows, workers=torch.get_num_threads()):
+            if thumbnail is None:
                 continue
-            (temporary / thumb_name(kept.sha256)).write_bytes(kept.thumb)
+            (temporary / thumb_name(thumbnail.sha256)).write_bytes(thumbnail.jpeg)
             count += 1
             progress.advance()
-            if kept.view is not None:
-                views[kept.sha256] = kept.view
-        for sha256, picture in painter.attention(views):
-            (temporary / thumb_name(sha256, attention=True)).write_bytes(picture)
+            if thumbnail.view is not None:
+                views[thumbnail.sha256] = thumbnail.view
+        for sha256, jpeg in maker.attention(views):
+            (temporary / thumb_name(sha256, attention=True)).write_bytes(jpeg)
             progress.advance()
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
     return count
 
 
-def chosen(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[Row]]:
-    """What was answered to the images whose attention is kept, by digest; and every image to keep.
+def select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[Row]]:
+    """Select the images that the report may show.
 
-    Each picture comes once.
+    Returns:
+        Predicted class indices of the images whose attention is drawn, by digest; and all images,
+        each distinct one once.
     """
-    verdicts = read_validation_predictions(run)
-    wrong = mistakes(verdicts)[:MISTAKES]
-    doubtful = suspects(read_json(run / "audit.json") or {})[:SUSPECTS]
-    sure = least_confident(verdicts, per_class=UNSURE_PER_CLASS, most=UNSURE)
+    predictions = read_validation_predictions(run)
+    wrong = mistakes(predictions)[:MISTAKES]
+    named = audited_paths(read_json(run / "audit.json"))[:AUDITED]
+    unsure = least_confident(predictions, per_class=UNSURE_PER_CLASS, most=UNSURE)
     by_path = {row.path: row for row in manifest.rows}
-    paths = [v.path for v in wrong] + doubtful + [v.path for v in sure]
+    paths = [p.path for p in wrong] + named + [p.path for p in unsure]
     rows = {by_path[path].sha256: by_path[path] for path in paths if path in by_path}
     place = {name: number for number, name in enumerate(manifest.classes)}
-    return {v.sha256: place[v.predicted] for v in wrong[:LOOKED_AT]}, list(rows.values())
+    predicted = {p.sha256: place[p.predicted] for p in wrong[:ATTENTION_IMAGES]}
+    return predicted, list(rows.values())
 
 
-def suspects(audit: Mapping[str, Any]) -> list[str]:
-    """Paths of the images whose label is in doubt, then of copies."""
-    paths = [item["path"] for item in audit.get("mislabels", [])]
-    for group in audit.get("duplicates", []):
+def audited_paths(audit: AuditResults | None) -> list[str]:
+    """Return the paths of images that are probably mislabelled, then those of copies."""
+    if audit is None:
+        return []
+    paths = [item["path"] for item in audit["mislabels"]]
+    for group in audit["duplicates"]:
         paths += [member["path"] for member in group["members"][:6]]
     return paths
 
 
-def jpeg(image: Image.Image) -> bytes:
-    """A small JPEG of the pixels alone: no EXIF, no comment, no profile."""
+def thumbnail_jpeg(image: Image.Image) -> bytes:
+    """Return a small JPEG without EXIF, comment or colour profile."""
     small = image.copy() if max(image.size) <= SIDE else image
     if small is image:
-        small = image.resize(fitted(image.size), Image.Resampling.LANCZOS, reducing_gap=3.0)
+        small = image.resize(thumbnail_size(image.size), Image.Resampling.LANCZOS, reducing_gap=3.0)
     small.info.clear()
     buffer = io.BytesIO()
     small.save(buffer, format="JPEG", quality=82, optimize=True)
     return buffer.getvalue()
 
 
-def fitted(size: tuple[int, int]) -> tuple[int, int]:
-    """Width and height of the same picture with `SIDE` pixels along the longer side."""
+def thumbnail_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Return width and height scaled to `SIDE` pixels along the longer side."""
     longest = max(size)
     return max(1, round(size[0] * SIDE / longest)), max(1, round(size[1] * SIDE / longest))

@@ -1,0 +1,117 @@
+"""Checks of a request before torch is imported: data, weights, settings and the run directory."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from vitft.config.run import Config, config_from_table, merge_settings, read_toml
+from vitft.data.arrays import data_path
+from vitft.data.fixes import apply_fixes
+from vitft.data.folder import scan
+from vitft.models.pretrained.locate import check_weights_name
+from vitft.system.errors import RunError, UsageError
+from vitft.system.rundir import RunDir, plan_run
+from vitft.training.tracker_clients import check_trackers
+
+RESUME_CHANGES = frozenset(
+    {"data.path", "train.device", "train.cache", "train.tracker", "train.timeout"}
+)
+"""Settings that may change when a run is resumed; data that moved must hold the same images."""
+
+SHARDED_RESUME_CHANGES = frozenset({"optim.micro_batch", "train.checkpointing"})
+"""Further ones for a sharded run, which cannot lower its memory use by itself. Rounding may then
+differ."""
+
+
+def check_request(config: Config, out: str | None) -> Path:
+    """Check data, weights and the run directory; return where the run will be written.
+
+    Raises:
+        UsageError: Data or weights are missing, or the run directory lies inside the data.
+        DataError: The folder holds no classes of images.
+        WeightsError: The weights are not known.
+        RunError: The run directory is not empty or not writable.
+    """
+    if not config.data.path:
+        raise UsageError("no data given", fix="name an image folder: --data DIR (or --data demo)")
+    if not config.weights.name:
+        raise UsageError(
+            "no weights given",
+            fix="name pretrained weights: --weights NAME (see `vitft weights list`; or demo)",
+        )
+    data = data_path(config.data.path, config.data.root)
+    folder = scan(data, reference=config.data.split == "reference")
+    apply_fixes(folder, config.data)
+    if config.data.group_duplicates and folder.layout == "split":
+        raise UsageError(
+            f"--group-duplicates has no effect: {config.data.path} has its own split",
+            fix="leave the option out; `vitft check` lists copies on both sides of the split",
+        )
+    if config.weights.name != "none":
+        check_weights_name(
+            config.weights.name.removeprefix("random:"), allow_pickle=config.weights.allow_pickle
+        )
+    check_trackers(config.train.trackers)
+    planned = plan_run(out, config.data.path)
+    if data.resolve() in planned.resolve().parents:
+        raise UsageError(
+            f"the run directory {planned} lies inside the data", fix="choose another --out"
+        )
+    return planned
+
+
+def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config | None, Path]:
+    """Return the settings of a run to resume, or None if it is finished, and its directory.
+
+    Args:
+        path: The run directory.
+        named: Settings given now, by dotted keys.
+
+    Raises:
+        RunError: The run does not exist, or a setting would change its result.
+    """
+    run = RunDir(path)
+    settings = path / "config.toml"
+    if not settings.is_file() or not run.split.is_file():
+        raise RunError(
+            f"cannot resume: {path} is not a run directory",
+            fix="give the directory of a stopped run (it holds config.toml and split.csv)",
+        )
+    before = read_toml(settings)
+    after = merge_settings(before, named)
+    changed = {
+        f"{section}.{key}": (before.get(section, {}).get(key), value)
+        for section, values in after.items()
+        for key, value in values.items()
+        if before.get(section, {}).get(key) != value
+    }
+    is_sharded = before.get("train", {}).get("shard")
+    allowed = RESUME_CHANGES | (SHARDED_RESUME_CHANGES if is_sharded else set())
+    extended = more_epochs(before, changed)
+    refused = sorted(changed.keys() - allowed - extended)
+    if refused:
+        words = ", ".join(f"{key} was {changed[key][0]}, now {changed[key][1]}" for key in refused)
+        raise RunError(
+            f"resuming with other settings would change the result: {words}",
+            fix="leave these options out, or start a new run; only these may change: "
+            f"{', '.join(sorted(allowed))}",
+        )
+    try:
+        status = json.loads((path / "environment.json").read_text()).get("status")
+    except (OSError, ValueError, AttributeError):
+        status = None
+    config = config_from_table(after)
+    check_trackers(config.train.trackers)
+    data = data_path(config.data.path, config.data.root)
+    scan(data, reference=config.data.split == "reference")
+    return (None if status == "finished" and not extended else config), path
+
+
+def more_epochs(before: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> set[str]:
+    """Return `optim.epochs` if it grew and the learning rate does not depend on it."""
+    optim = before.get("optim", {})
+    constant = optim.get("schedule") == "constant" and not optim.get("warmup")
+    was, now = changed.get("optim.epochs", (0, 0))
+    grows = constant and isinstance(now, int) and isinstance(was, int) and now > was
+    return {"optim.epochs"} if grows else set()
