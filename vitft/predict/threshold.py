@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import Interval
 from vitft.predict.validation import ValidationPrediction, read_validation_predictions
 from vitft.system.errors import RunError, UsageError
@@ -75,7 +75,7 @@ def smallest_threshold(
             threshold = Threshold(
                 value=prediction.probability,
                 precision=correct / count,
-                interval=wilson(correct, count),
+                interval=wilson_interval(correct, count),
                 coverage=count / len(ranking),
                 images=len(ranking),
             )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.report import charts
 from vitft.report.comparison import Comparison, SharedImage
 from vitft.report.examples import THUMBNAIL_BUDGET
@@ -110,7 +110,7 @@ def run_rows(comparison: Comparison) -> list[RunRow]:
                 range=interval(run.results.get("top1_interval") if run.results else None),
                 images=f"{len(run.predictions):,}",
                 shared=percent(right / shared if shared else None),
-                shared_range=interval(wilson(right, shared)) if shared else "",
+                shared_range=interval(wilson_interval(right, shared)) if shared else "",
                 best="winner" if shared and right == best else "",
             )
         )
@@ -126,7 +126,7 @@ def accuracy_chart(comparison: Comparison) -> str:
         "Accuracy of each run with its interval",
         comparison.letters,
         [right / shared for right in rights],
-        [wilson(right, shared) for right in rights],
+        [wilson_interval(right, shared) for right in rights],
     )
 
 
@@ -152,7 +152,7 @@ def class_comparisons(comparison: Comparison) -> list[ClassComparison]:
             RecallCell(
                 recall=percent(recall),
                 sort=recall,
-                range=interval(wilson(right, total), 0),
+                range=interval(wilson_interval(right, total), 0),
                 best="winner" if spread > 0 and recall == max(recalls) else "",
             )
             for recall, (right, total) in zip(recalls, counts, strict=True)
