@@ -17,7 +17,7 @@ from PIL import Image
 from vitft.config.options import option_settings
 from vitft.config.run import config_from_table, merge_settings, read_recipe
 from vitft.data.demo import demo_data
-from vitft.data.images import DAMAGE, TURNS, orientation_of, read_bytes, to_rgb
+from vitft.data.images import DECODER_ERRORS, ORIENTATIONS, orientation_of, read_bytes, to_rgb
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
 from vitft.models.find import find_model
@@ -223,10 +223,10 @@ def upright_rgb(picture: Image.Image, name: str) -> Image.Image:
     """
     try:
         picture.load()
-        turn = TURNS.get(orientation_of(picture) or 1)
+        turn = ORIENTATIONS.get(orientation_of(picture) or 1)
         rgb = to_rgb(picture)
         return rgb if turn is None else rgb.transpose(turn)
-    except DAMAGE as error:
+    except DECODER_ERRORS as error:
         raise ImageError(name, f"damaged image ({error})") from error
 
 

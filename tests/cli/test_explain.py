@@ -219,19 +219,19 @@ def test_runs_of_every_build_are_explained(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param([], "no image to explain", id="nothing"),
+        pytest.param([], "no IMAGE was given", id="nothing"),
         pytest.param(["x.png", "--method", "gradcam"], "invalid choice", id="method"),
-        pytest.param(["x.png", "--fusion", "max"], "--fusion does not concern --method", id="idle"),
-        pytest.param(["x.png", "--method", "rollout", "--class", "a"], "--class does", id="class"),
+        pytest.param(["x.png", "--fusion", "max"], "--fusion has no effect", id="idle"),
+        pytest.param(["x.png", "--method", "rollout", "--class", "a"], "--class has", id="class"),
         pytest.param(
             ["x.png", "--method", "rollout", "--discard", "1"], "invalid --discard 1.0", id="1"
         ),
-        pytest.param(["x.png", "--block", "1"], "--block does not concern", id="block"),
-        pytest.param(["--model", "--arrays"], "--arrays does not concern --model", id="model"),
+        pytest.param(["x.png", "--block", "1"], "--block has no effect", id="block"),
+        pytest.param(["--model", "--arrays"], "--arrays has no effect with --model", id="model"),
         pytest.param(["x.png", "--run", "a", "--weights", "b"], "both name a model", id="both"),
         pytest.param(
             ["x.png", "--method", "attention", "--head", "0", "--fusion", "max"],
-            "--fusion fuses all heads",
+            "--fusion combines all heads",
             id="head and fusion",
         ),
     ],

@@ -62,7 +62,7 @@ def initial_for(config: Config, folder: Folder) -> tuple[VisionTransformer, Load
 
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
-    """Three kinds of grey bars in an .npz that brings its own split."""
+    """Three kinds of grey bars in an .npz that has its own split."""
     random = np.random.default_rng(0)
     labels = np.arange(45) % 3
     images = random.integers(0, 60, (45, 8, 8))
@@ -307,7 +307,7 @@ def test_images_in_memory_give_the_batches_that_their_files_would(
     held = batches_of(config, epoch=1)
     assert begin(config, ProcessGroup()).inputs.images is not None
 
-    monkeypatch.setattr("vitft.data.in_memory.BUDGET", 0)
+    monkeypatch.setattr("vitft.data.in_memory.MAX_BYTES", 0)
     read = batches_of(config, epoch=1)
 
     assert begin(config, ProcessGroup()).inputs.images is None

@@ -102,7 +102,7 @@ def test_the_table_lines_up_and_hides_no_command() -> None:
 
     assert lines == [
         "path         prediction",
-        r"\x1b[2J.jpg  a\nb 100.0% (not sure)",
+        r"\x1b[2J.jpg  a\nb 100.0 % (not sure)",
         "x            error: bad",
     ]
 

@@ -10,7 +10,7 @@ from vitft.cli import output
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
-from vitft.system.text import csv_line
+from vitft.system.text import count, csv_line, interval, percent
 
 if TYPE_CHECKING:
     from vitft.cli.parser import Commands
@@ -57,11 +57,11 @@ def add_evaluate(commands: "Commands") -> None:
 
 def evaluate_command(args: argparse.Namespace) -> int:
     """Print the results; return 3 if an image could not be read."""
-    from vitft.data.arrays import whereabouts
+    from vitft.data.arrays import data_path
     from vitft.data.labelled import find_labelled
     from vitft.models.find import find_model
 
-    data = find_labelled(whereabouts(args.data), subset=args.subset)
+    data = find_labelled(data_path(args.data), subset=args.subset)
     find_model(args.run)
     out = None if args.out is None else plan_output(args.out, Path(data.root))
     for text in data.notes:
@@ -126,19 +126,19 @@ def print_tables(results: Mapping[str, Any]) -> None:
     """Print tables of the metrics of all images, of each class, and of the confusions."""
     calibration = results["calibration"]
     rows = [
-        (text, format_percent(results[name]), format_interval(results[f"{name}_interval"]))
+        (text, percent(results[name]), interval(results[f"{name}_interval"]))
         for name, text in ACCURACIES
         if results[name] is not None
     ]
-    rows.append(("baseline (largest class)", format_percent(results["majority"]), ""))
+    rows.append(("baseline (largest class)", percent(results["majority"]), ""))
     low, high = results["loss_interval"]
     rows.append(("log-loss (nats)", f"{results['loss']:.3f}", f"{low:.3f} to {high:.3f}"))
-    error = format_percent(calibration["ece"])
-    rows.append(("calibration error", error, format_interval(calibration["ece_interval"])))
+    error = percent(calibration["ece"])
+    rows.append(("calibration error", error, interval(calibration["ece_interval"])))
     if calibration["ece_before"] is not None:
         at = f"at temperature 1 instead of {calibration['temperature']:.2f}"
-        rows.append(("  before", format_percent(calibration["ece_before"]), at))
-    output.table((f"{results['images']:,} images", "", "95 % interval"), rows, numbers=2)
+        rows.append(("  before", percent(calibration["ece_before"]), at))
+    output.table((count(results["images"], "image"), "", "95 % interval"), rows, numbers=2)
     output.result("")
     print_classes(results["per_class"])
     output.result("")
@@ -179,17 +179,7 @@ def print_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> No
     )
 
 
-def format_percent(fraction: float | None) -> str:
-    """Format a fraction as a percentage, empty if undefined."""
-    return "" if fraction is None else f"{fraction:.1%}"
-
-
-def format_interval(interval: Sequence[float] | None) -> str:
-    """Format the ends of an interval as percentages, empty if undefined."""
-    return "" if interval is None else f"{interval[0]:.1%} to {interval[1]:.1%}"
-
-
 def with_interval(row: Mapping[str, Any], name: str) -> str:
     """Format a metric of a class with its interval in brackets."""
-    value, interval = row[name], row[f"{name}_interval"]
-    return "" if value is None else f"{value:.1%} ({format_interval(interval)})"
+    value, bounds = row[name], row[f"{name}_interval"]
+    return "" if value is None else f"{percent(value)} ({interval(bounds)})"

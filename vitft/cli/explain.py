@@ -1,4 +1,4 @@
-"""The door of `vitft explain`: where a model looked, and what its weights look like."""
+"""The command `vitft explain`."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,9 @@ from vitft.explain.method import FUSIONS, METHODS, Method
 from vitft.system import console
 from vitft.system.errors import UsageError
 from vitft.system.extras import require_extra
+from vitft.system.files import free_name
 from vitft.system.imports import heavy_imports
+from vitft.system.rundir import plan_run
 from vitft.system.text import count, percent
 
 if TYPE_CHECKING:
@@ -17,36 +19,52 @@ if TYPE_CHECKING:
     from vitft.explain.model import ExplainedModel
 
 
-def add_explain(verbs: "Commands") -> None:
-    """`vitft explain`."""
-    parser = verbs.add_parser("explain", help="pictures of where a model looked")
+def add_explain(commands: "Commands") -> None:
+    """Add `vitft explain`."""
+    parser = commands.add_parser("explain", help="show which regions of an image a model uses")
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="files and folders")
     parser.add_argument("--run", metavar="DIR", help="run folder or checkpoint (default: latest)")
     parser.add_argument("--weights", metavar="NAME", help="pretrained weights instead of a run")
     parser.add_argument("--allow-pickle", action="store_true", help="read .pth files")
-    parser.add_argument("--method", choices=METHODS, help="default: relevance, for a class")
-    parser.add_argument("--class", dest="about", metavar="NAME", help="default: the model's answer")
-    parser.add_argument("--fusion", choices=FUSIONS, help="how heads become one (default: mean)")
     parser.add_argument(
-        "--discard", type=float, metavar="SHARE", help="weak connections that rollout leaves out"
+        "--method", choices=METHODS, help="default: relevance, which is specific to a class"
     )
     parser.add_argument(
-        "--block", type=int, metavar="N", help="of attention, from 0; default: last"
+        "--class",
+        dest="about",
+        metavar="NAME",
+        help="class to explain (default: the most probable one)",
     )
-    parser.add_argument("--head", type=int, metavar="N", help="of attention, from 0; default: all")
+    parser.add_argument("--fusion", choices=FUSIONS, help="how heads are combined (default: mean)")
+    parser.add_argument(
+        "--discard",
+        type=float,
+        metavar="FRACTION",
+        help="fraction of the weakest connections that rollout discards (default: 0)",
+    )
+    parser.add_argument(
+        "--block", type=int, metavar="N", help="block for attention, from 0 (default: the last)"
+    )
+    parser.add_argument(
+        "--head", type=int, metavar="N", help="head for attention, from 0 (default: all)"
+    )
     parser.add_argument("--out", metavar="DIR", help="new folder (default: explained)")
-    parser.add_argument("--arrays", action="store_true", help="also the raw numbers, as .npz")
     parser.add_argument(
-        "--model", action="store_true", help="figures of the weights: filters, positions, distances"
+        "--arrays", action="store_true", help="also write the maps and logits as .npz"
+    )
+    parser.add_argument(
+        "--model",
+        action="store_true",
+        help="plot the weights instead: filters, position similarity, attention distance",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     parser.set_defaults(command=explain_command)
 
 
 def explain_command(args: argparse.Namespace) -> int:
-    """Check what needs no torch, then write pictures and say where; 3 if an image was bad."""
-    method = check_request(args)
-    out = plan_out(args.out)
+    """Write pictures and print what they show; return 3 if an image could not be read."""
+    method = choose_method(args)
+    out = plan_run(args.out or str(free_name(Path("explained"))), "")
     if args.weights is not None:
         from vitft.models.pretrained import check_weights_name
 
@@ -70,21 +88,20 @@ def explain_command(args: argparse.Namespace) -> int:
     return draw_images(model, method, images, out, args)
 
 
-def check_request(args: argparse.Namespace) -> Method:
-    """The method that the options describe.
+def choose_method(args: argparse.Namespace) -> Method:
+    """Return the attribution method that the options describe.
 
     Raises:
-        UsageError: An option that would change nothing, or nothing to explain.
+        UsageError: An option has no effect, or nothing was given to explain.
     """
     if args.run is not None and args.weights is not None:
         raise UsageError("--run and --weights both name a model", fix="leave one of them out")
     if not args.images and not args.model:
         raise UsageError(
-            "no image to explain",
-            fix="name files or folders, or ask for --model, the figures of the weights",
+            "no IMAGE was given", fix="name files or folders, or plot the weights with --model"
         )
     name = args.method or METHODS[0]
-    concerns = {
+    methods_of = {
         "--class": (args.about, ("relevance",)),
         "--fusion": (args.fusion, ("rollout", "attention")),
         "--discard": (args.discard, ("rollout",)),
@@ -92,19 +109,21 @@ def check_request(args: argparse.Namespace) -> Method:
         "--head": (args.head, ("attention",)),
     }
     if args.model:
-        idle = [option for option, (value, _) in concerns.items() if value is not None]
-        idle += ["--method"] * (args.method is not None) + ["--arrays"] * args.arrays
-        if idle:
-            raise UsageError(f"{idle[0]} does not concern --model", fix="leave it out")
+        unused = [option for option, (value, _) in methods_of.items() if value is not None]
+        unused += ["--method"] * (args.method is not None) + ["--arrays"] * args.arrays
+        if unused:
+            raise UsageError(f"{unused[0]} has no effect with --model", fix="leave it out")
         require_extra("plots", feature="vitft explain --model")
-    for option, (value, methods) in concerns.items():
+    for option, (value, methods) in methods_of.items():
         if value is not None and name not in methods:
             raise UsageError(
-                f"{option} does not concern --method {name}",
+                f"{option} has no effect with --method {name}",
                 fix=f"leave it out, or use --method {' or '.join(methods)}",
             )
     if args.fusion is not None and args.head is not None:
-        raise UsageError("--fusion fuses all heads, --head names one", fix="leave one of them out")
+        raise UsageError(
+            "--fusion combines all heads, but --head selects one", fix="leave one of them out"
+        )
     given = {"fusion": args.fusion, "discard": args.discard}
     return Method(
         name=name,
@@ -112,19 +131,6 @@ def check_request(args: argparse.Namespace) -> Method:
         head=args.head,
         **{key: value for key, value in given.items() if value is not None},
     )
-
-
-def plan_out(out: str | None, option: str = "--out") -> Path:
-    """Where the pictures go: the folder named, or the first free one of explained, explained-2 ...
-
-    Raises:
-        RunError: It holds files already, or cannot be written.
-    """
-    from vitft.system.files import free_name
-    from vitft.system.rundir import plan_run
-
-    place = out if out is not None else str(free_name(Path("explained")))
-    return plan_run(place, "", option=option)
 
 
 def draw_images(
@@ -144,7 +150,7 @@ def draw_images(
             answer = f"error: {done.error}" if done.error else found
             rows.append((done.path, answer, done.shown, done.file.name if done.file else ""))
     sheet = job.finish()
-    output.table(("image", "answer", "shown for", "picture"), rows)
+    output.table(("path", "prediction", "shown for", "picture"), rows)
     if failed < len(images):
         number = count(len(images) - failed, "image")
         also = f", all on {sheet.name}" if sheet else ""

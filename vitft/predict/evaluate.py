@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitft.data.images import read_bytes, read_image
-from vitft.data.labelled import Labelled
+from vitft.data.labelled import LabelledImages
 from vitft.data.loading import in_order
 from vitft.data.split import Manifest
 from vitft.metrics.calibration import (
@@ -33,7 +33,7 @@ from vitft.metrics.results import EvaluatedData, EvaluationResults
 from vitft.models.checkpoint import Card
 from vitft.models.find import find_model
 from vitft.predict.engine import Views
-from vitft.predict.postprocess import Postprocess
+from vitft.predict.postprocess import FloatArray, Postprocess
 from vitft.predict.prediction import Prediction
 from vitft.predict.rows import csv_cell
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
@@ -104,7 +104,7 @@ class HashedImage(NamedTuple):
     error: str = ""
 
 
-def evaluate(data: Labelled, run: str | None, *, device: str = "auto") -> Evaluation:
+def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> Evaluation:
     """Evaluate the model of a run folder or checkpoint file on labelled images.
 
     Logs a warning for images that are left out and for anything that biases the results.
@@ -120,22 +120,23 @@ def evaluate(data: Labelled, run: str | None, *, device: str = "auto") -> Evalua
     splits = read_splits(folder, predictor.card)
     index = {name: number for number, name in enumerate(classes)}
     postprocess = Postprocess.for_run(folder, classes, predictor.feature_size)
-    digests: list[str] = []
     predictions: list[LabelledPrediction] = []
-    logits: list[np.ndarray[Any, Any]] = []
+    logits: list[FloatArray] = []
+    digests: list[str] = []
     with console.Progress("evaluate", len(data.images)) as progress:
         for group in image_groups(data, predictor.card, splits):
             usable = [image for image in group if image.view is not None]
+            views = [image.view for image in usable if image.view is not None]
             scored: Iterator[Prediction] = iter(())
-            if usable:
-                scores = predictor.scores(np.stack([i.view for i in usable if i.view is not None]))
-                logits.append(scores.logits)
+            if views:
+                scores = predictor.scores(np.stack(views))
                 targets = [index[image.label] for image in usable]
                 scored = iter(postprocess([image.path for image in usable], scores, targets))
+                logits.append(scores.logits)
+                digests += [image.sha256 for image in usable]
             for image in group:
                 prediction = left_out(image) if image.view is None else next(scored)
                 predictions.append(LabelledPrediction(image.label, prediction))
-                digests.append(image.sha256 if image.view is not None else "")
             progress.advance(len(group))
     if not logits:
         raise nothing_left(data, predictions)
@@ -154,7 +155,7 @@ def evaluate(data: Labelled, run: str | None, *, device: str = "auto") -> Evalua
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
-def check_classes(data: Labelled, known: Sequence[str]) -> None:
+def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     """Refuse classes that the model does not know; some of the model's may be missing.
 
     Raises:
@@ -194,7 +195,7 @@ def read_splits(folder: Path, card: Card) -> Mapping[str, str] | None:
 
 
 def image_groups(
-    data: Labelled, card: Card, splits: Mapping[str, str] | None
+    data: LabelledImages, card: Card, splits: Mapping[str, str] | None
 ) -> Iterator[list[HashedImage]]:
     """Read every image once, hash it, and preprocess it unless it trained the model."""
 
@@ -223,7 +224,7 @@ def left_out(image: HashedImage) -> Prediction:
     return Prediction(path=image.path, notes=notes, error=image.error)
 
 
-def nothing_left(data: Labelled, predictions: Sequence[LabelledPrediction]) -> DataError:
+def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> DataError:
     """Return the error for data without a single image to evaluate."""
     total = len(predictions)
     trained = sum(TRAINED_NOTE in row.prediction.notes for row in predictions)
@@ -259,22 +260,21 @@ def before_temperature(
 
 
 def evaluated_data(
-    data: Labelled,
+    data: LabelledImages,
     predictions: Sequence[LabelledPrediction],
     digests: Sequence[str],
     splits: Mapping[str, str] | None,
 ) -> EvaluatedData:
     """Return where the images came from, and how many of them are left out or special."""
     rows = [row.prediction for row in predictions]
-    counted = [digest for digest in digests if digest]
     return {
         "path": str(data.source),
         "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
         "trained": None if splits is None else sum(TRAINED_NOTE in row.notes for row in rows),
         "validated": None
         if splits is None
-        else sum(splits.get(digest) == "val" for digest in counted),
-        "copies": sum(number - 1 for number in Counter(counted).values()),
+        else sum(splits.get(digest) == "val" for digest in digests),
+        "copies": sum(number - 1 for number in Counter(digests).values()),
     }
 
 

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from vitft.data.sources import Source, sources
+from vitft.data.sources import ImageSource, sources
 from vitft.models.find import find_model
 from vitft.predict.engine import Engine, MirroredEngine, Pipeline
 from vitft.predict.numpy_engine import FEW_IMAGES, NumpyEngine, start_digest
@@ -34,6 +34,7 @@ from vitft.predict.rows import RowWriter
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
+from vitft.system.text import count
 
 if TYPE_CHECKING:
     from vitft.predict.torch_engine import Predictor
@@ -109,16 +110,16 @@ def run_prediction(
         for prediction in predictions:
             rows.add(prediction)
     if request.out is not None:
-        errors = f", {rows.errors:,} of them errors" if rows.errors else ""
-        log.info(f"{rows.count:,} {'row' if rows.count == 1 else 'rows'}{errors}: {request.out}")
+        errors = f", {count(rows.errors, 'error')} among them" if rows.errors else ""
+        log.info(f"{count(rows.count, 'row')}{errors}: {request.out}")
     if pictures is not None:
         log.info(f"pictures: {pictures}/")
     return JobSummary(rows.count, rows.errors)
 
 
 def choose_engine(
-    request: PredictRequest, checkpoint: Path, images: Iterator[Source]
-) -> tuple[Engine, Iterator[Source]]:
+    request: PredictRequest, checkpoint: Path, images: Iterator[ImageSource]
+) -> tuple[Engine, Iterator[ImageSource]]:
     """Return NumPy's engine for a few images on a CPU, else torch's; and all of the sources."""
     first = [*islice(images, FEW_IMAGES + 1)] if request.shard.world == 1 else []
     are_few = 0 < len(first) <= FEW_IMAGES
@@ -170,9 +171,9 @@ def finished_job(request: PredictRequest, shard: ProcessShard) -> JobSummary | N
 def open_destination(
     request: PredictRequest,
     shard: ProcessShard,
-    images: Iterator[Source],
+    images: Iterator[ImageSource],
     write: Callable[[str], object],
-) -> Iterator[tuple[RowWriter, Iterator[Source]]]:
+) -> Iterator[tuple[RowWriter, Iterator[ImageSource]]]:
     """Open the file or stream for rows; yield it with the sources that have no row yet."""
     style, top_k = request.style, request.top_k
     if request.out is None:
@@ -186,7 +187,7 @@ def open_destination(
         history = SourceHistory(own, shard.chunk)
         start = find_resume_point(part, style, top_k, history.names(), shard.chunk)
         own = history.after(start.rows)
-        log.info(f"resuming after {start.rows:,} rows")
+        log.info(f"resuming after {count(start.rows, 'row')}")
     with open_rows(out, style, top_k, shard, start) as rows:
         yield rows, own
 
@@ -194,9 +195,9 @@ def open_destination(
 class SourceHistory:
     """Sources of which the last few that were read can be read again."""
 
-    def __init__(self, images: Iterator[Source], size: int) -> None:
+    def __init__(self, images: Iterator[ImageSource], size: int) -> None:
         self.images = images
-        self.recent: deque[Source] = deque(maxlen=size)
+        self.recent: deque[ImageSource] = deque(maxlen=size)
         self.count = 0
 
     def names(self) -> Iterator[str]:
@@ -206,13 +207,13 @@ class SourceHistory:
             self.count += 1
             yield source.name
 
-    def after(self, count: int) -> Iterator[Source]:
+    def after(self, count: int) -> Iterator[ImageSource]:
         """Return the sources after the first `count`, most of which have been read already."""
         again = list(self.recent)[len(self.recent) - (self.count - count) :]
         return chain(again, self.images)
 
 
-def select_shard(images: Iterator[Source], shard: ProcessShard) -> Iterator[Source]:
+def select_shard(images: Iterator[ImageSource], shard: ProcessShard) -> Iterator[ImageSource]:
     """Return the sources of this process."""
     if shard.world == 1:
         return images

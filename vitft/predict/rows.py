@@ -10,7 +10,7 @@ from vitft.predict.prediction import DECIMALS, Prediction, column_names
 from vitft.system.console import visible
 from vitft.system.errors import UsageError
 from vitft.system.extras import require_extra
-from vitft.system.text import csv_line, json_line
+from vitft.system.text import csv_line, json_line, percent
 
 ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
@@ -110,7 +110,7 @@ def summarise(prediction: Prediction) -> str:
     if prediction.error:
         return visible(f"error: {prediction.error}")
     pairs = zip(prediction.classes, prediction.probabilities, strict=True)
-    best = ", ".join(f"{visible(name)} {probability:.1%}" for name, probability in pairs)
+    best = ", ".join(f"{visible(name)} {percent(probability)}" for name, probability in pairs)
     return f"{best} ({', '.join(prediction.notes)})" if prediction.notes else best
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import Interval
 from vitft.predict.validation import ValidationPrediction, read_validation_predictions
 from vitft.system.errors import RunError, UsageError
+from vitft.system.text import count, interval, percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,11 @@ class Threshold:
     """Number of validation images."""
 
     def __str__(self) -> str:
-        low, high = self.interval
+        covered = round(self.coverage * self.images)
         return (
-            f"threshold {self.value:.1%}: precision {self.precision:.1%} (95 % interval {low:.1%} "
-            f"to {high:.1%}) on {round(self.coverage * self.images):,} of {self.images:,} "
-            "validation images"
+            f"threshold {percent(self.value)}: precision {percent(self.precision)} "
+            f"(95 % interval {interval(self.interval)}) on {covered:,} of "
+            f"{count(self.images, 'validation image')}"
         )
 
 
@@ -54,8 +54,8 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
     if threshold is None:
         highest = max(p.probability for p in predictions if not p.is_correct)
         raise UsageError(
-            f"no threshold reaches a precision of {precision:.1%}: a validation image was "
-            f"misclassified with a probability of {highest:.1%}",
+            f"no threshold reaches a precision of {percent(precision)}: a validation image was "
+            f"misclassified with a probability of {percent(highest)}",
             fix="ask for a lower --precision, or check the doubtful labels: vitft report",
         )
     return threshold
@@ -68,15 +68,15 @@ def smallest_threshold(
     ranking = sorted(predictions, key=lambda p: -p.probability)
     threshold: Threshold | None = None
     correct = 0
-    for count, prediction in enumerate(ranking, start=1):
+    for covered, prediction in enumerate(ranking, start=1):
         correct += prediction.is_correct
-        is_tied = count < len(ranking) and ranking[count].probability == prediction.probability
-        if not is_tied and correct >= precision * count:
+        is_tied = covered < len(ranking) and ranking[covered].probability == prediction.probability
+        if not is_tied and correct >= precision * covered:
             threshold = Threshold(
                 value=prediction.probability,
-                precision=correct / count,
-                interval=wilson_interval(correct, count),
-                coverage=count / len(ranking),
+                precision=correct / covered,
+                interval=wilson_interval(correct, covered),
+                coverage=covered / len(ranking),
                 images=len(ranking),
             )
     return threshold
