@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import Interval
 from vitft.predict.validation import ValidationPrediction, read_validation_predictions
 from vitft.system.errors import RunError, UsageError
