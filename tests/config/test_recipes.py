@@ -1,4 +1,4 @@
-"""Every recipe can be listed, parsed and rehearsed, without its weights and data."""
+"""Recipes and dry runs: every recipe can be listed, parsed and checked without its data."""
 
 import json
 import tomllib
@@ -21,7 +21,7 @@ def dry_run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_is_rehearsed_and_its_settings_are_its_own(
+def test_a_dry_run_of_a_recipe_prints_its_settings(
     name: str,
     image_folder: Path,
     tiny_weights: Path,
@@ -31,7 +31,7 @@ def test_every_recipe_is_rehearsed_and_its_settings_are_its_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data = ["--data", str(image_folder), "--weights", str(tiny_weights), "--image-size", "16"]
-    if read_recipe(name).get("weights", {}).get("name") == "none":  # it describes its own model
+    if read_recipe(name).get("weights", {}).get("name") == "none":  # its model is new
         data = ["--data", str(image_folder), "--image-size", "28"]  # in patches of 4 or 7
     blocks = {"last-blocks": ["--freeze", "blocks:1"]}
     before = sorted(tmp_path.rglob("*"))
@@ -39,12 +39,12 @@ def test_every_recipe_is_rehearsed_and_its_settings_are_its_own(
     code, out, err = dry_run(capsys, "--recipe", name, *data, *blocks.get(name, []))
 
     assert code == 0, err
-    told = tomllib.loads(out)
+    printed = tomllib.loads(out)
     for section, settings in read_recipe(name).items():
         for key, value in settings.items():
             if (section, key) not in {("weights", "image_size"), ("train", "freeze")} | NAMED:
-                assert told[section][key] == value, key
-    config_from_table(told)  # what it prints is a recipe itself
+                assert printed[section][key] == value, key
+    config_from_table(printed)  # the output is a recipe itself
     assert "parameters train" in err
     assert "nothing was trained" in err
     assert sorted(tmp_path.rglob("*")) == before
@@ -61,7 +61,7 @@ def test_the_recipes_that_come_with_vitft() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_command_of_a_recipe_is_one_that_vitft_understands(name: str) -> None:
+def test_the_command_of_a_recipe_is_valid(name: str) -> None:
     from vitft.cli.finetune import requested_config
     from vitft.cli.main import build_parser
 
@@ -71,7 +71,7 @@ def test_the_command_of_a_recipe_is_one_that_vitft_understands(name: str) -> Non
     requested_config(build_parser().parse_args(command[1:]))
 
 
-def test_recipes_are_listed_with_what_they_promise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_are_listed_with_their_results(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
 
     shown = capsys.readouterr().out
@@ -82,19 +82,19 @@ def test_recipes_are_listed_with_what_they_promise(capsys: pytest.CaptureFixture
         assert says["command"] in shown
 
 
-def test_recipes_are_listed_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_are_listed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "--format", "json"]) == 0
 
     assert sorted(json.loads(capsys.readouterr().out)) == RECIPES
 
 
-def test_one_recipe_is_shown_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_recipe_is_printed_as_its_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "probe"]) == 0
 
     assert capsys.readouterr().out == (resource("recipes") / "probe.toml").read_text()
 
 
-def test_a_recipe_that_is_none_is_answered_with_those_there_are(
+def test_the_error_for_an_unknown_recipe_lists_the_recipes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["recipes", "prob"]) == 2
@@ -102,7 +102,7 @@ def test_a_recipe_that_is_none_is_answered_with_those_there_are(
     assert "demo, imbalance, " in capsys.readouterr().err
 
 
-def test_a_rehearsal_tells_what_each_stage_would_do(
+def test_a_dry_run_describes_each_stage(
     image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = ["--data", str(image_folder), "--weights", f"random:{tiny_weights}"]
@@ -115,7 +115,7 @@ def test_a_rehearsal_tells_what_each_stage_would_do(
     assert "30 files in 3 classes, not opened yet: about 24 train, 6 validate" in err
     assert "head: 99 parameters train, solved at once by lbfgs" in err
     assert "adamw at 0.0005: 10 epochs of 3 steps of 10 images" in err
-    assert tomllib.loads(out)["optim"]["lr"] == 5e-4  # what was left open is filled in
+    assert tomllib.loads(out)["optim"]["lr"] == 5e-4  # the default is filled in
     assert not (tmp_path / "run").exists()
 
 
@@ -130,7 +130,7 @@ def test_a_rehearsal_tells_what_each_stage_would_do(
         pytest.param(["--solver", "adam"], 2, "lbfgs, sgd or adamw", id="no such solver"),
     ],
 )
-def test_a_rehearsal_fails_as_the_run_would(
+def test_a_dry_run_fails_like_the_run(
     image_folder: Path,
     tiny_weights: Path,
     capsys: pytest.CaptureFixture[str],
@@ -147,7 +147,7 @@ def test_a_rehearsal_fails_as_the_run_would(
     assert message in err
 
 
-def test_flowers_drawn_for_a_rehearsal_are_gone_afterwards(
+def test_a_dry_run_deletes_drawn_flowers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Whatever call to the disk is the last one, or fails: old files stay whole, no half one is named.
+"""Faults of the disk: whichever call fails, files are complete and previous ones are kept.
 
 The whole commands are tried so by `python -m benchmarks.faults.fail_points`.
 """
@@ -33,13 +33,13 @@ Look = Callable[[Path], None]
 
 
 def every_point(tmp_path: Path, how: str, before: Write, write: Write, look: Look) -> int:
-    """Fail at each call of `write` in turn, in fresh folders; how many there were."""
+    """Fail at each call of `write` in turn, in new folders; return their number."""
     count = at = 0
     while at <= count:
         home = tmp_path / f"{how}-{at}"
         home.mkdir()
         before(home)
-        failed, told = False, None
+        failed, raised = False, None
         with FailPoints(home, at, how) as points:
             try:
                 write(home)
@@ -47,11 +47,11 @@ def every_point(tmp_path: Path, how: str, before: Write, write: Write, look: Loo
                 failed = True
             except (ResourceError, RunError) as error:
                 failed = True
-                told = error
+                raised = error
         count = len(points.calls)
-        if told is not None:
-            assert isinstance(told, ResourceError) == (how != "EACCES")
-            assert "\n" not in told.problem
+        if raised is not None:
+            assert isinstance(raised, ResourceError) == (how != "EACCES")
+            assert "\n" not in raised.problem
         if failed or at < count:
             look(home)
         at += 1
@@ -104,7 +104,7 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_folder_gets_its_name_when_all_of_it_is_there(tmp_path: Path, how: str) -> None:
+def test_a_folder_gets_its_name_when_it_is_complete(tmp_path: Path, how: str) -> None:
     def write(home: Path) -> None:
         with whole_folder(home / "export") as fresh:
             write_atomically(fresh / "config.json", "{}")
@@ -119,7 +119,7 @@ def test_a_folder_gets_its_name_when_all_of_it_is_there(tmp_path: Path, how: str
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_rows_that_were_written_are_gone_on_with(tmp_path: Path, how: str) -> None:
+def test_written_rows_are_kept_when_resuming(tmp_path: Path, how: str) -> None:
     shard, names = ProcessShard(chunk=1), ["a", "b", "c"]
 
     def answer(home: Path) -> None:
@@ -137,15 +137,15 @@ def test_rows_that_were_written_are_gone_on_with(tmp_path: Path, how: str) -> No
 
     def look(home: Path) -> None:
         answer(home)
-        told = [json.loads(line) for line in (home / "rows.jsonl").read_text().splitlines()]
-        assert [row["path"] for row in told] == names
+        rows = [json.loads(line) for line in (home / "rows.jsonl").read_text().splitlines()]
+        assert [row["path"] for row in rows] == names
         assert [path.name for path in home.iterdir()] == ["rows.jsonl"]
 
     assert every_point(tmp_path, how, lambda _: None, answer, look) > 4
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_the_cache_has_a_row_or_not_and_takes_it_again(tmp_path: Path, how: str) -> None:
+def test_the_cache_holds_complete_rows_only(tmp_path: Path, how: str) -> None:
     row, key = np.arange(3, dtype=np.float32), key_of("a")
 
     def opened(home: Path) -> Store:
@@ -168,7 +168,7 @@ def test_the_cache_has_a_row_or_not_and_takes_it_again(tmp_path: Path, how: str)
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_log_is_cut_back_to_what_belongs_to_the_state(tmp_path: Path, how: str) -> None:
+def test_a_log_is_truncated_to_the_resumed_state(tmp_path: Path, how: str) -> None:
     def before(home: Path) -> None:
         RunDir(home).log({"epoch": 1})
 
@@ -181,7 +181,7 @@ def test_a_log_is_cut_back_to_what_belongs_to_the_state(tmp_path: Path, how: str
 
 
 @pytest.mark.parametrize("how", ["ENOSPC", "EIO"])
-def test_a_line_that_could_not_be_logged_is_not_half_there(tmp_path: Path, how: str) -> None:
+def test_a_line_that_cannot_be_logged_leaves_no_partial_line(tmp_path: Path, how: str) -> None:
     def before(home: Path) -> None:
         RunDir(home).log({"epoch": 1})
 
