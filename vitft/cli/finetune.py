@@ -46,7 +46,7 @@ def add_finetune(commands: Commands) -> None:
 
 def add_option(group: OptionGroup, option: Option) -> None:
     """Add an option that stands for a setting, with the type of the setting."""
-    kind = option.kind
+    kind = option.setting_type
     if kind.type is bool:
         group.add_argument(option.flag, action="store_true", help=option.text)
     elif option.name == "tracker":
@@ -62,7 +62,7 @@ def add_option(group: OptionGroup, option: Option) -> None:
 
 
 def add_run_options(group: OptionGroup) -> None:
-    """Add the options that are no settings."""
+    """Add the options that do not stand for a setting."""
     group.add_argument(
         "--seed", type=int, metavar="N", help="of split, batch order and augmentation (default: 0)"
     )
