@@ -19,7 +19,7 @@ from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.features.head import solve_head
 from vitft.features.logistic import linear_logits
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.report.plots import spread_apart
 from vitft.study.features import (
     HISTOGRAM_LEVELS,
@@ -127,7 +127,7 @@ def test_rotated_features_give_the_same_predictions() -> None:
 
 
 def test_one_seed_has_the_interval_of_its_test_images() -> None:
-    assert point([1, 1, 1, 0]).interval == wilson(3, 4)
+    assert point([1, 1, 1, 0]).interval == wilson_interval(3, 4)
 
 
 def test_seeds_that_differ_widen_the_interval() -> None:
@@ -135,7 +135,7 @@ def test_seeds_that_differ_widen_the_interval() -> None:
     unlike = point([1, 1, 1, 0] * 50, [1, 0, 0, 0] * 50)
 
     assert alike.top1 == unlike.top1 == 0.5
-    assert alike.interval == wilson(100, 200)  # seeds that agree do not make it narrower
+    assert alike.interval == wilson_interval(100, 200)  # seeds that agree do not make it narrower
     # Student's t of one degree of freedom: 0.5 +- 12.706 * 0.3536 / sqrt(2), cut at 0 and 1
     assert unlike.interval == (0.0, 1.0)
 

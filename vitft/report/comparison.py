@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import Interval
 from vitft.metrics.significance import holm, mcnemar, paired_interval
 from vitft.predict.validation import ValidationPrediction
@@ -157,7 +157,9 @@ class RunComparison:
                     "top1": run.results.get("top1") if run.results else None,
                     "top1_interval": run.results.get("top1_interval") if run.results else None,
                     "shared_right": self.rights[i],
-                    "shared_interval": wilson(self.rights[i], self.shared) if self.shared else None,
+                    "shared_interval": wilson_interval(self.rights[i], self.shared)
+                    if self.shared
+                    else None,
                     "recall": {
                         name: right / total
                         for name in self.classes

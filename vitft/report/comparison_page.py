@@ -1,6 +1,6 @@
 """The page of a comparison: what its template shows beyond the comparison itself."""
 
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import Interval
 from vitft.report import charts
 from vitft.report.comparison import RunComparison, SharedImage
@@ -44,7 +44,9 @@ def comparison_page(comparison: RunComparison) -> dict[str, object]:
 def shared_accuracies(comparison: RunComparison) -> list[Proportion]:
     """Return the accuracy of each run on the shared images; empty without such images."""
     shared = comparison.shared
-    return [(right / shared, wilson(right, shared)) for right in comparison.rights if shared]
+    return [
+        (right / shared, wilson_interval(right, shared)) for right in comparison.rights if shared
+    ]
 
 
 def different_settings(comparison: RunComparison) -> list[tuple[str, list[str]]]:
@@ -67,7 +69,7 @@ def class_recalls(comparison: RunComparison) -> list[tuple[str, int, list[Propor
     rows = []
     for name in comparison.classes:
         counts = [comparison.recall_counts(name, i) for i in range(len(comparison.runs))]
-        recalls = [(right / total, wilson(right, total)) for right, total in counts]
+        recalls = [(right / total, wilson_interval(right, total)) for right, total in counts]
         values = [recall for recall, _ in recalls]
         rows.append((name, counts[0][1], recalls, max(values) - min(values)))
     return sorted(rows, key=lambda row: (-row[3], row[0]))
