@@ -162,10 +162,10 @@ def draw_images(
 
 def draw_model(model: "ExplainedModel", images: list[str], out: Path) -> int:
     """Write the figures of the weights; the third needs images."""
-    from vitft.explain.model import validation_images
+    from vitft.explain.model import validation_files
     from vitft.explain.model_figures import write_model_figures
 
-    figures = write_model_figures(model, images or validation_images(model.run), out)
+    figures = write_model_figures(model, images or validation_files(model.run), out)
     for error in figures.failed:
         output.warn(error.problem)
     if "distance.png" not in figures.names:
