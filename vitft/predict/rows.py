@@ -81,7 +81,7 @@ class RowWriter:
             self.align()
 
     def align(self) -> None:
-        """Write the rows whose paths decided the width of the first column."""
+        """Write the rows that were held back to find the width of the first column."""
         rows, self.unaligned = self.unaligned or [], None
         self.width = max((len(path) for path, _ in rows), default=0)
         for path, text in rows:
@@ -106,7 +106,7 @@ def csv_cell(cell: str | float | None) -> str:
 
 
 def summarise(prediction: Prediction) -> str:
-    """Format a prediction in words, such as `rose 97.1%, lily 2.0% (not sure)`."""
+    """Format a prediction in words, such as `rose 97.1 %, lily 2.0 % (not sure)`."""
     if prediction.error:
         return visible(f"error: {prediction.error}")
     pairs = zip(prediction.classes, prediction.probabilities, strict=True)

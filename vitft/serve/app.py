@@ -140,7 +140,7 @@ def form_errors_as_400() -> Iterator[None]:
 
 
 def make_app(queue: BatchQueue, access: Access) -> SecurityMiddleware:
-    """Return the whole application, which runs the queue as long as it runs."""
+    """Return the application, which runs the queue during its lifespan."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

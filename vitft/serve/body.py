@@ -1,4 +1,4 @@
-"""Reading of request bodies within limits of size, time and memory."""
+"""Request bodies, read within limits of size, time and memory."""
 
 import asyncio
 import time
