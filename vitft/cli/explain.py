@@ -26,7 +26,7 @@ def add_explain(commands: "Commands") -> None:
     parser.add_argument("--run", metavar="DIR", help="run folder or checkpoint (default: latest)")
     parser.add_argument("--weights", metavar="NAME", help="pretrained weights instead of a run")
     parser.add_argument(
-        "--allow-pickle", action="store_true", help="read .pth files (with weights_only=True)"
+        "--allow-pickle", action="store_true", help="read .pth files, which are pickles"
     )
     parser.add_argument(
         "--method", choices=METHODS, help="default: relevance, which is specific to a class"
@@ -50,9 +50,7 @@ def add_explain(commands: "Commands") -> None:
     parser.add_argument(
         "--head", type=int, metavar="N", help="head for attention, from 0 (default: all)"
     )
-    parser.add_argument(
-        "--out", metavar="DIR", help="new folder for the pictures (default: explained)"
-    )
+    parser.add_argument("--out", metavar="DIR", help="new folder for pictures (default: explained)")
     parser.add_argument(
         "--arrays", action="store_true", help="also write the maps and logits as .npz"
     )

@@ -9,6 +9,7 @@ from vitft.serve.limits import ServeLimits
 from vitft.system.errors import Stopped, UsageError
 from vitft.system.extras import require_extra
 from vitft.system.imports import heavy_imports
+from vitft.system.malloc import freeze_garbage
 from vitft.system.signals import Stopper
 
 if TYPE_CHECKING:
@@ -67,7 +68,6 @@ def serve_command(args: argparse.Namespace) -> int:
         from vitft.predict.postprocess import Postprocess
         from vitft.predict.torch_engine import Predictor
     from vitft.serve.server import listen, make_server
-    from vitft.system.malloc import freeze_garbage
 
     with listen(args.host, args.port) as bound, Stopper() as stopper:
         predictor = Predictor.from_run(args.run, device=args.device)
