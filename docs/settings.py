@@ -13,7 +13,7 @@ from typing import Any
 
 from vitft.config import defaults
 from vitft.config.names import SECTIONS
-from vitft.config.schema import kinds_of
+from vitft.config.schema import setting_types
 
 FILLED_IN = {"fixes_digest"}
 """Set by the run, not by its user."""
@@ -36,7 +36,7 @@ def rows(section: type[Any]) -> Iterator[tuple[str, str, str, str]]:
             meanings[ast.unparse(line.target)] = " ".join(str(text.value.value).split())
     for field in fields(section):
         if field.name not in FILLED_IN:
-            kind = str(kinds_of(section)[field.name]).removeprefix("a ")
+            kind = str(setting_types(section)[field.name]).removeprefix("a ")
             yield field.name, kind, repr(field.default), meanings[field.name]
 
 

@@ -1,8 +1,8 @@
-"""Draw flowers, fine-tune on them, and ask the model: the Python API in a dozen lines.
+"""The Python API in a dozen lines: draw flowers, fine-tune, predict, extract features, explain.
 
     python examples/flowers.py OUT
 
-Needs no network and no images; takes half a minute.
+It needs no network and no images and takes half a minute.
 """
 
 import sys
@@ -13,7 +13,7 @@ from vitft.data.flowers import draw_demo
 
 
 def main(out: Path) -> None:
-    """Everything goes into the folder `out`."""
+    """Write the images, the run and an explanation into the folder `out`."""
     flowers = out / "flowers"
     draw_demo(flowers)
 

@@ -1,4 +1,4 @@
-"""Shared fixtures: everything a test needs is made here, small and seeded."""
+"""Shared fixtures: small, seeded models, weights and images."""
 
 import signal
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ COLOURS = {"blue": (40, 60, 200), "green": (50, 190, 60), "red": (200, 50, 40)}
 
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> None:
-    """Background jobs ignore Ctrl-C and those of nohup SIGHUP, and so would what a test starts."""
+    """Restore the default signal handlers, which background jobs and nohup replace."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
@@ -30,7 +30,7 @@ def interruptible() -> None:
 
 @pytest.fixture(autouse=True)
 def shown_log() -> Iterator[None]:
-    """What the package logs is printed, as it is by every command."""
+    """Print the log of the package, as every command does."""
     console.show_log()
     yield
     console.hide_log()
@@ -38,13 +38,13 @@ def shown_log() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Tiny matrices are faster on one thread, and the machine is shared."""
+    """Use one thread, which is faster for tiny matrices."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test reads or fills the user's cache."""
+    """Set an empty home folder, so that no test uses the user's cache."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     return home
@@ -52,7 +52,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def tiny_config() -> ViTConfig:
-    """Two blocks, 32 wide, 16 pixels in 4-pixel patches."""
+    """Return a configuration of two blocks, 32 wide, for 16 pixels in patches of 4."""
     return ViTConfig(
         image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=3
     )
@@ -60,14 +60,14 @@ def tiny_config() -> ViTConfig:
 
 @pytest.fixture
 def tiny_vit(tiny_config: ViTConfig) -> VisionTransformer:
-    """A random model of `tiny_config`, the same in every test."""
+    """Return a random model of `tiny_config`, the same in every test."""
     torch.manual_seed(0)
     return VisionTransformer(tiny_config).eval()
 
 
 @pytest.fixture
 def tiny_weights(tmp_path: Path) -> Path:
-    """A bare backbone with pre_logits in our own format, as `--weights` would name it."""
+    """Write a backbone with pre_logits in our own format and return its path."""
     torch.manual_seed(0)
     config = ViTConfig(
         image_size=(16, 16),
@@ -87,12 +87,12 @@ def tiny_weights(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Path:
-    """Three classes of ten noisy coloured images each."""
+    """Draw three classes of ten noisy coloured images each."""
     return draw_folder(tmp_path / "colours", per_class=10)
 
 
 def tiny_home(home: Path) -> Path:
-    """`home` with data (3 classes of 6) and w.safetensors, a backbone of two blocks, in it."""
+    """Fill a folder with data (3 classes of 6 images) and w.safetensors (two blocks)."""
     draw_folder(home / "data", per_class=6)
     torch.manual_seed(0)
     config = ViTConfig(
@@ -104,7 +104,7 @@ def tiny_home(home: Path) -> Path:
 
 
 def draw_folder(root: Path, *, per_class: int) -> Path:
-    """Noisy one-coloured images in one folder per class."""
+    """Draw noisy images of one colour per class, in one folder per class."""
     random = np.random.default_rng(0)
     for name, colour in COLOURS.items():
         (root / name).mkdir(parents=True)
@@ -119,9 +119,9 @@ def draw_folder(root: Path, *, per_class: int) -> Path:
 
 
 def random_timm(name: str, image_size: int | tuple[int, int], **options: Any) -> Any:
-    """A timm ViT of our architecture `name` with random weights, made without its slow init.
+    """Return a timm ViT of our architecture `name` with random weights, without its slow init.
 
-    The same million random numbers fill every matrix in turn; LayerNorms stay near one, so that
+    The same million random numbers fill every matrix; LayerNorm weights are near one, so that
     the logits are of the order of one.
     """
     import timm
@@ -141,6 +141,6 @@ def random_timm(name: str, image_size: int | tuple[int, int], **options: Any) ->
 
 
 def fill(tensor: torch.Tensor, noise: torch.Tensor, *, centre: float) -> None:
-    """Repeat `noise` over all of `tensor`, around `centre`."""
+    """Fill `tensor` with `noise`, repeated, plus `centre`."""
     repeats = -(-tensor.numel() // noise.numel())
     tensor.copy_(noise.repeat(repeats)[: tensor.numel()].view_as(tensor) + centre)

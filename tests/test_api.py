@@ -162,8 +162,8 @@ def test_the_signature_has_the_options_of_the_command() -> None:
     for name, parameter in parameters.items():
         assert parameter.kind is parameter.KEYWORD_ONLY
         choices = [get_args(kind) for kind in get_args(parameter.annotation)]
-        if name in options and options[name].kind.choices:
-            assert options[name].kind.choices in choices, name
+        if name in options and options[name].setting_type.choices:
+            assert options[name].setting_type.choices in choices, name
         assert f"{name}: " in str(vitft.finetune.__doc__)
 
 
@@ -223,7 +223,7 @@ for name in before:
 """
 
 
-@pytest.mark.parametrize("freeze", ["head"])
+@pytest.mark.parametrize("freeze", ["head", "head,none", "lora", "blocks:1"])
 def test_the_library_is_silent_and_leaves_the_process_as_it_was(
     freeze: str, image_folder: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 from vitft.config.options import option_settings
 from vitft.config.run import config_from_table, merge_settings, read_recipe
 from vitft.data.demo import demo_data
-from vitft.data.images import DAMAGE, TURNS, orientation_of, read_bytes, to_rgb
+from vitft.data.images import DECODER_ERRORS, ORIENTATIONS, orientation_of, read_bytes, to_rgb
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
 from vitft.models.find import find_model
@@ -28,8 +28,7 @@ from vitft.predict.prediction import Prediction
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.system.errors import ImageError, UsageError
 from vitft.training.checks import check_request
-from vitft.training.run import Result
-from vitft.training.run import finetune as train
+from vitft.training.run import Result, run_finetuning
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any]
 """A path, the bytes of a file, a PIL image, or an array uint8 (H, W, 3) or (H, W)."""
@@ -107,7 +106,9 @@ def finetune(  # noqa: PLR0913 - the options of the command, see `config.options
     table = read_recipe(os.fspath(recipe)) if recipe else {}
     named = [*options, *(settings or {}).items()]
     config = demo_data(config_from_table(merge_settings(table, named)))
-    return train(config, out=check_request(config, None if out is None else os.fspath(out)))
+    return run_finetuning(
+        config, out=check_request(config, None if out is None else os.fspath(out))
+    )
 
 
 def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> "Trained":
@@ -223,10 +224,10 @@ def upright_rgb(picture: Image.Image, name: str) -> Image.Image:
     """
     try:
         picture.load()
-        turn = TURNS.get(orientation_of(picture) or 1)
+        turn = ORIENTATIONS.get(orientation_of(picture) or 1)
         rgb = to_rgb(picture)
         return rgb if turn is None else rgb.transpose(turn)
-    except DAMAGE as error:
+    except DECODER_ERRORS as error:
         raise ImageError(name, f"damaged image ({error})") from error
 
 

@@ -27,7 +27,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from vitft.data.flowers import KINDS, background, flower_scene, photographed, scatter
+from vitft.data.flowers import FLOWERS_BY_KIND, background, flower_scene, photographed, scatter
 from vitft.explain.attribution import explain, require_vit, trace_attention
 from vitft.explain.method import Method
 from vitft.models.checkpoint import Card, build_model, load_checkpoint
@@ -102,8 +102,8 @@ CORNERS = ((0, 0), (SIZE, 0), (0, SIZE), (SIZE, SIZE))
 
 def whole(number: int) -> tuple[Image.Image, Image.Image, str]:
     """Return a picture, the mask of its flowers, and their kind."""
-    kind = list(KINDS)[number % len(KINDS)]
-    picture, boxes = flower_scene(kind, FIRST + number // len(KINDS), size=SIZE)
+    kind = list(FLOWERS_BY_KIND)[number % len(FLOWERS_BY_KIND)]
+    picture, boxes = flower_scene(kind, FIRST + number // len(FLOWERS_BY_KIND), size=SIZE)
     mask = Image.new("L", picture.size)
     for box in boxes:
         ImageDraw.Draw(mask).rectangle(box, fill=255)
@@ -126,14 +126,16 @@ def corner(number: int) -> tuple[Image.Image, Image.Image, str]:
 
 def kinds(number: int) -> tuple[Image.Image, Image.Image, str]:
     random = np.random.default_rng([7, number])
-    order = random.permutation(len(KINDS))[:4]
+    order = random.permutation(len(FLOWERS_BY_KIND))[:4]
     picture, mask = Image.new("RGB", (2 * SIZE, 2 * SIZE)), Image.new("L", (2 * SIZE, 2 * SIZE))
     for k, at in enumerate(CORNERS):
-        picture.paste(flower_scene(list(KINDS)[order[k]], FIRST + 500 + number, size=SIZE)[0], at)
+        picture.paste(
+            flower_scene(list(FLOWERS_BY_KIND)[order[k]], FIRST + 500 + number, size=SIZE)[0], at
+        )
     asked = int(random.integers(4))
     left, top = CORNERS[asked]
     mask.paste(255, (left, top, left + SIZE, top + SIZE))
-    return picture, mask, list(KINDS)[order[asked]]
+    return picture, mask, list(FLOWERS_BY_KIND)[order[asked]]
 
 
 def inputs(

@@ -27,7 +27,7 @@ from PIL import Image, ImageOps
 
 from vitft.data.folder import scan
 from vitft.data.inspection import inspect_folder
-from vitft.data.split import COLUMNS
+from vitft.data.split import MANIFEST_COLUMNS
 
 EXACT, NEAR, SWAPPED, ACROSS, BROKEN = 50, 50, 30, 20, 20
 
@@ -92,7 +92,7 @@ def fake_run(data: Path, weights: str, run: Path, split: dict[str, str]) -> Path
     run.mkdir()
     weights = str(Path(weights).resolve()) if Path(weights).exists() else weights
     (run / "config.toml").write_text(f"[weights]\nname = {json.dumps(weights)}\n")
-    sheet = [",".join(COLUMNS)]
+    sheet = [",".join(MANIFEST_COLUMNS)]
     for file in inspect_folder(scan(data), allow_bad=True).good:
         label = label_of(file.path)
         sheet.append(f'"{file.path}","{label}",{split.get(file.path, "train")},{file.sha256}')

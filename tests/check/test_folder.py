@@ -199,7 +199,7 @@ def test_finetune_applies_the_table_and_records_it(
     settings = read_toml(here / "run" / "config.toml")["data"]
     assert settings["fixes"] == str(here / "fixes.csv")
     assert len(settings["fixes_digest"]) == 64
-    assert "1 under another label" in capsys.readouterr().err
+    assert "1 relabelled" in capsys.readouterr().err
     assert contents(data) == before
 
 
@@ -210,7 +210,7 @@ def test_a_table_that_does_not_fit_is_refused_before_anything_loads(
 
     assert finetune(image_folder, tiny_weights, "run", "--fixes", "fixes.csv") == 3
 
-    assert "fixes.csv, line 2: 'red/nope.png' is no image" in capsys.readouterr().err
+    assert "fixes.csv, line 2: 'red/nope.png' is not an image" in capsys.readouterr().err
     assert not Path("run").exists()
 
 

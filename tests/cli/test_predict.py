@@ -18,7 +18,7 @@ from PIL import Image
 from tests.data.test_images import chunk, encoded, gradient, png_header
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
-from vitft.features.ood import FILE, fit
+from vitft.features.ood import REFERENCE_FILE, fit_reference
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
@@ -236,9 +236,9 @@ def test_unsure_and_foreign_images_are_noted(
     predictor = Predictor.from_run("run", device="cpu")
     views = np.stack([predictor.view(Path(name).read_bytes(), name) for name in photos])
     features = predictor.scores(views).features
-    reference = fit(features, np.arange(50) % 2, features)
+    reference = fit_reference(features, np.arange(50) % 2, features)
     assert reference is not None
-    RunDir(here / "run").write_arrays(FILE, **reference.arrays())
+    RunDir(here / "run").write_arrays(REFERENCE_FILE, **reference.arrays())
     Image.new("RGB", (20, 24), (255, 0, 0)).save("red.png")
 
     found = rows(capsys, *photos, "red.png", "--threshold", "1")

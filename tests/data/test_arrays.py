@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from torchvision import datasets
 
-from vitft.data.array_files import one_part
-from vitft.data.arrays import as_bmp, find_arrays, whereabouts
+from vitft.data.array_files import open_torchvision
+from vitft.data.arrays import data_path, encode_bmp, find_arrays
 from vitft.data.folder import scan
 from vitft.data.images import open_image, read_image
 from vitft.data.inspection import inspect_folder
@@ -49,7 +49,7 @@ def write_idx(root: Path, *, packed: bool = False) -> tuple[Array, Array]:
 def test_the_bytes_of_an_image_decode_to_the_image(shape: tuple[int, int, int]) -> None:
     images, _ = drawn(1, shape)
 
-    found = np.asarray(read_image(as_bmp(images[0]), "a.bmp"))
+    found = np.asarray(read_image(encode_bmp(images[0]), "a.bmp"))
 
     assert np.array_equal(found, np.broadcast_to(images[0], found.shape))
 
@@ -96,7 +96,7 @@ def test_a_test_part_beside_a_validation_part_is_set_aside_and_said(tmp_path: Pa
     folder = scan(tmp_path / "set.npz")
 
     assert len(folder.files) == 18
-    assert any("set aside" in note for note in folder.notes)
+    assert any("not used" in note for note in folder.notes)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
@@ -135,7 +135,7 @@ def test_pickles_of_cifar_with_another_digest_are_not_opened(
     place.mkdir()
     (place / "data_batch_1").write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
 
-    with pytest.raises(DataError, match="CIFAR10 does not lie in"):
+    with pytest.raises(DataError, match="CIFAR10 is missing or incomplete in"):
         scan(tmp_path)
 
 
@@ -144,7 +144,7 @@ def test_torchvision_reads_what_lies_in_the_named_folder(tmp_path: Path) -> None
     for path in (tmp_path / "sets" / "MNIST" / "raw").iterdir():
         path.rename(path.with_name(path.name.replace(".idx", "-idx")))
 
-    place = whereabouts("torchvision:MNIST", str(tmp_path / "sets"))
+    place = data_path("torchvision:MNIST", str(tmp_path / "sets"))
     folder = scan(place)
 
     assert folder.classes == ("0", "1", "2")
@@ -160,12 +160,12 @@ def test_without_a_network_the_error_says_which_file_goes_where(tmp_path: Path) 
     lost.filename = "lost.tar.gz"  # type: ignore[attr-defined]
 
     with pytest.raises(DataError, match=r"fix: put lost\.tar\.gz into .*sets"):
-        one_part(lost, tmp_path / "sets", {})
+        open_torchvision(lost, tmp_path / "sets", {})
 
 
 def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:
-    with pytest.raises(DataError, match="fix: one of CIFAR10, CIFAR100, MNIST"):
-        scan(whereabouts("torchvision:Nonsense"))
+    with pytest.raises(DataError, match="fix: use one of CIFAR10, CIFAR100, MNIST"):
+        scan(data_path("torchvision:Nonsense"))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:
         pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(4) - 1}, "from -1 to 2",
                      id="negative labels"),
         pytest.param({"x_train": np.zeros((4, 3, 3), np.uint8), "y_train": np.arange(4)},
-                     "no others to validate", id="nothing to validate"),
+                     "none to validate", id="nothing to validate"),
         pytest.param({"x": np.array([object()]), "y": np.arange(1)}, "cannot be read",
                      id="Python objects"),
     ],
@@ -217,7 +217,7 @@ def test_every_image_of_a_set_has_a_digest_of_its_own_bytes(tmp_path: Path) -> N
 
     checked = inspect_folder(scan(tmp_path / "set.npz"), workers=0)
 
-    digests = {hashlib.sha256(as_bmp(image[..., None])).hexdigest() for image in images}
+    digests = {hashlib.sha256(encode_bmp(image[..., None])).hexdigest() for image in images}
     assert {file.sha256 for file in checked.good} == digests
     assert not checked.bad
     assert not checked.odd

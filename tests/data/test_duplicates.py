@@ -7,8 +7,8 @@ import pytest
 from PIL import Image, ImageFilter, ImageOps
 
 from tests.support.pictures import encoded, read, scene
-from vitft.data.duplicates import copies_among, group_names, joined, near_pairs
-from vitft.data.fingerprint import FINGERPRINT_BYTES, faults_of, fingerprint_of, is_blank
+from vitft.data.duplicates import connected_components, copies_among, group_names, near_pairs
+from vitft.data.fingerprint import FINGERPRINT_BYTES, fingerprint_of, is_blank, quality_remarks
 
 
 def sketches(*images: Image.Image) -> np.ndarray:
@@ -89,7 +89,7 @@ def test_a_film_of_one_scene_is_one_group() -> None:
     still = fingerprint_of(scene(1))
     film = np.stack([still] * 200)
 
-    groups = joined(200, near_pairs(film))
+    groups = connected_components(200, near_pairs(film))
 
     assert set(groups) == {0}
 
@@ -105,11 +105,11 @@ def test_what_a_picture_shows_is_judged() -> None:
     soft = sharp.resize((512, 384)).filter(ImageFilter.GaussianBlur(12))
 
     found = [
-        faults_of(fingerprint_of(image), *image.size)
+        quality_remarks(fingerprint_of(image), *image.size)
         for image in (sharp, soft, Image.new("RGB", (99, 99), "teal"), tall)
     ]
 
-    assert found == [[], ["blurry"], ["blank: one even colour"], ["tiny: 31x64 pixels"]]
+    assert found == [[], ["blurry"], ["blank: one uniform colour"], ["tiny: 31x64 pixels"]]
 
 
 def test_the_smallest_picture_has_a_sketch() -> None:

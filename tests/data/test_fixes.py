@@ -48,7 +48,7 @@ def test_keep_changes_nothing_drop_leaves_out_and_move_relabels(
     assert ("b/1.jpg", 1) in paths
     assert "a/1.jpg" not in {path for path, _ in paths}
     assert found.bad == ()
-    assert "1 image left out, 1 under another label" in found.notes[-1]
+    assert "1 image left out, 1 relabelled" in found.notes[-1]
     assert spec.fixes == str(table.resolve())
 
 
@@ -88,13 +88,13 @@ def test_what_spreadsheets_make_of_the_table_is_read(
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        pytest.param("a/9.jpg,drop,", r"line 3: 'a/9.jpg' is no image", id="unknown path"),
-        pytest.param("../x.jpg,drop,", r"line 3: '../x.jpg' is no image", id="path outside"),
+        pytest.param("a/9.jpg,drop,", r"line 3: 'a/9.jpg' is not an image", id="unknown path"),
+        pytest.param("../x.jpg,drop,", r"line 3: '../x.jpg' is not an image", id="path outside"),
         pytest.param("a/1.jpg,move,c", r"line 3: new_label is 'c'", id="unknown label"),
         pytest.param("a/1.jpg,move,", r"line 3: new_label is ''", id="move to nowhere"),
         pytest.param("a/1.jpg,delete,", r"line 3: the action is 'delete'", id="unknown action"),
         pytest.param("a/1.jpg", r"line 3: the action is ''", id="cut line"),
-        pytest.param("a/2.jpg,keep,", r"line 3: 'a/2.jpg' stands there twice", id="twice"),
+        pytest.param("a/2.jpg,keep,", r"line 3: 'a/2.jpg' is listed twice", id="twice"),
         pytest.param('"a/1.jpg,drop,', r"line 3: unexpected end", id="open quote"),
     ],
 )
@@ -125,5 +125,5 @@ def test_the_table_of_a_run_is_recognised_by_its_digest(folder: Folder, tmp_path
     table.write_text("path,action\na/2.jpg,drop\n")
 
     assert len(again.files) == 5
-    with pytest.raises(DataError, match=r"is not the table of data\.fixes_digest"):
+    with pytest.raises(DataError, match=r"its sha256 is not data\.fixes_digest"):
         apply_fixes(folder, spec)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitft.data.flowers import KINDS, draw_demo, flower_image
+from vitft.data.flowers import FLOWERS_BY_KIND, draw_demo, flower_image
 from vitft.models.checkpoint import build_model, load_checkpoint
 
 WEIGHTS = Path(__file__).parents[2] / "weights" / "demo.safetensors"
@@ -24,8 +24,8 @@ def test_the_demo_is_an_image_folder_of_five_kinds(tmp_path: Path) -> None:
     draw_demo(tmp_path, per_class=2, size=48)
 
     files = sorted(tmp_path.rglob("*.*"))
-    assert Counter(path.parent.name for path in files) == dict.fromkeys(KINDS, 2)
-    assert len(KINDS) == 5
+    assert Counter(path.parent.name for path in files) == dict.fromkeys(FLOWERS_BY_KIND, 2)
+    assert len(FLOWERS_BY_KIND) == 5
     assert {path.name for path in files} == {"0001.jpg", "0002.jpg"}
     for path in files:
         with Image.open(path) as image:
@@ -49,7 +49,7 @@ def test_drawing_more_pictures_leaves_the_first_ones_as_they_were(tmp_path: Path
     assert contents(tmp_path / "one").items() <= contents(tmp_path / "two").items()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FLOWERS_BY_KIND)
 def test_no_two_pictures_of_a_kind_are_alike(kind: str) -> None:
     pixels = [np.asarray(flower_image(kind, number, size=32)).tobytes() for number in range(6)]
 
@@ -61,7 +61,7 @@ def test_the_kinds_share_their_colours() -> None:
     means = np.array(
         [
             [np.asarray(flower_image(kind, n, size=32)).mean(axis=(0, 1)) for n in range(12)]
-            for kind in KINDS
+            for kind in FLOWERS_BY_KIND
         ]
     )  # (kinds, pictures, 3)
 
@@ -86,14 +86,14 @@ def test_the_bundled_weights_tell_drawn_flowers_apart_before_any_training() -> N
     model = build_model({k: v.float() for k, v in state.items()}, card.architecture)
     pictures = [
         [torch.from_numpy(card.transform.pixels(flower_image(kind, n))) for n in range(12)]
-        for kind in KINDS
+        for kind in FLOWERS_BY_KIND
     ]
     with torch.no_grad():
         pixels = torch.stack([picture for row in pictures for picture in row])
-        features = model(card.transform.normalise(pixels)).unflatten(0, (len(KINDS), 12))
+        features = model(card.transform.normalise(pixels)).unflatten(0, (len(FLOWERS_BY_KIND), 12))
 
     # The nearest of five class means (first 8 pictures) for the last 4: chance is 0.2.
     means = features[:, :8].mean(dim=1)
     nearest = torch.cdist(features[:, 8:].flatten(0, 1), means).argmin(dim=1)
-    right = nearest == torch.arange(len(KINDS)).repeat_interleave(4)
+    right = nearest == torch.arange(len(FLOWERS_BY_KIND)).repeat_interleave(4)
     assert right.float().mean() >= 0.4

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from vitft.config.data import DataSpec
-from vitft.data.folder import Folder, image_files, scan
+from vitft.data.folder import Folder, list_images, scan
 from vitft.data.images import open_image
 from vitft.data.inspection import inspect_folder
 from vitft.data.split import Manifest, split
@@ -87,7 +87,7 @@ def test_eight_suffixes_in_any_case_are_images(tmp_path: Path) -> None:
 
     assert len(folder.files) == 9
     assert folder.ignored == 3
-    assert "3 entries ignored: hidden or of other kinds" in folder.notes
+    assert "3 entries ignored: hidden or not images" in folder.notes
 
 
 def test_hidden_files_and_system_clutter_are_ignored_and_counted(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_images_beside_the_class_folders_are_noted(tmp_path: Path) -> None:
 
     folder = scan(tmp_path)
 
-    assert "1 image outside of the class folders ignored" in folder.notes
+    assert "1 image outside the class folders ignored" in folder.notes
     assert folder.ignored == 2
 
 
@@ -159,7 +159,7 @@ def test_a_test_folder_is_set_aside_if_there_is_a_val_folder(tmp_path: Path) -> 
     folder = scan(tmp_path)
 
     assert {path.split("/")[0] for path in paths(folder)} == {"train", "val"}
-    assert folder.notes == ("set aside, neither trained on nor validated with: test",)
+    assert folder.notes == ("not used, neither for training nor for validation: test",)
 
 
 def test_a_test_folder_validates_if_there_is_no_val_folder(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_test_folder_validates_if_there_is_no_val_folder(tmp_path: Path) -> No
     folder = scan(tmp_path)
 
     assert [file.part for file in folder.files] == ["train", "val"] * 2
-    assert folder.notes == ("there is no val folder: test/ serves as validation",)
+    assert folder.notes == ("there is no val folder: test/ is used for validation",)
 
 
 def test_classes_that_happen_to_be_called_train_and_val_are_classes(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_an_empty_class_of_the_val_folder_is_named(tmp_path: Path) -> None:
 def test_the_reference_split_cannot_be_drawn_from_a_split_folder(tmp_path: Path) -> None:
     touch(tmp_path, *(f"{part}/{name}/1.jpg" for part in ("train", "val") for name in "ab"))
 
-    with pytest.raises(DataError, match="brings its own split"):
+    with pytest.raises(DataError, match="has its own split"):
         scan(tmp_path, reference=True)
 
 
@@ -244,7 +244,7 @@ def test_a_folder_without_classes_tells_how_to_arrange_the_images(tmp_path: Path
 
     text = problem(tmp_path)
 
-    assert f"no class folders in {tmp_path}: it holds 2 images" in text
+    assert f"no class folders in {tmp_path}, which contains 2 images" in text
     assert "fix: put each class in its own folder" in text
 
 
@@ -261,7 +261,7 @@ def test_one_class_is_not_enough(tmp_path: Path) -> None:
 def test_a_wrapping_folder_is_pointed_out(tmp_path: Path) -> None:
     touch(tmp_path, "flowers/rose/1.jpg", "flowers/tulip/1.jpg")
 
-    assert f"one folder deeper: give {tmp_path}/flowers" in problem(tmp_path)
+    assert f"one folder deeper: use {tmp_path}/flowers" in problem(tmp_path)
 
 
 def test_empty_classes_are_named(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_link_loops_end_and_dangling_links_are_listed(tmp_path: Path) -> None:
     assert time.monotonic() - before < 5
     assert paths(folder) == ["a/1.png", "b/1.png"]
     assert folder.bad == (("a/dangling.jpg", "dangling link"), ("b/self.png", "dangling link"))
-    assert "3 links back into a folder not followed" in folder.notes
+    assert "3 circular links not followed" in folder.notes
 
 
 def test_links_to_files_and_folders_elsewhere_are_followed(tmp_path: Path) -> None:
@@ -432,6 +432,6 @@ def test_all_image_files_below_a_folder_are_listed_with_the_bad_ones(tmp_path: P
     touch(tmp_path, "z.jpg", "a/b/c.PNG", ".hidden.jpg", "note.txt")
     (tmp_path / "dangling.jpg").symlink_to("nowhere")
 
-    assert image_files(tmp_path) == [
+    assert list_images(tmp_path) == [
         f"{tmp_path}/{n}" for n in ("a/b/c.PNG", "dangling.jpg", "z.jpg")
     ]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from vitft.data.in_memory import Moves, drawn_moves, fits, moved, padding_of
+from vitft.data.in_memory import Shifts, default_padding, draw_shifts, fits, shift_and_flip
 
 
-def moves_of(images: list[int], *, turns: list[int] | None = None, epoch: int = 0) -> Moves:
-    return drawn_moves(
+def moves_of(images: list[int], *, turns: list[int] | None = None, epoch: int = 0) -> Shifts:
+    return draw_shifts(
         torch.tensor(images),
         torch.tensor(turns or [0] * len(images)),
         count=10,
@@ -25,7 +25,7 @@ def test_a_move_is_a_crop_of_the_padded_image_and_perhaps_its_mirror_image() -> 
     down, across = (torch.from_numpy(random.integers(0, 5, 20)) for _ in range(2))
     mirrored = torch.arange(20) % 2 == 0
 
-    found = moved(pixels, Moves(down, across, mirrored), 2)
+    found = shift_and_flip(pixels, Shifts(down, across, mirrored), 2)
 
     padded = np.pad(pixels.numpy(), ((0, 0), (2, 2), (2, 2), (0, 0)))
     for i in range(20):
@@ -53,7 +53,7 @@ def test_an_image_moves_differently_in_each_epoch_and_each_turn() -> None:
 
 
 def test_every_move_within_the_padding_occurs() -> None:
-    moves = drawn_moves(torch.arange(5000), torch.zeros(5000, dtype=torch.long), count=5000, seed=0,
+    moves = draw_shifts(torch.arange(5000), torch.zeros(5000, dtype=torch.long), count=5000, seed=0,
                         epoch=0, padding=2, flip=0.25)  # fmt: skip
 
     assert set(moves.down.tolist()) == set(moves.across.tolist()) == {0, 1, 2, 3, 4}
@@ -77,4 +77,4 @@ def test_small_images_are_held_in_memory(count: int, size: tuple[int, int], fitt
 def test_the_padding_is_an_eighth_of_the_side_unless_named(
     named: int, side: int, padding: int
 ) -> None:
-    assert padding_of(named, (side, side)) == padding
+    assert default_padding(named, (side, side)) == padding

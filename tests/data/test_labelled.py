@@ -41,7 +41,7 @@ def test_of_a_folder_with_parts_val_is_judged_unless_told(
 
     assert len(found.images) == images
     assert found.classes == ("blue", "green", "red")
-    assert "are judged" in found.notes[0]
+    assert "are evaluated" in found.notes[0]
 
 
 def test_a_subset_of_what_has_no_parts_is_refused(image_folder: Path) -> None:
@@ -66,9 +66,9 @@ def test_a_table_names_images_relative_to_itself(tmp_path: Path) -> None:
         pytest.param("", 1, "found: nothing", id="empty"),
         pytest.param("file,class\na,b\n", 1, "needs the columns path and label", id="header"),
         pytest.param("path;label\na;b\n", 1, "needs the columns path and label", id="semicolons"),
-        pytest.param("path,label\na,b\nc\n", 3, "1 cells under 2 columns", id="short row"),
+        pytest.param("path,label\na,b\nc\n", 3, "1 cell for 2 columns", id="short row"),
         pytest.param("path,label\na,\n", 2, "an empty path or label", id="no label"),
-        pytest.param("path,label\na,b\na,c\n", 3, "stands there twice", id="twice"),
+        pytest.param("path,label\na,b\na,c\n", 3, "is listed twice", id="twice"),
         pytest.param('path,label\n"a,b\n', 2, "unexpected end of data", id="open quote"),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_bad_table_is_refused_with_its_line(
 def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("path,label\n")
 
-    with pytest.raises(DataError, match="names no images"):
+    with pytest.raises(DataError, match="is empty"):
         find_labelled(tmp_path / "t.csv")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitft.data.loading import Pixels, decoded, in_order, stacked
+from vitft.data.loading import Pixels, decode_images, in_order, stack_batches
 from vitft.system.errors import ImageError
 
 
@@ -44,7 +44,7 @@ def test_results_come_in_the_order_of_the_paths(numbered: list[str], workers: in
         time.sleep(0.002 * (12 - number))
         return np.full(1, image.getpixel((0, 0))[0] * 100 + number)  # type: ignore[index]
 
-    results = list(decoded(numbered, slow_at_first, workers=workers))
+    results = list(decode_images(numbered, slow_at_first, workers=workers))
 
     assert [-1 if isinstance(r, ImageError) else int(r[0]) for r in results] == [
         *(0, 101, -1, 303, 404, 505, 606, 707, 808, 909, 1010, -1)
@@ -52,7 +52,9 @@ def test_results_come_in_the_order_of_the_paths(numbered: list[str], workers: in
 
 
 def test_a_bad_file_gets_its_error_and_never_another_files_picture(numbered: list[str]) -> None:
-    errors = {n: r for n, r in enumerate(decoded(numbered, as_array)) if isinstance(r, ImageError)}
+    errors = {
+        n: r for n, r in enumerate(decode_images(numbered, as_array)) if isinstance(r, ImageError)
+    }
 
     assert {n: (e.path, e.reason) for n, e in errors.items()} == {
         2: (numbered[2], "empty file"),
@@ -70,7 +72,7 @@ def test_an_endless_list_of_paths_is_read_only_a_little_ahead(numbered: list[str
             asked += 1
             yield path
 
-    images = decoded(endless(), as_array, workers=2, ahead=5)
+    images = decode_images(endless(), as_array, workers=2, ahead=5)
     first = list(itertools.islice(images, 100))
     images.close()
 
@@ -89,16 +91,17 @@ def test_an_error_in_a_view_ends_the_stream_and_its_threads(
         return as_array(number, image)
 
     with pytest.raises(type(error)):
-        list(decoded(numbered, fail))
+        list(decode_images(numbered, fail))
 
     assert threads() == 0
 
 
 def test_ctrl_c_ends_a_long_decode_at_once(numbered: list[str]) -> None:
     code = (
-        "import itertools, sys, numpy\nfrom vitft.data.loading import decoded\n"
+        "import itertools, sys, numpy\nfrom vitft.data.loading import decode_images\n"
         "paths = itertools.cycle(sys.argv[1:])\n"
-        "for n, _ in enumerate(decoded(paths, lambda _, image: numpy.array(image), workers=3)):\n"
+        "images = decode_images(paths, lambda _, image: numpy.array(image), workers=3)\n"
+        "for n, _ in enumerate(images):\n"
         "    if n == 50: print('on', flush=True)"
     )
     child = subprocess.Popen(
@@ -141,20 +144,20 @@ def test_an_error_of_the_list_of_paths_is_not_swallowed(numbered: list[str]) -> 
         raise OSError("the list ends here")
 
     with pytest.raises(OSError, match="the list ends here"):
-        list(decoded(broken(), as_array))
+        list(decode_images(broken(), as_array))
 
     assert threads() == 0
 
 
 def test_larger_images_than_allowed_are_errors(numbered: list[str]) -> None:
-    results = list(decoded(numbered[:1], as_array, max_pixels=15))
+    results = list(decode_images(numbered[:1], as_array, max_pixels=15))
 
     assert isinstance(results[0], ImageError)
     assert "too large: 4x4" in results[0].reason
 
 
 def test_stacks_hold_full_batches_and_say_whose_rows_they_are(numbered: list[str]) -> None:
-    stacks = list(stacked(decoded(numbered, as_array), 4))
+    stacks = list(stack_batches(decode_images(numbered, as_array), 4))
 
     assert [stack.numbers for stack in stacks] == [(0, 1, 3, 4), (5, 6, 7, 8), (9, 10)]
     assert [stack.pixels.shape for stack in stacks] == [(4, 4, 4, 3), (4, 4, 4, 3), (2, 4, 4, 3)]
@@ -163,7 +166,7 @@ def test_stacks_hold_full_batches_and_say_whose_rows_they_are(numbered: list[str
 
 
 def test_a_stack_of_nothing_but_errors_still_reports_them(numbered: list[str]) -> None:
-    stacks = list(stacked(decoded([numbered[2], numbered[11]], as_array), 4))
+    stacks = list(stack_batches(decode_images([numbered[2], numbered[11]], as_array), 4))
 
     assert len(stacks) == 1
     assert stacks[0].numbers == ()
@@ -172,4 +175,4 @@ def test_a_stack_of_nothing_but_errors_still_reports_them(numbered: list[str]) -
 
 @pytest.mark.parametrize("make", [lambda p: p, Path], ids=["str", "Path"])
 def test_paths_may_be_strings_or_paths(numbered: list[str], make: Callable[[str], str]) -> None:
-    assert not isinstance(next(decoded([make(numbered[0])], as_array)), ImageError)
+    assert not isinstance(next(decode_images([make(numbered[0])], as_array)), ImageError)

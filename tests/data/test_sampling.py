@@ -13,7 +13,7 @@ from tests.conftest import draw_folder
 from tests.training.test_distributed import home, launch  # noqa: F401 - a fixture
 from tests.training.test_stages import outcome, resumed, start, stop_after
 from vitft.config.run import config_from_table
-from vitft.data.sampling import images_per_epoch, order_of, say_epoch, turns
+from vitft.data.sampling import describe_epoch, images_per_epoch, repeat_counts, sample_order
 from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import UsageError
 from vitft.training import batches as feed
@@ -36,11 +36,11 @@ def skewed(tmp_path: Path) -> Path:
 
 
 def classes_of(epoch: int, seed: int = 0) -> Counter[int]:
-    return Counter(np.array(SKEWED)[order_of(SKEWED, seed, epoch, balanced=True)].tolist())
+    return Counter(np.array(SKEWED)[sample_order(SKEWED, seed, epoch, balanced=True)].tolist())
 
 
 def test_an_epoch_is_every_image_once_unless_asked() -> None:
-    order = order_of(SKEWED, 0, 0, balanced=False)
+    order = sample_order(SKEWED, 0, 0, balanced=False)
 
     assert sorted(order.tolist()) == list(range(30))
     # The order of runs of earlier versions, which may have been stopped in the middle.
@@ -54,7 +54,9 @@ def test_in_a_balanced_epoch_each_class_comes_equally_often(epoch: int) -> None:
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 7])
 def test_over_a_training_no_image_of_a_class_is_preferred(epochs: int) -> None:
-    used = Counter(i for e in range(epochs) for i in order_of(SKEWED, 3, e, balanced=True).tolist())
+    used = Counter(
+        i for e in range(epochs) for i in sample_order(SKEWED, 3, e, balanced=True).tolist()
+    )
 
     for label in range(3):
         own = [used[i] for i, known in enumerate(SKEWED) if known == label]
@@ -66,12 +68,12 @@ def test_a_balanced_epoch_is_as_long_as_another_less_what_does_not_divide() -> N
     assert images_per_epoch([0, 0, 0, 0, 1, 1, 2], balanced=False) == 7
     assert images_per_epoch([], balanced=True) == 0
     # A class without training images takes no part.
-    assert Counter(order_of([4, 4, 7], 0, 0, balanced=True).tolist())[2] == 1
+    assert Counter(sample_order([4, 4, 7], 0, 0, balanced=True).tolist())[2] == 1
 
 
 def test_the_order_belongs_to_seed_and_epoch() -> None:
     def order(seed: int, epoch: int) -> list[int]:
-        return order_of(SKEWED, seed, epoch, balanced=True).tolist()
+        return sample_order(SKEWED, seed, epoch, balanced=True).tolist()
 
     assert order(0, 1) == order(0, 1)
     assert order(0, 1) != order(0, 2)
@@ -79,15 +81,15 @@ def test_the_order_belongs_to_seed_and_epoch() -> None:
 
 
 def test_an_image_that_comes_again_is_counted() -> None:
-    assert turns(np.array([3, 1, 3, 3, 1])) == [0, 0, 1, 2, 1]
+    assert repeat_counts(np.array([3, 1, 3, 3, 1])) == [0, 0, 1, 2, 1]
 
 
 def test_what_an_epoch_is_is_said() -> None:
-    said = say_epoch(SKEWED, ("daisy", "poppy", "rose"))
+    said = describe_epoch(SKEWED, ("daisy", "poppy", "rose"))
 
     assert "10 images of each of 3 classes, 30 in all" in said
     assert "an image of rose is used 3.3 times, one of daisy 0.5 times" in said
-    assert "every image once" in say_epoch([0, 0, 1, 1], ("a", "b"))
+    assert "every image is used once" in describe_epoch([0, 0, 1, 1], ("a", "b"))
 
 
 def test_an_image_that_comes_again_is_cropped_anew(
@@ -155,7 +157,7 @@ def test_a_head_in_front_of_balanced_steps_is_solved_with_equal_classes(
         ),
         pytest.param(
             {"train": {"sampling": "balanced"}, "optim": {"solver": "sgd", "class_weights": True}},
-            "either of them",
+            "both balance",
             id="weights as well",
         ),
         pytest.param({"train": {"sampling": "even"}}, "shuffled or balanced", id="another word"),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vitft.data.folder import image_files
-from vitft.data.sources import STDIN, Source, sources
+from vitft.data.folder import list_images
+from vitft.data.sources import STDIN, ImageSource, sources
 from vitft.system.errors import DataError, UsageError
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"rest of a picture"
@@ -36,7 +36,7 @@ def test_a_folder_becomes_its_images_in_the_order_of_their_whole_paths(here: Pat
     assert found == [
         f"photos/{n}" for n in ("a-b/1.png", "a.jpg", "a/2.jpg", "a/b/1.jpg", "z.webp")
     ]
-    assert found == image_files(Path("photos"))  # as finetune lists them
+    assert found == list_images(Path("photos"))  # as finetune lists them
 
 
 def test_folders_are_read_as_they_are_used(here: Path) -> None:
@@ -83,8 +83,8 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(here: Path) -> None:
         pytest.param(["photos/*.gif"], [], "no file matches", id="pattern"),
         pytest.param(["empty"], [], "no images in empty", id="folder"),
         pytest.param([], ["none.txt"], "cannot read the list none.txt", id="missing list"),
-        pytest.param([], ["blank.txt"], "names no images", id="empty list"),
-        pytest.param([STDIN], [], "nothing on standard input", id="stdin"),
+        pytest.param([], ["blank.txt"], "is empty", id="empty list"),
+        pytest.param([STDIN], [], "standard input is empty", id="stdin"),
     ],
 )
 def test_what_is_certainly_wrong_is_said_at_once(
@@ -133,7 +133,7 @@ def test_the_column_of_paths_is_found(here: Path, table: str) -> None:
 def test_a_table_without_a_known_column_is_refused_with_the_columns(here: Path) -> None:
     (here / "t.csv").write_text("id,label\n1,rose\n")
 
-    with pytest.raises(UsageError, match=r"no column of t.csv is known to hold paths: id, label"):
+    with pytest.raises(UsageError, match=r"t.csv has no column of paths; its columns: id, label"):
         sources([], lists=["t.csv"])
 
 
@@ -173,7 +173,7 @@ def test_a_long_list_is_read_as_it_is_used(here: Path) -> None:
 def test_bytes_of_a_file_on_standard_input_are_one_image(data: bytes) -> None:
     (found,) = sources([STDIN], stdin=io.BytesIO(data))
 
-    assert found == Source(STDIN, data=data)
+    assert found == ImageSource(STDIN, data=data)
 
 
 @pytest.mark.parametrize(

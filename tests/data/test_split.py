@@ -166,7 +166,7 @@ def test_a_class_with_one_image_is_named_with_its_count() -> None:
 def test_a_class_without_a_readable_image_is_named() -> None:
     bad = frozenset({"a/000.jpg", "a/001.jpg"})
 
-    with pytest.raises(DataError, match=r"a \(0\); 2 files are unreadable"):
+    with pytest.raises(DataError, match=r"a \(0\); unreadable: 2 files"):
         split(checked({"a": 2, "b": 9}, bad=bad), DataSpec())
 
 
@@ -243,10 +243,10 @@ HEAD = "path,label,split,sha256\n"
         pytest.param("path,label\n", "line 1: the header", id="columns missing"),
         pytest.param(f"{HEAD}a/1.jpg,a,train\n", "line 2: 3 cells instead of 4", id="cell missing"),
         pytest.param(f"{HEAD}a/1.jpg,a,test,{SHA}\n", "line 2: split is 'test'", id="split"),
-        pytest.param(f"{HEAD}a/1.jpg,a,val,12\n", "line 2: '12' is no sha256", id="sha256"),
+        pytest.param(f"{HEAD}a/1.jpg,a,val,12\n", "line 2: '12' is not a sha256", id="sha256"),
         pytest.param(f"{HEAD}/etc/x,a,val,{SHA}\n", "leads out of the data folder", id="absolute"),
         pytest.param(f"{HEAD}a/../../x,a,val,{SHA}\n", "leads out", id="dots"),
-        pytest.param(f"{HEAD}a,a,val,{SHA}\na,b,val,{SHA}\n", "line 3: 'a' stands", id="twice"),
+        pytest.param(f"{HEAD}a,a,val,{SHA}\na,b,val,{SHA}\n", "line 3: 'a' is listed", id="twice"),
         pytest.param(f'{HEAD}"a,a,val,{SHA}\n', "line 2: unexpected end of data", id="open quote"),
         pytest.param(f"{HEAD}{'x' * 10**6},a,val,{SHA}\n", "field larger than", id="long field"),
     ],

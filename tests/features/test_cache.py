@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitft.features.cache import KEY_BYTES, Store, key_of, prune, remove, spaces
+from vitft.features.cache import KEY_BYTES, Store, key_of, prune, remove_spaces, spaces
 
 SPACE = {"prefix": "abc"}
 
@@ -156,7 +156,7 @@ def test_the_cache_is_listed_and_shrinks_to_its_limit(tmp_path: Path) -> None:
     assert freed == listed[2].size
     assert [space.settings["prefix"] for space in spaces(tmp_path)] == ["2", "1"]
 
-    remove(spaces(tmp_path))
+    remove_spaces(spaces(tmp_path))
     assert spaces(tmp_path) == []
 
 

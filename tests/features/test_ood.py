@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitft.features.ood import FILE, Reference, fit, read_reference
+from vitft.features.ood import REFERENCE_FILE, Reference, fit_reference, read_reference
 from vitft.system.errors import RunError
 
 RANDOM = np.random.default_rng(0)
@@ -24,7 +24,7 @@ def drawn(count: int, shift: float = 0.0, seed: int = 1) -> tuple[np.ndarray, np
 @pytest.fixture
 def reference() -> Reference:
     features, labels = drawn(600)
-    found = fit(features, labels, drawn(300, seed=2)[0])
+    found = fit_reference(features, labels, drawn(300, seed=2)[0])
     assert found is not None
     return found
 
@@ -52,7 +52,7 @@ def test_fewer_images_than_numbers_still_give_finite_distances() -> None:
     features, labels = drawn(9)
     wide = np.concatenate([features, np.zeros((9, 40), np.float32)], axis=1)
 
-    found = fit(wide, labels, np.concatenate([wide, wide, wide]))
+    found = fit_reference(wide, labels, np.concatenate([wide, wide, wide]))
 
     assert found is not None
     assert np.isfinite(found.distances(wide)).all()
@@ -61,12 +61,12 @@ def test_fewer_images_than_numbers_still_give_finite_distances() -> None:
 def test_too_little_to_say_anything_says_nothing() -> None:
     features, labels = drawn(30)
 
-    assert fit(features, labels, features[:5]) is None
-    assert fit(features[:4], labels[:4], features) is None
+    assert fit_reference(features, labels, features[:5]) is None
+    assert fit_reference(features[:4], labels[:4], features) is None
 
 
 def test_it_is_kept_beside_the_run_and_read_back(reference: Reference, tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / FILE, **reference.arrays())
+    np.savez_compressed(tmp_path / REFERENCE_FILE, **reference.arrays())
 
     found = read_reference(tmp_path, 12)
 
@@ -78,7 +78,7 @@ def test_it_is_kept_beside_the_run_and_read_back(reference: Reference, tmp_path:
 
 @pytest.mark.parametrize("damage", ["cut", "width"])
 def test_a_damaged_one_is_refused(reference: Reference, tmp_path: Path, damage: str) -> None:
-    path = tmp_path / FILE
+    path = tmp_path / REFERENCE_FILE
     np.savez_compressed(path, **reference.arrays())
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-40])

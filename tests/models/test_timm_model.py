@@ -151,18 +151,18 @@ def test_running_statistics_belong_to_the_best_weights() -> None:
 def test_a_head_that_is_not_one_linear_layer_is_refused() -> None:
     config = TimmConfig(timm="deit_tiny_distilled_patch16_224", image_size=(224, 224))
 
-    with pytest.raises(UsageError, match="not one linear layer"):
+    with pytest.raises(UsageError, match="not a single linear layer"):
         TimmModel(config)
 
 
 def test_a_size_that_the_architecture_cannot_have_is_refused() -> None:
-    with pytest.raises(UsageError, match="cannot be built for another image size"):
+    with pytest.raises(UsageError, match="for another image size"):
         TimmModel(replace(SMALL, sized=True))
 
 
 @pytest.mark.parametrize("name", ["hf-hub:a/b", "local-dir:/x", "", "../x", "Resnet18"])
 def test_a_card_cannot_make_timm_fetch_anything(name: str) -> None:
-    with pytest.raises(UsageError, match="no model of timm"):
+    with pytest.raises(UsageError, match="invalid timm model"):
         config_from_json({"timm": name, "image_size": [8, 8]})
 
 

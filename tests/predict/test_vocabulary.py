@@ -17,7 +17,7 @@ import vitft
 from tests.support.serving import serving
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
-from vitft.features.ood import FILE, fit
+from vitft.features.ood import REFERENCE_FILE, fit_reference
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess
@@ -47,9 +47,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_vit: VisionTransfo
     Image.new("RGB", (16, 16), (255, 0, 0)).save("foreign.png")
     Path("text.jpg").write_text("see you at eight\n")
     features = Predictor.from_run("run", device="cpu").scores(noise).features
-    reference = fit(features, np.arange(50) % 2, features)
+    reference = fit_reference(features, np.arange(50) % 2, features)
     assert reference is not None
-    RunDir(run).write_arrays(FILE, **reference.arrays())
+    RunDir(run).write_arrays(REFERENCE_FILE, **reference.arrays())
     return run
 
 

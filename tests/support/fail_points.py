@@ -1,9 +1,9 @@
-"""Every call that changes the disk as a place where the program may be killed or refused.
+"""Fault injection: calls that change the disk can be made to fail, or to end the program.
 
-Within `FailPoints` each open for writing, write, fsync, rename, unlink, truncate, mkdir and symlink
-below a folder is counted; one of them fails, once, or is the last thing that the program does. A
-write that fails has written its first half. Calls of libraries that do not go through Python's
-functions (safetensors, Arrow) are not seen.
+`FailPoints` counts each open for writing, write, fsync, rename, unlink, truncate, mkdir and symlink
+below a folder and makes one of them fail once, or kills the program there. A failing write writes
+the first half of its data. Calls of libraries that bypass Python's functions (safetensors, Arrow)
+are not counted.
 """
 
 import builtins
@@ -22,17 +22,17 @@ ONE_PATH = ("unlink", "truncate", "mkdir", "rename", "replace", "symlink")
 
 
 class Killed(BaseException):
-    """Nothing that the program does after this reaches the disk."""
+    """Raised at a kill, and by every later call, so that nothing more reaches the disk."""
 
 
 class FailPoints:
-    """Use as a context manager.
+    """Context manager that patches the functions of `os`, `io` and `builtins`.
 
     Args:
-        below: The folder in which calls count.
+        below: Folder whose calls are counted.
         at: Number of the call that fails, from 0; -1 for none.
         how: `kill`, or one of `ERRORS`.
-        die: What a kill is; by default every later call raises `Killed` and does nothing.
+        die: Called for a kill; by default every later call raises `Killed` instead.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FailPoints:
         self.below, self.at, self.how, self.die = str(below.resolve()), at, how, die
         self.calls: list[str] = []
         """Name and kind of file of each call so far."""
-        self.said: Any = None
+        self.log: Any = None
         self.is_dead = False
         self.before: list[tuple[Any, str, Any]] = []
 
@@ -60,8 +60,8 @@ class FailPoints:
             setattr(home, name, function)
 
     def record(self, path: Path) -> Self:
-        """Write every call to a file as well: for a process that ends without a return."""
-        self.said = self.before[-1][2](path, "w", buffering=1)  # the true `open`
+        """Write every call to a file as well, for a process that does not return."""
+        self.log = self.before[-1][2](path, "w", buffering=1)  # the original `open`
         return self
 
     def patch(self, home: Any, name: str, function: Any) -> None:
@@ -69,15 +69,15 @@ class FailPoints:
         setattr(home, name, function)
 
     def point(self, name: str, target: object, half: Callable[[], object] = lambda: None) -> None:
-        """One call; raises if it is the one that fails."""
+        """Count one call; raise if it is the one that fails."""
         path = path_of(target)
         if not path.startswith(self.below):
             return
         if self.is_dead:
             raise Killed
         self.calls.append(f"{name} {kind_of(path)}")
-        if self.said is not None:
-            self.said.write(self.calls[-1] + "\n")
+        if self.log is not None:
+            self.log.write(self.calls[-1] + "\n")
         if len(self.calls) - 1 != self.at:
             return
         half()
@@ -117,7 +117,7 @@ class FailPoints:
 
 
 class CountedFile:
-    """A file whose writes reach the disk at once, or fail half-way."""
+    """A file whose writes are flushed at once, or fail halfway."""
 
     def __init__(self, file: Any, points: FailPoints) -> None:
         self.file, self.points = file, points
@@ -155,7 +155,7 @@ class CountedFile:
 
 
 def path_of(target: object) -> str:
-    """The path of a path or of a descriptor."""
+    """Return the path of a path-like object or of a file descriptor."""
     with contextlib.suppress(OSError, TypeError, ValueError):
         if isinstance(target, int):
             return str(Path(f"/proc/self/fd/{target}").readlink())
@@ -165,13 +165,13 @@ def path_of(target: object) -> str:
 
 
 def kind_of(path: str) -> str:
-    """The name of a file without what differs from run to run."""
+    """Return the name of a file without the parts that differ between runs."""
     name = re.sub(r"\.[0-9a-f]{12}( \(deleted\))?$", "", path.rsplit("/", 1)[-1])
     return re.sub(r"[0-9a-f]{8,}|\d{3,}", "#", name)
 
 
 def chosen(calls: list[str]) -> list[int]:
-    """The first and the last call of every name and kind of file."""
+    """Return the numbers of the first and the last call of every name and kind of file."""
     first = {call: i for i, call in reversed([*enumerate(calls)])}
     last = {call: i for i, call in enumerate(calls)}
     return sorted({*first.values(), *last.values()})

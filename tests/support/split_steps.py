@@ -1,4 +1,4 @@
-"""Run by torchrun: steps of a split model, stopped and taken up; writes what came out of it."""
+"""Script for torchrun: train a sharded model, save and restore it, and write the results."""
 
 import os
 import sys
@@ -22,11 +22,11 @@ from vitft.training.trainer_state import load_trainer_state, trainer_state
 
 STEPS = 5
 SIZES = [7, 7, 3, 1, 7]
-"""Images of each step; the last of the odd ones leave a process with fewer, or with none."""
+"""Images of each step; odd numbers leave one process with fewer images, or with none."""
 
 
 def begun(freeze: str, group: ProcessGroup, *, split: bool) -> tuple[nn.Module, Trainer]:
-    """What trains, whole, and its training."""
+    """Return the trainable suffix and its trainer."""
     torch.manual_seed(0)
     config = ViTConfig(
         image_size=(16, 16), patch_size=(4, 4), width=32, depth=3, heads=2, num_classes=3
@@ -43,7 +43,7 @@ def begun(freeze: str, group: ProcessGroup, *, split: bool) -> tuple[nn.Module, 
 
 
 def batches(freeze: str, group: ProcessGroup) -> list[Batch]:
-    """This process's pieces of the same batches everywhere."""
+    """Return this process's part of each batch; the batches are the same in all processes."""
     made = []
     generator = torch.Generator().manual_seed(1)
     for size in SIZES:
@@ -56,7 +56,7 @@ def batches(freeze: str, group: ProcessGroup) -> list[Batch]:
 
 
 def end(suffix: nn.Module, trainer: Trainer, *, split: bool) -> dict[str, Tensor]:
-    """The averaged weights, as an evaluation sees them."""
+    """Return the averaged weights that an evaluation uses."""
     with trainer.average.swapped_in():
         if split:
             unshard_into(suffix, trainer.model)
@@ -96,4 +96,4 @@ def main(freeze: str, out: Path) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))
-    os._exit(0)  # gloo's threads may abort a process that ends in the usual way, see __main__
+    os._exit(0)  # gloo's threads may abort a process that exits normally, see __main__

@@ -19,7 +19,7 @@ from vitft.system.errors import DataError, DivergedError
 from vitft.training import run as train
 from vitft.training.best import RunningMetrics
 from vitft.training.loop import StepResult
-from vitft.training.run import Result, finetune
+from vitft.training.run import Result, run_finetuning
 
 
 def run_it(data: Path, weights: Path, out: Path, /, **settings: dict[str, Any]) -> Result:
@@ -30,7 +30,7 @@ def run_it(data: Path, weights: Path, out: Path, /, **settings: dict[str, Any]) 
     }
     for section, values in settings.items():
         table.setdefault(section, {}).update(values)
-    return finetune(config_from_table(table), out=out)
+    return run_finetuning(config_from_table(table), out=out)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_predict_answers_what_validation_counted(finished: Result, image_folder:
 def test_the_written_settings_repeat_the_run(finished: Result, tmp_path: Path) -> None:
     config = config_from_table(read_toml(finished.run / "config.toml"))
 
-    again = finetune(config, out=tmp_path / "again")
+    again = run_finetuning(config, out=tmp_path / "again")
 
     assert again.figures | {"seconds": 0} == finished.figures | {"seconds": 0}
     first, second = (load_checkpoint(r.run / "model.safetensors")[0] for r in (finished, again))

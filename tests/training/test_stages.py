@@ -18,7 +18,7 @@ from vitft.system.rundir import RunDir, locked
 from vitft.training import stages
 from vitft.training.ema import WeightAverage
 from vitft.training.loop import StepResult, predict_logits
-from vitft.training.run import Result, finetune
+from vitft.training.run import Result, run_finetuning
 from vitft.training.stages import StepStage
 
 EVERYTHING: dict[str, dict[str, Any]] = {
@@ -52,11 +52,11 @@ def start(
     data: Path, weights: Path, out: Path, settings: dict[str, dict[str, Any]], **options: Any
 ) -> Result:
     table = {"data": {"path": str(data)}, "weights": {"name": str(weights)}, **settings}
-    return finetune(config_from_table(table), out=out, **options)
+    return run_finetuning(config_from_table(table), out=out, **options)
 
 
 def resumed(out: Path) -> Result:
-    return finetune(config_from_table(read_toml(out / "config.toml")), out=out, resume=True)
+    return run_finetuning(config_from_table(read_toml(out / "config.toml")), out=out, resume=True)
 
 
 def outcome(run: Path) -> dict[str, Any]:

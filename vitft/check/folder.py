@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from vitft.check.audit import AuditedImage, audit_images
 from vitft.check.proposals import propose_fixes
 from vitft.config.run import Config, config_from_table, read_toml
-from vitft.data.fingerprint import faults_of
+from vitft.data.fingerprint import quality_remarks
 from vitft.data.fixes import Fix
 from vitft.data.folder import Folder, scan
 from vitft.data.inspection import InspectedFolder
@@ -128,7 +128,7 @@ def odd_images(inspected: InspectedFolder, fingerprints: Fingerprints) -> list[t
         for file in inspected.good
         for remark in (
             *file.odd,
-            *faults_of(fingerprints.by_digest[file.sha256], file.width, file.height),
+            *quality_remarks(fingerprints.by_digest[file.sha256], file.width, file.height),
         )
     ]
 

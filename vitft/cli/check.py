@@ -55,11 +55,11 @@ def check_command(args: argparse.Namespace) -> int:
     """Check the folder, print the problems and write the proposed fixes."""
     with heavy_imports():
         from vitft.check.folder import check_folder, read_run_settings
-    from vitft.data.arrays import find_arrays, whereabouts
+    from vitft.data.arrays import data_path, find_arrays
     from vitft.data.fixes import write_fixes
     from vitft.data.folder import check_is_folder
 
-    root = whereabouts(args.data)
+    root = data_path(args.data)
     if find_arrays(root) is None:
         check_is_folder(root)
     fixes = fixes_path(Path(args.out).expanduser(), root)

@@ -20,8 +20,8 @@ def add_demo(commands: Commands) -> None:
 def demo_command(_: argparse.Namespace) -> int:
     """Run the demo and print its results."""
     with heavy_imports():
-        from vitft.data.demo import FLOWERS
-            from vitft.training.demo import run_demo
+        from vitft.data.demo import DEMO_FOLDER
+        from vitft.training.demo import run_demo
 
     done = run_demo()
     rows = RowWriter("table", 2, output.exact)
@@ -38,7 +38,7 @@ def demo_command(_: argparse.Namespace) -> int:
         f"export compared with the run on {done.export_images} images: largest logit difference "
         f"{done.export_difference:.1e}"
     )
-    output.result(f"images: {FLOWERS}/, report: {done.report}, export: {done.export}/")
+    output.result(f"images: {DEMO_FOLDER}/, report: {done.report}, export: {done.export}/")
     output.result("next: vitft finetune --data FOLDER --weights vit_base_patch16_224_in21k")
     return 0
 

@@ -59,11 +59,11 @@ def add_evaluate(commands: "Commands") -> None:
 
 def evaluate_command(args: argparse.Namespace) -> int:
     """Print the results; return 3 if an image could not be read."""
-    from vitft.data.arrays import whereabouts
+    from vitft.data.arrays import data_path
     from vitft.data.labelled import find_labelled
     from vitft.models.find import find_model
 
-    data = find_labelled(whereabouts(args.data), subset=args.subset)
+    data = find_labelled(data_path(args.data), subset=args.subset)
     find_model(args.run)
     out = None if args.out is None else plan_output(args.out, Path(data.root))
     for text in data.notes:

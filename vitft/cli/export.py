@@ -9,7 +9,7 @@ from vitft.export.plan import EXPORT_FORMATS, NUM_COMPARED, ExportPlan, plan_exp
 from vitft.system.imports import heavy_imports
 
 if TYPE_CHECKING:
-    from vitft.export import Exported
+    from vitft.export.job import Exported
 
 
 def add_export(commands: Commands) -> None:
@@ -68,7 +68,7 @@ def export_command(args: argparse.Namespace) -> int:
     )
     find_model(args.run)  # fails before torch is imported
     with heavy_imports():
-        from vitft.export import export_run
+        from vitft.export.job import export_run
 
     done = export_run(args.run, plan)
     print_export(done, plan)

@@ -46,7 +46,7 @@ def add_finetune(commands: Commands) -> None:
 
 def add_option(group: OptionGroup, option: Option) -> None:
     """Add an option that stands for a setting, with the type of the setting."""
-    kind = option.kind
+    kind = option.setting_type
     if kind.type is bool:
         group.add_argument(option.flag, action="store_true", help=option.text)
     elif option.name == "tracker":
@@ -62,7 +62,7 @@ def add_option(group: OptionGroup, option: Option) -> None:
 
 
 def add_run_options(group: OptionGroup) -> None:
-    """Add the options that are no settings."""
+    """Add the options that do not stand for a setting."""
     group.add_argument(
         "--seed", type=int, metavar="N", help="of split, batch order and augmentation (default: 0)"
     )
@@ -93,9 +93,9 @@ def finetune_command(args: argparse.Namespace) -> int:
         output.note(f"{out} is already finished; there is nothing to resume")
         return 0
     with heavy_imports():
-        from vitft.training.run import finetune
+        from vitft.training.run import run_finetuning
 
-    result = finetune(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)
+    result = run_finetuning(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)
     is_latest = result.run.parent == BASE
     print_summary(result.run, result.figures, status=result.status, is_latest=is_latest)
     if os.environ.get("RANK", "0") == "0" and result.figures:  # one process of torchrun
@@ -134,7 +134,7 @@ def requested_config(args: argparse.Namespace) -> Config:
 
 def print_dry_run(args: argparse.Namespace) -> int:
     """Log what a run would do, and print its settings."""
-    from vitft.data.demo import demo_elsewhere
+    from vitft.data.demo import temporary_demo_data
     from vitft.training.checks import check_request
 
     if args.resume:
@@ -142,7 +142,7 @@ def print_dry_run(args: argparse.Namespace) -> int:
             "--dry-run applies to a new run, not to --resume", fix="leave out one of them"
         )
     config = requested_config(args)
-    with demo_elsewhere(config) as ready:
+    with temporary_demo_data(config) as ready:
         out = check_request(ready, args.out)
         with heavy_imports():
             from vitft.training.setup import dry_run

@@ -5,6 +5,7 @@ import shlex
 
 from vitft.cli import output
 from vitft.cli.parser import Commands
+from vitft.config.run import config_from_table
 from vitft.system.extras import require_extra
 from vitft.system.imports import heavy_imports
 
@@ -54,7 +55,6 @@ def add_study(commands: Commands) -> None:
 def study_command(args: argparse.Namespace) -> int:
     """Check the request, fit the heads, and print and write the accuracies."""
     require_extra("plots", feature="vitft study")
-    from vitft.config.run import config_from_table
     from vitft.data.demo import demo_data
     from vitft.study.plan import BASELINES, check_study
 

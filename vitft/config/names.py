@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 from vitft.config.data import DataSpec
 from vitft.config.model import ModelSpec
-from vitft.config.schema import kinds_of
+from vitft.config.schema import setting_types
 from vitft.config.training import OptimSpec, TrainSpec
 from vitft.config.weights import WeightsSpec
 
@@ -16,7 +16,9 @@ SECTIONS: Mapping[str, type] = {
     "optim": OptimSpec,
     "train": TrainSpec,
 }
-SETTINGS = tuple(f"{name}.{key}" for name, section in SECTIONS.items() for key in kinds_of(section))
+SETTINGS = tuple(
+    f"{name}.{key}" for name, section in SECTIONS.items() for key in setting_types(section)
+)
 """Dotted names of all settings."""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {

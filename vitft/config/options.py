@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vitft.config.names import SECTIONS
-from vitft.config.schema import Kind, kinds_of, shown_value
+from vitft.config.schema import SettingType, setting_types, shown_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +27,15 @@ class Option:
         return self.flag.removeprefix("--").replace("-", "_")
 
     @property
-    def kind(self) -> Kind:
+    def setting_type(self) -> SettingType:
         """Type and allowed values of the setting."""
         section, _, name = self.setting.partition(".")
-        return kinds_of(SECTIONS[section])[name]
+        return setting_types(SECTIONS[section])[name]
 
     @property
     def text(self) -> str:
         """Help with the default, except for switches."""
-        if self.kind.type is bool:
+        if self.setting_type.type is bool:
             return self.help
         section, _, name = self.setting.partition(".")
         default = self.default or shown_value(getattr(SECTIONS[section](), name))
@@ -213,9 +213,9 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if isinstance(value, Sequence) and not isinstance(value, str):
-            if option.kind.type is str:
+            if option.setting_type.type is str:
                 value = ",".join(value)
-            elif option.kind.length and len(value) == 1:
+            elif option.setting_type.length and len(value) == 1:
                 value = value[0]  # one side
         settings.append((option.setting, value))
     if values.get("seed") is not None:

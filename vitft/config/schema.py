@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from vitft.system.errors import UsageError
 
-T = TypeVar("T")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class SettingType:
     """Type and allowed values of one setting."""
 
     type: type
@@ -88,14 +88,14 @@ class Kind:
         return f"{text}, or a list of {self.length}" if self.length else text
 
 
-def kinds_of(section: type[Any]) -> Mapping[str, Kind]:
-    """Return the kind of each setting of a section, by name."""
+def setting_types(section: type[Any]) -> Mapping[str, SettingType]:
+    """Return the type of each setting of a section, by name."""
     hints = typing.get_type_hints(section, include_extras=True)
-    return {name: kind_of(hint) for name, hint in hints.items()}
+    return {name: parse_annotation(hint) for name, hint in hints.items()}
 
 
-def kind_of(hint: Any) -> Kind:  # noqa: ANN401
-    """Return the kind that an annotation describes."""
+def parse_annotation(hint: Any) -> SettingType:  # noqa: ANN401
+    """Return the setting type that an annotation describes."""
     limits = Range()
     if typing.get_origin(hint) is Annotated:
         hint, limits = typing.get_args(hint)
@@ -103,11 +103,11 @@ def kind_of(hint: Any) -> Kind:  # noqa: ANN401
     main, is_optional = options[0], types.NoneType in options
     arguments = typing.get_args(main)
     if typing.get_origin(main) is Literal:
-        return Kind(type=type(arguments[0]), choices=arguments, is_optional=is_optional)
+        return SettingType(type=type(arguments[0]), choices=arguments, is_optional=is_optional)
     if typing.get_origin(main) is tuple:
         length = 0 if Ellipsis in arguments else len(arguments)
-        return Kind(type=arguments[0], length=length, is_optional=is_optional, limits=limits)
-    return Kind(type=main, is_optional=is_optional, limits=limits)
+        return SettingType(type=arguments[0], length=length, is_optional=is_optional, limits=limits)
+    return SettingType(type=main, is_optional=is_optional, limits=limits)
 
 
 def check_values(settings: object, section: str) -> None:
@@ -116,7 +116,7 @@ def check_values(settings: object, section: str) -> None:
     Raises:
         UsageError: A value is not allowed; the message has the setting's dotted name.
     """
-    for name, kind in kinds_of(type(settings)).items():
+    for name, kind in setting_types(type(settings)).items():
         value = getattr(settings, name)
         if not kind.allows(value):
             raise invalid(f"{section}.{name}", value, kind)
@@ -141,8 +141,8 @@ def shown_value(value: object) -> str:
 
 
 def build_settings(
-    section: type[T], table: Mapping[str, Any], *, suggest: Callable[[str], str], prefix: str = ""
-) -> T:
+    section: type[S], table: Mapping[str, Any], *, suggest: Callable[[str], str], prefix: str = ""
+) -> S:
     """Construct a settings dataclass from a nested table; missing keys keep their defaults.
 
     Args:
@@ -165,7 +165,7 @@ def build_settings(
                 raise UsageError(f"{key} is a section, not a value", fix=f"write it as [{key}]")
             values[name] = build_settings(hints[name], value, suggest=suggest, prefix=f"{name}.")
             continue
-        kind = kind_of(hints[name])
+        kind = parse_annotation(hints[name])
         try:
             values[name] = kind.converted(value)
         except ValueError as error:

@@ -1,9 +1,9 @@
-"""Data sets that are arrays instead of image files: .npz, IDX, CIFAR, torchvision's classes.
+"""Data sets stored as arrays instead of image files: .npz, IDX, CIFAR, torchvision's classes.
 
-To every other room such a set is a folder: each of its images has a path, e.g.
+The other packages see such a set as a folder: each of its images has a path, e.g.
 `ROOT/train/cat/00042.bmp` (ROOT is the file, the folder of the files, or `torchvision:CIFAR10` in a
-folder), and `member` gives the bytes of the BMP file that it would be. Nothing is unpacked. How the
-files are read is told in `array_files`.
+folder), and `array_member` returns the bytes of the equivalent BMP file. Nothing is unpacked.
+`data.array_files` reads the files.
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vitft.data import array_files
-from vitft.data.array_files import TORCHVISION, Part
+from vitft.data.array_files import TORCHVISION, ArrayPart
 from vitft.system.errors import DataError
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -26,20 +26,20 @@ Split = Literal["train", "val", ""]
 MEMBER = re.compile(
     r"(?P<root>.+)/(?P<part>train|val|test|all)/[^/]+/(?P<number>\d{5,})\.bmp", re.S
 )
-USUAL_ROOT = Path("data")
-"""Where torchvision's data sets lie unless `data.root` says otherwise."""
+DEFAULT_ROOT = Path("data")
+"""Folder of torchvision's data sets unless `data.root` names another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArraySet:
-    """Small images of one size with their labels, in parts."""
+    """Small labelled images of one size, in parts."""
 
     classes: tuple[str, ...]
     """Names, sorted as strings."""
-    parts: tuple[Part, ...]
+    parts: tuple[ArrayPart, ...]
     """With labels that are indices into `classes`."""
     notes: tuple[str, ...]
-    """What was left out or done, as sentences."""
+    """What was left out or converted, as sentences."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -49,11 +49,11 @@ class ArraySet:
 
     @property
     def splits(self) -> bool:
-        """Whether the set brings its own split."""
+        """Whether the set has its own split."""
         return len(self.parts) > 1
 
     def listing(self) -> list[tuple[str, int, Split]]:
-        """Path, label and part of each image: by class, then by path as a string."""
+        """Return path, label and part of each image, by class, then by path as a string."""
         kinds: dict[str, Split] = {"train": "train", "val": "val", "test": "val", "all": ""}
         rows = [
             (f"{part.name}/{self.classes[label]}/{i:05}.bmp", int(label), kinds[part.name])
@@ -63,41 +63,42 @@ class ArraySet:
         return sorted(rows, key=lambda row: (row[1], row[0]))
 
     def image(self, part: str, number: int) -> Bytes | None:
-        """One image (H, W, C), if there is one."""
+        """Return one image (H, W, C), or None if there is no such image."""
         for found in self.parts:
             if found.name == part and number < len(found.images):
                 return found.images[number]
         return None
 
 
-def whereabouts(path: str, root: str = "") -> Path:
-    """The place that `--data` means: `torchvision:NAME` lies in the folder `root`."""
+def data_path(path: str, root: str = "") -> Path:
+    """Return the path that `--data` means; `torchvision:NAME` is in the folder `root`."""
     if path.startswith(TORCHVISION):
-        return (Path(root).expanduser() if root else USUAL_ROOT) / path
+        return (Path(root).expanduser() if root else DEFAULT_ROOT) / path
     return Path(path).expanduser()
 
 
 def find_arrays(root: Path) -> ArraySet | None:
-    """The arrays that a path stands for; None where it is anything else.
+    """Return the arrays that a path stands for, or None for anything else.
 
     Raises:
-        DataError: Damaged files, labels that do not fit, or a set of torchvision that is not there.
+        DataError: Damaged files, labels that do not fit, or a torchvision set that cannot be
+            loaded.
     """
     if root.name.startswith(TORCHVISION):
-        folder = USUAL_ROOT if root.parent == Path() else root.parent
-        return read_set(os.fspath(folder / root.name), 0)
+        folder = DEFAULT_ROOT if root.parent == Path() else root.parent
+        return load_array_set(os.fspath(folder / root.name), 0)
     try:
         if root.suffix.lower() == ".npz" and root.is_file():
-            return read_set(os.fspath(root), root.stat().st_mtime_ns)
+            return load_array_set(os.fspath(root), root.stat().st_mtime_ns)
         if root.is_dir() and array_files.holds_arrays(root):
-            return read_set(os.fspath(root), root.stat().st_mtime_ns)
+            return load_array_set(os.fspath(root), root.stat().st_mtime_ns)
     except OSError:
-        return None  # whoever lists the folder says what is wrong with it
+        return None  # listing the folder gives the reason
     return None
 
 
-def member(path: str) -> bytes | None:
-    """The bytes of an image inside of arrays; None if the path is none of theirs."""
+def array_member(path: str) -> bytes | None:
+    """Return the bytes of an image inside arrays, or None if the path does not lead to one."""
     match = MEMBER.fullmatch(path)
     if match is None:
         return None
@@ -106,11 +107,11 @@ def member(path: str) -> bytes | None:
     except DataError:
         return None
     image = None if arrays is None else arrays.image(match["part"], int(match["number"]))
-    return None if image is None else as_bmp(image)
+    return None if image is None else encode_bmp(image)
 
 
-def as_bmp(image: Bytes) -> bytes:
-    """The 24-bit BMP file of an image (H, W, 1 or 3): a header, then rows from the bottom up."""
+def encode_bmp(image: Bytes) -> bytes:
+    """Encode an image (H, W, 1 or 3) as a 24-bit BMP file, rows from the bottom up."""
     height, width = image.shape[:2]
     rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # padded to four bytes
     rows[:, : 3 * width] = np.broadcast_to(image[::-1, :, ::-1], (height, width, 3)).reshape(
@@ -122,17 +123,17 @@ def as_bmp(image: Bytes) -> bytes:
 
 
 @functools.lru_cache(maxsize=4)
-def read_set(source: str, _changed_ns: int) -> ArraySet:
-    """Read, check and name everything; kept, for each image of it is asked for by its path."""
-    read = array_files.read(Path(source))
-    parts, notes = chosen(read.parts, source)
-    check_parts(parts, source)
+def load_array_set(source: str, _changed_ns: int) -> ArraySet:
+    """Read, check and name a set. Cached, because each image asks for its set by path."""
+    read = array_files.read_arrays(Path(source))
+    parts, notes = choose_parts(read.parts, source)
+    check_arrays(parts, source)
     present = sorted({int(label) for part in parts for label in np.unique(part.labels)})
     given = read.classes or tuple(str(i) for i in range(max(present) + 1))
     if max(present) >= len(given) or min(present) < 0:
         raise DataError(
             f"{source}: labels go from {min(present)} to {max(present)}, "
-            f"but {len(given)} classes are named",
+            f"but there are {len(given)} class names",
             fix="number the classes from 0",
         )
     width = max(len(name) for name in given) if all(n.isdecimal() for n in given) else 0
@@ -147,35 +148,37 @@ def read_set(source: str, _changed_ns: int) -> ArraySet:
         )
     table = np.full(max(present) + 1, -1)
     table[present] = [classes.index(name) for name in names]
-    parts = tuple(Part(part.name, part.images, table[part.labels]) for part in parts)
+    parts = tuple(ArrayPart(part.name, part.images, table[part.labels]) for part in parts)
     return ArraySet(classes, parts, (*read.notes, *notes))
 
 
-def chosen(parts: tuple[Part, ...], source: str) -> tuple[tuple[Part, ...], list[str]]:
-    """What trains and what validates; a test part beside a validation part is set aside."""
+def choose_parts(
+    parts: tuple[ArrayPart, ...], source: str
+) -> tuple[tuple[ArrayPart, ...], list[str]]:
+    """Return the parts that train and validate; a test part beside a validation part is unused."""
     by_name = {part.name: part for part in parts}
     if "all" in by_name:
         return (by_name["all"],), []
     held_back = by_name.get("val", by_name.get("test"))
     if "train" not in by_name or held_back is None:
         raise DataError(
-            f"{source} holds {' and '.join(by_name) or 'no'} images, and no others to "
+            f"{source} has {' and '.join(by_name) or 'no'} images, but none to "
             f"{'validate' if 'train' in by_name else 'train'} with",
-            fix="put the other part beside it",
+            fix="add the missing part",
         )
     notes = []
     if "val" not in by_name:
         notes.append("there is no validation part: the test part serves as validation")
     elif "test" in by_name:
-        notes.append("set aside, neither trained on nor validated with: test")
+        notes.append("not used, neither for training nor for validation: test")
     return (by_name["train"], held_back), notes
 
 
-def check_parts(parts: tuple[Part, ...], source: str) -> None:
-    """Refuse what are no labelled images.
+def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
+    """Check that the arrays are labelled images.
 
     Raises:
-        DataError: With the arrays and their shapes.
+        DataError: They are not; with their dtypes and shapes.
     """
     shapes = {part.images.shape[1:] for part in parts}
     for part in parts:
@@ -183,17 +186,17 @@ def check_parts(parts: tuple[Part, ...], source: str) -> None:
         if images.ndim != 4 or images.dtype != np.uint8 or images.shape[3] not in (1, 3):
             raise DataError(
                 f"{source}: the {part.name} images are {images.dtype} {images.shape}",
-                fix="save them as uint8 (images, height, width), with 1 or 3 channels behind",
+                fix="save them as uint8 (images, height, width) or (images, height, width, 1 or 3)",
             )
         whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
         if not whole or len(labels) != len(images) or not len(labels):
             raise DataError(
                 f"{source}: {len(images)} {part.name} images, and labels {labels.dtype} "
                 f"{labels.shape}",
-                fix="give one whole number, the class, for each image",
+                fix="give one integer, the class, for each image",
             )
     if len(shapes) > 1 or 0 in next(iter(shapes)):
         raise DataError(
-            f"{source}: images of {' and '.join(map(str, shapes))} in one set",
-            fix="make all images one size",
+            f"{source} has images of several sizes: {' and '.join(map(str, shapes))}",
+            fix="resize all images to one size",
         )

@@ -1,7 +1,7 @@
-"""Augmentation beyond crop and flip: torchvision's and timm's, drawn reproducibly.
+"""Augmentation beyond crop and flip, by torchvision and timm, reproducibly.
 
-What is done to one image depends on its key alone, what is done to a batch on the seed of the step
-(`loop.seed_everything`). torchvision and timm are only imported by who asks for them.
+The augmentation of an image depends on its key alone, that of a batch on the seed of the step.
+torchvision and timm are imported only when used.
 """
 
 import random
@@ -15,15 +15,15 @@ from torch import Tensor
 from vitft.config.training import TrainSpec
 
 OPERATIONS, MAGNITUDE = 2, 9
-"""Of RandAugment: how many per image, and how strong out of 30 (Cubuk et al. 2020, 1909.13719)."""
+"""Operations per image in RandAugment, and their strength out of 30 (Cubuk 2020, 1909.13719)."""
 GREY = (128, 128, 128)
 
 
 def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
-    """RandAugment with torchvision's operations and space, drawn by `rng`.
+    """Apply RandAugment with torchvision's operations, drawn from `rng`.
 
-    torchvision draws from the global generator of torch, which threads cannot share reproducibly;
-    so the draw is made here, and the operation is its own.
+    torchvision draws from torch's global generator, which threads cannot share reproducibly;
+    only its operations are used.
     """
     from torchvision.transforms import InterpolationMode, RandAugment
     from torchvision.transforms.autoaugment import _apply_op
@@ -45,9 +45,9 @@ def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
 def batch_augmentation(
     spec: TrainSpec, classes: int
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
-    """What is done to whole batches of pixels (B, 3, S, S) and labels (B,); None for nothing.
+    """Return the augmentation of batches of pixels (B, 3, S, S) and labels (B,), or None for none.
 
-    Mixed labels are shares (B, C). With both mixup and CutMix, each batch gets one of them.
+    Mixed labels are class weights (B, C). With both mixup and CutMix, each batch gets one of them.
 
     Source: Zhang et al. 2018 (mixup, 1710.09412), Yun et al. 2019 (CutMix, 1905.04899), Zhong et
     al. 2020 (random erasing, 1708.04896).
@@ -64,7 +64,7 @@ def batch_augmentation(
         mixes.append(v2.CutMix(alpha=spec.cutmix, num_classes=classes))
 
     def change(pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        if spec.erasing:  # in place, so of a copy
+        if spec.erasing:  # works in place
             erase = RandomErasing(spec.erasing, mode="pixel", device=str(pixels.device))
             pixels = erase(pixels.clone())
         if mixes:

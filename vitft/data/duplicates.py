@@ -1,11 +1,11 @@
-"""Finds pictures that are the same but for compression, size, a trimmed edge or brightness.
+"""Detection of near-duplicate images: other compression, size, brightness or cropped edges.
 
-Three sieves, each finer: a 64-bit perceptual hash of every pair, the correlation of the brightness
-pictures, and what remains of one picture after the best small shift, stretch and change of
-brightness of the other. Mirrored, turned and recoloured copies (also in black and white) are not
-found: the same shirt in another colour is another picture.
+Three filters, each finer: a 64-bit perceptual hash of every pair, the correlation of the brightness
+pictures, and the residual of one picture after the best small shift, stretch and change of
+brightness of the other. Mirrored, rotated and recoloured copies (also in black and white) are not
+found: the same shirt in another colour is another image.
 
-Letters: n pictures, m pairs; `sketches` are (n, SKETCH_BYTES), see `sketches`.
+Letters: n images, m pairs; `fingerprints` are (n, FINGERPRINT_BYTES), see `data.fingerprint`.
 """
 
 from collections import Counter
@@ -14,135 +14,139 @@ from typing import Any
 
 import numpy as np
 
-from vitft.data.fingerprint import SIDE, brightness, colour, is_blank
+from vitft.data.fingerprint import BRIGHTNESS_SIDE, brightness, colour, is_blank
 
 HASH_SIDE = 8
-"""Lowest frequencies per side that the hash looks at: 64 bits."""
+"""Lowest frequencies per side in the hash: 64 bits."""
 HASH_BITS = 16
-"""Bits in which the hashes of copies differ at most. Of 1,600 copies of real photos (JPEG quality
+"""Most bits in which the hashes of copies differ. Of 1,600 copies of real photos (JPEG quality
 60 to 95, 0.5 to 0.9 of the size, up to 3 % off each edge) 99 % differed in 10 or fewer, none in
 more than these; of 100,000 pairs of different photos 40 differ as little."""
 CORRELATION = 0.7
-"""Of the brightness pictures, at least; the lowest of the same copies was 0.81."""
-REMAINDER = 0.05
-"""Share of the variance left unexplained, at most: 0.024 for 99.5 % of those copies, 0.07 and more
-for photos that only look alike."""
+"""Smallest correlation of the brightness pictures; the lowest of the same copies was 0.81."""
+UNEXPLAINED = 0.05
+"""Largest fraction of unexplained variance: 0.024 for 99.5 % of those copies, 0.07 and more for
+photos that only look similar."""
 COLOUR_LEVELS = 6.0
-"""Mean difference of the colour pictures in levels of 255, at most; 4.4 for the worst copy."""
-TILE = 1024
-"""Hashes of so many pictures are compared with as many others at a time."""
-MOST = 32
-"""Fine comparisons per picture; in a film every picture is like a thousand others."""
-BATCH = 1024
+"""Largest mean difference of the colour pictures in levels of 255; 4.4 for the worst copy."""
+HASH_TILE = 1024
+"""Hashes that are compared with as many others at a time."""
+MAX_COMPARISONS = 32
+"""Fine comparisons per image; in a film every frame is similar to a thousand others."""
+PAIR_BATCH = 1024
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Pair = tuple[int, int]
+FloatArray = np.ndarray[Any, np.dtype[Any]]
+IndexPair = tuple[int, int]
 
 
-def near_pairs(sketches: Array) -> list[Pair]:
-    """Index pairs (i < j) of pictures that are copies of one another; blank ones have no copies.
+def near_pairs(fingerprints: FloatArray) -> list[IndexPair]:
+    """Return index pairs (i < j) of images that are near-duplicates; blank images are ignored.
 
-    Every pair is compared, as 64-bit words: 100,000 pictures take about a minute of one core.
+    Every pair is compared, as 64-bit words: 100,000 images take about a minute on one core.
     """
-    told = np.flatnonzero(~is_blank(sketches))
-    codes, small, tint = hashes(sketches[told]), standard(sketches[told]), colour(sketches[told])
-    compared = np.zeros(len(told), np.int64)
-    found: list[Pair] = []
+    usable = np.flatnonzero(~is_blank(fingerprints))
+    codes, small, tint = (
+        hashes(fingerprints[usable]),
+        standard(fingerprints[usable]),
+        colour(fingerprints[usable]),
+    )
+    compared = np.zeros(len(usable), np.int64)
+    found: list[IndexPair] = []
     for rows, columns in candidates(codes):
         alike = np.einsum("mi,mi->m", small[rows], small[columns]) >= CORRELATION
-        alike[alike] = unlike_colour(tint[rows[alike]], tint[columns[alike]]) <= COLOUR_LEVELS
-        few = alike & ((compared[rows] < MOST) | (compared[columns] < MOST))
+        alike[alike] = colour_difference(tint[rows[alike]], tint[columns[alike]]) <= COLOUR_LEVELS
+        few = alike & ((compared[rows] < MAX_COMPARISONS) | (compared[columns] < MAX_COMPARISONS))
         rows, columns = rows[few], columns[few]
         np.add.at(compared, rows, 1)
         np.add.at(compared, columns, 1)
-        same = are_copies(sketches[told[rows]], sketches[told[columns]])
-        found += zip(told[rows[same]].tolist(), told[columns[same]].tolist(), strict=True)
+        same = are_copies(fingerprints[usable[rows]], fingerprints[usable[columns]])
+        found += zip(usable[rows[same]].tolist(), usable[columns[same]].tolist(), strict=True)
     return sorted(found)
 
 
-def copies_among(sketches: Array, pairs: Sequence[Pair]) -> list[Pair]:
-    """Those of some pairs that are copies of one another."""
+def copies_among(fingerprints: FloatArray, pairs: Sequence[IndexPair]) -> list[IndexPair]:
+    """Return those of some pairs that are near-duplicates."""
     if not pairs:
         return []
-    blank = is_blank(sketches)
+    blank = is_blank(fingerprints)
     rows, columns = np.array(pairs).T
-    same = are_copies(sketches[rows], sketches[columns]) & ~blank[rows] & ~blank[columns]
+    same = are_copies(fingerprints[rows], fingerprints[columns]) & ~blank[rows] & ~blank[columns]
     return [pair for pair, is_same in zip(pairs, same.tolist(), strict=True) if is_same]
 
 
-def hashes(sketches: Array) -> Array:
-    """The perceptual hash of each sketch, (n,) uint64.
+def hashes(fingerprints: FloatArray) -> FloatArray:
+    """Return the perceptual hash of each fingerprint, (n,) uint64.
 
     One bit per low frequency: whether its cosine coefficient is above the median of all.
     Source: Zauner 2010, "Implementation and benchmarking of perceptual image hash functions".
     """
-    cell = np.arange(SIDE) + 0.5
-    waves = np.cos(np.pi / SIDE * np.arange(HASH_SIDE)[:, None] * cell)  # (8, SIDE)
-    found = np.empty(len(sketches), np.uint64)
-    for begin in range(0, len(sketches), BATCH):
-        part = brightness(sketches[begin : begin + BATCH])
+    cell = np.arange(BRIGHTNESS_SIDE) + 0.5
+    waves = np.cos(np.pi / BRIGHTNESS_SIDE * np.arange(HASH_SIDE)[:, None] * cell)  # (8, SIDE)
+    found = np.empty(len(fingerprints), np.uint64)
+    for begin in range(0, len(fingerprints), PAIR_BATCH):
+        part = brightness(fingerprints[begin : begin + PAIR_BATCH])
         waved = (waves @ part @ waves.T).reshape(len(part), -1)  # (b, 64)
         middle = np.median(waved[:, 1:], axis=1, keepdims=True)  # the mean brightness says nothing
         bits = np.packbits(waved > middle, axis=1)
-        found[begin : begin + BATCH] = bits.view(np.uint64)[:, 0]
+        found[begin : begin + PAIR_BATCH] = bits.view(np.uint64)[:, 0]
     return found
 
 
-def candidates(codes: Array) -> Iterator[tuple[Array, Array]]:
-    """Indices (m,) and (m,), the first the smaller, of pairs whose hashes (n,) are close."""
-    for top in range(0, len(codes), TILE):
-        for left in range(top, len(codes), TILE):
-            unlike = codes[top : top + TILE, None] ^ codes[None, left : left + TILE]
+def candidates(codes: FloatArray) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Yield index arrays (m,) and (m,), i < j, of pairs whose hashes (n,) are close."""
+    for top in range(0, len(codes), HASH_TILE):
+        for left in range(top, len(codes), HASH_TILE):
+            unlike = codes[top : top + HASH_TILE, None] ^ codes[None, left : left + HASH_TILE]
             rows, columns = np.nonzero(np.bitwise_count(unlike) <= HASH_BITS)
             rows, columns = rows + top, columns + left
             below = rows < columns
             rows, columns = rows[below], columns[below]
-            for begin in range(0, len(rows), BATCH):
-                yield rows[begin : begin + BATCH], columns[begin : begin + BATCH]
+            for begin in range(0, len(rows), PAIR_BATCH):
+                yield rows[begin : begin + PAIR_BATCH], columns[begin : begin + PAIR_BATCH]
 
 
-def standard(sketches: Array) -> Array:
-    """The brightness pictures at half the size, as rows of mean 0 and length 1: (n, cells)."""
-    half = SIDE // 2
-    found = np.empty((len(sketches), half * half), np.float32)
-    for begin in range(0, len(sketches), BATCH):
-        part = brightness(sketches[begin : begin + BATCH])
+def standard(fingerprints: FloatArray) -> FloatArray:
+    """Return the brightness pictures at half size, as rows of mean 0 and norm 1: (n, cells)."""
+    half = BRIGHTNESS_SIDE // 2
+    found = np.empty((len(fingerprints), half * half), np.float32)
+    for begin in range(0, len(fingerprints), PAIR_BATCH):
+        part = brightness(fingerprints[begin : begin + PAIR_BATCH])
         cells = part.reshape(-1, half, 2, half, 2).mean(axis=(2, 4)).reshape(len(part), -1)
         cells -= cells.mean(axis=1, keepdims=True)
         cells /= np.maximum(1e-6, np.linalg.norm(cells, axis=1, keepdims=True))
-        found[begin : begin + BATCH] = cells
+        found[begin : begin + PAIR_BATCH] = cells
     return found
 
 
-def are_copies(first: Array, second: Array) -> Array:
-    """Which of m pairs of sketches show the same picture in the same colours, (m,)."""
+def are_copies(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Return which of m pairs of fingerprints show the same image in the same colours, (m,)."""
     same = np.zeros(len(first), bool)
-    for begin in range(0, len(first), BATCH):
-        one, other = first[begin : begin + BATCH], second[begin : begin + BATCH]
-        bright = smooth(brightness(one)), smooth(brightness(other))
-        left = np.minimum(remainder(*bright), remainder(*reversed(bright)))
-        unlike = unlike_colour(colour(one), colour(other))
-        same[begin : begin + BATCH] = (left <= REMAINDER) & (unlike <= COLOUR_LEVELS)
+    for begin in range(0, len(first), PAIR_BATCH):
+        one, other = first[begin : begin + PAIR_BATCH], second[begin : begin + PAIR_BATCH]
+        bright = smooth_121(brightness(one)), smooth_121(brightness(other))
+        left = np.minimum(unexplained_variance(*bright), unexplained_variance(*reversed(bright)))
+        unlike = colour_difference(colour(one), colour(other))
+        same[begin : begin + PAIR_BATCH] = (left <= UNEXPLAINED) & (unlike <= COLOUR_LEVELS)
     return same
 
 
-def unlike_colour(first: Array, second: Array) -> Array:
-    """Mean difference in levels of m pairs of colour pictures, (m,)."""
+def colour_difference(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Return the mean difference in levels of m pairs of colour pictures, (m,)."""
     return np.abs(first - second).mean(axis=1)
 
 
-def smooth(pictures: Array) -> Array:
-    """Pictures (m, s, s) with 1-2-1 weights along both sides: (m, s - 2, s - 2)."""
+def smooth_121(pictures: FloatArray) -> FloatArray:
+    """Smooth pictures (m, s, s) with 1-2-1 weights along both axes: (m, s - 2, s - 2)."""
     tall = pictures[:, :-2] + 2 * pictures[:, 1:-1] + pictures[:, 2:]
     return (tall[:, :, :-2] + 2 * tall[:, :, 1:-1] + tall[:, :, 2:]) / 16
 
 
-def remainder(first: Array, second: Array) -> Array:
-    """Share of the variance of `second` (m, s, s) that a slightly changed `first` does not explain.
+def unexplained_variance(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Return the fraction of the variance of `second` (m, s, s) that `first` does not explain.
 
     To first order in the change: least squares on the picture itself, a constant, its two slopes
-    (a shift) and the slopes times the place (a stretch). A trimmed edge is a shift and a stretch
-    of less than a cell. Source of the linearised match: Lucas and Kanade 1981.
+    (a shift) and the slopes times the position (a stretch). A cropped edge is a shift and a
+    stretch of less than a cell. Source of the linearised match: Lucas and Kanade 1981.
     """
     side = first.shape[1]
     place = np.linspace(-1, 1, side, dtype=np.float32)[1:-1]
@@ -160,9 +164,9 @@ def remainder(first: Array, second: Array) -> Array:
     return left.var(axis=(1, 2)) / np.maximum(1e-6, target.var(axis=(1, 2)))
 
 
-def group_names(digests: Sequence[str], pairs: Iterable[Pair]) -> dict[str, str]:
-    """For every digest that is a copy of another one, the name of its group: the first of them."""
-    roots = joined(len(digests), pairs)
+def group_names(digests: Sequence[str], pairs: Iterable[IndexPair]) -> dict[str, str]:
+    """Return the name of the group, its first digest, for every digest that has duplicates."""
+    roots = connected_components(len(digests), pairs)
     sizes = Counter(roots)
     return {
         digest: digests[root]
@@ -171,8 +175,8 @@ def group_names(digests: Sequence[str], pairs: Iterable[Pair]) -> dict[str, str]
     }
 
 
-def joined(count: int, pairs: Iterable[Pair]) -> list[int]:
-    """For each of `count` things the smallest one that it is linked to, through any number."""
+def connected_components(count: int, pairs: Iterable[IndexPair]) -> list[int]:
+    """Return for each of `count` nodes the smallest node that it is connected to."""
     root = list(range(count))
 
     def find(i: int) -> int:

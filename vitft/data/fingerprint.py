@@ -1,9 +1,9 @@
-"""A few hundred numbers that stand for a picture: to find it again, and to judge it as a photo.
+"""Perceptual fingerprint of an image: to find near-duplicates and to detect faulty photos.
 
-A sketch survives what copies go through on the web: another size, another compression, a trimmed
-edge. What is alike is decided in `duplicates`. Everything is measured on the upright picture,
-shrunk to `LOOKED_AT` pixels, about what a model sees: a huge photo that is soft at full size is
-not blurry for our purpose.
+A fingerprint is robust to what copies undergo on the web: another size, other compression, a
+cropped edge. `data.duplicates` compares fingerprints. Everything is measured on the upright
+image, shrunk to `SHRUNK_SIDE` pixels, about the input size of a model: a huge photo that is soft
+at full size does not count as blurry.
 """
 
 from typing import Any
@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-SIDE = 32
-"""Of the brightness picture, in cells."""
+BRIGHTNESS_SIDE = 32
+"""Side of the brightness picture in cells."""
 COLOUR_SIDE = 8
-"""Of the two colour pictures (Cb and Cr), in cells."""
-LOOKED_AT = 256
-"""Longest side in pixels to which a picture is shrunk first."""
+"""Side of the two colour pictures (Cb and Cr) in cells."""
+SHRUNK_SIDE = 256
+"""Longest side in pixels after the first shrinking."""
 TILES = 4
-"""Sharpness is that of the sharpest of 4 x 4 parts: a blurred background is no fault."""
+"""Sharpness is that of the sharpest of 4 x 4 tiles: a blurred background is not a fault."""
 TINY_PX = 32
-"""A shorter side below this holds less than two by two patches of a usual ViT."""
+"""Shorter sides below this have fewer than two by two patches of a usual ViT."""
 BLANK = 2.0
-"""Deviation in grey levels of 255 below which a picture shows nothing."""
+"""Standard deviation in grey levels of 255 below which an image is blank."""
 BLURRY = 0.12
-"""Sharpness below which a picture is called blurry. Of 667 real photos none was below 0.197,
-apart from blank ones; blurred by a Gaussian of 4 of 256 pixels 99 % of them were."""
+"""Sharpness below which an image is called blurry. Of 667 real photos none was below 0.197,
+apart from blank ones; after a Gaussian blur of 4 of 256 pixels 99 % of them were."""
 
-BRIGHTNESS, COLOUR = SIDE * SIDE, 2 * COLOUR_SIDE * COLOUR_SIDE
+BRIGHTNESS, COLOUR = BRIGHTNESS_SIDE * BRIGHTNESS_SIDE, 2 * COLOUR_SIDE * COLOUR_SIDE
 FINGERPRINT_BYTES = BRIGHTNESS + COLOUR + 4
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -35,58 +35,65 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def fingerprint_of(image: Image.Image) -> Bytes:
-    """The sketch of an upright RGB picture: (SKETCH_BYTES,) brightness, Cb, Cr, sharpness."""
-    scale = min(1.0, LOOKED_AT / max(image.size))
+    """Return brightness, Cb, Cr and sharpness of an upright RGB image: (FINGERPRINT_BYTES,)."""
+    scale = min(1.0, SHRUNK_SIDE / max(image.size))
     size = tuple(max(1, round(side * scale)) for side in image.size)
     small = image.resize((size[0], size[1]), Image.Resampling.BOX) if scale < 1 else image
     bright, *colours = small.convert("YCbCr").split()
     cells = [
         np.asarray(plane.resize((side, side), Image.Resampling.BOX)).ravel()
-        for plane, side in ((bright, SIDE), *((colour, COLOUR_SIDE) for colour in colours))
+        for plane, side in (
+            (bright, BRIGHTNESS_SIDE),
+            *((colour, COLOUR_SIDE) for colour in colours),
+        )
     ]
     sharp = np.array([sharpness(np.asarray(bright, np.float32))], "<f4").view(np.uint8)
     return np.concatenate([*cells, sharp])
 
 
 def sharpness(grey: Floats) -> float:
-    """The strongest edges of a picture (H, W) in grey levels, against its contrast.
+    """Return the strength of the edges of a greyscale image (H, W) relative to its contrast.
 
-    The deviation of the Laplacian in the sharpest of 16 tiles, as a share of the deviation of all
-    levels. Source of the Laplacian as a measure of focus: Pech-Pacheco et al. 2000, "Diatom
+    The standard deviation of the Laplacian in the sharpest of 16 tiles, as a fraction of that of
+    all levels. Source of the Laplacian as a measure of focus: Pech-Pacheco et al. 2000, "Diatom
     autofocusing in brightfield microscopy".
     """
     if min(grey.shape) < TILES + 2:
-        return 1.0  # too small to tell, and called tiny anyway
+        return 1.0  # too small to measure; reported as tiny anyway
     middle = grey[1:-1, 1:-1]
     edges = 4 * middle - grey[:-2, 1:-1] - grey[2:, 1:-1] - grey[1:-1, :-2] - grey[1:-1, 2:]
     tiles = (tile for rows in np.array_split(edges, TILES) for tile in np.array_split(rows, 4, 1))
     return max(float(tile.std()) for tile in tiles) / max(1.0, float(grey.std()))
 
 
-def brightness(sketches: Bytes) -> Floats:
-    """The brightness pictures (n, SIDE, SIDE) of sketches (n, SKETCH_BYTES)."""
-    return sketches[:, :BRIGHTNESS].reshape(-1, SIDE, SIDE).astype(np.float32)
+def brightness(fingerprints: Bytes) -> Floats:
+    """Return the brightness pictures (n, 32, 32) of fingerprints (n, FINGERPRINT_BYTES)."""
+    return (
+        fingerprints[:, :BRIGHTNESS]
+        .reshape(-1, BRIGHTNESS_SIDE, BRIGHTNESS_SIDE)
+        .astype(np.float32)
+    )
 
 
-def colour(sketches: Bytes) -> Floats:
-    """The colour pictures as rows (n, COLOUR) of sketches (n, SKETCH_BYTES)."""
-    return sketches[:, BRIGHTNESS : BRIGHTNESS + COLOUR].astype(np.float32)
+def colour(fingerprints: Bytes) -> Floats:
+    """Return the colour pictures as rows (n, COLOUR) of fingerprints (n, FINGERPRINT_BYTES)."""
+    return fingerprints[:, BRIGHTNESS : BRIGHTNESS + COLOUR].astype(np.float32)
 
 
-def is_blank(sketches: Bytes) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which of the sketches (n, SKETCH_BYTES) show one even colour: (n,)."""
-    bright = brightness(sketches).reshape(len(sketches), BRIGHTNESS)
-    planes = (bright, *np.split(colour(sketches), 2, axis=1))
+def is_blank(fingerprints: Bytes) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which of the fingerprints (n, FINGERPRINT_BYTES) show a uniform colour: (n,)."""
+    bright = brightness(fingerprints).reshape(len(fingerprints), BRIGHTNESS)
+    planes = (bright, *np.split(colour(fingerprints), 2, axis=1))
     return np.max([plane.std(axis=1) for plane in planes], axis=0) < BLANK
 
 
-def faults_of(sketch: Bytes, width: int, height: int) -> list[str]:
-    """What speaks against a picture as a training image, such as `tiny: 20x31 pixels`."""
-    faults = []
+def quality_remarks(fingerprint: Bytes, width: int, height: int) -> list[str]:
+    """Return remarks on an image as a training image, such as `tiny: 20x31 pixels`."""
+    remarks = []
     if min(width, height) < TINY_PX:
-        faults.append(f"tiny: {width}x{height} pixels")
-    if is_blank(sketch[None])[0]:
-        faults.append("blank: one even colour")
-    elif float(sketch[-4:].view("<f4")[0]) < BLURRY:
-        faults.append("blurry")
-    return faults
+        remarks.append(f"tiny: {width}x{height} pixels")
+    if is_blank(fingerprint[None])[0]:
+        remarks.append("blank: one uniform colour")
+    elif float(fingerprint[-4:].view("<f4")[0]) < BLURRY:
+        remarks.append("blurry")
+    return remarks

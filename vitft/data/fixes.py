@@ -1,8 +1,8 @@
-"""The user's decisions about single images, as a table that is applied without touching a file.
+"""A table of decisions about single images, applied without touching a file.
 
-`vitft check` proposes the table, the user edits it, `vitft finetune --fixes` applies it to what
-`scan` found: `drop` leaves an image out, `move` puts it under another label, `keep` changes
-nothing. What is proposed is decided in `audit`.
+`vitft check` proposes the table, the user edits it, and `vitft finetune --fixes` applies it to the
+result of `scan`: `drop` leaves an image out, `move` changes its label, `keep` changes nothing.
+`check.audit` makes the proposals.
 """
 
 import csv
@@ -14,19 +14,19 @@ from pathlib import Path
 
 from vitft.config.data import DataSpec
 from vitft.data.folder import File, Folder
-from vitft.data.split import quoted
+from vitft.data.split import csv_cell
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
 from vitft.system.text import count, escape_formula
 
-COLUMNS = ("path", "action", "label", "new_label", "reason", "kind", "confidence")
-NEEDED = ("path", "action")
+FIX_COLUMNS = ("path", "action", "label", "new_label", "reason", "kind", "confidence")
+NEEDED_COLUMNS = ("path", "action")
 ACTIONS = ("keep", "move", "drop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
-    """One image and what is to become of it."""
+    """One image and the action for it."""
 
     path: str
     """Relative to the data folder, with slashes."""
@@ -34,11 +34,11 @@ class Fix:
     """`keep`, `move` (to `new_label`) or `drop`."""
     label: str = ""
     new_label: str = ""
-    """With `keep` a suggestion: the user only changes the action."""
+    """A suggestion if the action is `keep`: the user only changes the action."""
     reason: str = ""
     kind: str = ""
     confidence: float | None = None
-    """From 0 to 1; None where there is no figure."""
+    """From 0 to 1; None if unknown."""
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -50,40 +50,43 @@ class Fix:
 
 
 def write_fixes(path: Path, fixes: Iterable[Fix]) -> None:
-    """Write the table; no spreadsheet takes a cell of it for a formula."""
+    """Write the table; no cell is interpreted as a formula by a spreadsheet."""
     lines = [
-        ",".join(COLUMNS),
-        *(",".join(quoted(escape_formula(c)) for c in f.cells) for f in fixes),
+        ",".join(FIX_COLUMNS),
+        *(",".join(csv_cell(escape_formula(c)) for c in f.cells) for f in fixes),
     ]
     write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
 
 
 def apply_fixes(folder: Folder, spec: DataSpec) -> tuple[Folder, DataSpec]:
-    """The folder with the fixes of `spec` applied, and `spec` with the table's digest.
+    """Return the folder with the fixes of `spec` applied, and `spec` with the digest of the table.
 
     Raises:
-        DataError: The table cannot be read, does not fit the folder (the line is named) or is not
-            the one of the digest.
+        DataError: The table cannot be read, does not fit the folder (the line is named) or has
+            another
+            digest than the one in the settings.
     """
     if not spec.fixes:
         return folder, spec
     path = Path(spec.fixes).expanduser()
-    data = read_table(path)
+    data = read_fixes(path)
     digest = hashlib.sha256(data).hexdigest()
     if spec.fixes_digest not in ("", digest):
         raise DataError(
-            f"{path} is not the table of data.fixes_digest {spec.fixes_digest[:12]}...",
-            fix="restore the table, or take data.fixes_digest out of the settings",
+            f"{path} has changed: its sha256 is not data.fixes_digest={spec.fixes_digest[:12]}...",
+            fix="restore the table, or remove data.fixes_digest from the settings",
         )
     text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     known = {file.path: folder.classes[file.label] for file in folder.files}
     known |= {name: "" for name, _ in folder.bad}
     decided = dict(decisions(path, text, known, folder.classes))
-    return fixed(folder, decided), replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
+    return with_fixes(folder, decided), replace(
+        spec, fixes=str(path.resolve()), fixes_digest=digest
+    )
 
 
-def read_table(path: Path) -> bytes:
-    """The bytes of the table."""
+def read_fixes(path: Path) -> bytes:
+    """Return the bytes of the table."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -96,15 +99,15 @@ def read_table(path: Path) -> bytes:
 def decisions(
     path: Path, text: str, known: Mapping[str, str], classes: tuple[str, ...]
 ) -> Iterator[tuple[str, str | None]]:
-    """Path and label (None: left out) of every row that changes something, each row checked."""
+    """Yield path and label (None: dropped) of every row that changes something."""
     separator = ";" if ";" in text.partition("\n")[0] else ","  # as some spreadsheets save it
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     seen: set[str] = set()
     try:
         header = [cell.strip() for cell in next(reader, [])]
-        lacking = [name for name in NEEDED if name not in header]
+        lacking = [name for name in NEEDED_COLUMNS if name not in header]
         if lacking:
-            raise bad_row(path, 1, f"no column {' and '.join(lacking)} in the header")
+            raise fix_error(path, 1, f"no column {' and '.join(lacking)} in the header")
         for cells in reader:
             if not any(cells):
                 continue
@@ -112,46 +115,46 @@ def decisions(
             name = unescaped(row.get("path", ""), known)
             new = unescaped(row.get("new_label", ""), classes)
             action = row.get("action", "").strip().lower()
-            if problem := problem_of(name, action, new, known, classes):
-                raise bad_row(path, reader.line_num, problem)
+            if problem := fix_problem(name, action, new, known, classes):
+                raise fix_error(path, reader.line_num, problem)
             if name in seen:
-                raise bad_row(path, reader.line_num, f"{name!r} stands there twice")
+                raise fix_error(path, reader.line_num, f"{name!r} is listed twice")
             seen.add(name)
             if action == "drop" or (action == "move" and known[name]):
                 yield name, new if action == "move" else None
     except csv.Error as error:
-        raise bad_row(path, reader.line_num, str(error)) from error
+        raise fix_error(path, reader.line_num, str(error)) from error
 
 
 def unescaped(cell: str, known: Iterable[str]) -> str:
-    """A cell without the apostrophe that keeps spreadsheets from computing it."""
+    """Return a cell without the apostrophe that protects it in spreadsheets."""
     names = known if isinstance(known, Mapping) else set(known)
     return cell[1:] if cell.startswith("'") and cell not in names and cell[1:] in names else cell
 
 
-def problem_of(
+def fix_problem(
     name: str, action: str, new: str, known: Mapping[str, str], classes: tuple[str, ...]
 ) -> str:
-    """What is wrong with one row, or nothing."""
+    """Return what is wrong with a row, or an empty string."""
     if name not in known:
-        return f"{name!r} is no image of the data folder"
+        return f"{name!r} is not an image of the data folder"
     if action not in ACTIONS:
         return f"the action is {action!r}, not keep, move or drop"
     if action == "move" and new not in classes:
-        return f"new_label is {new!r}, which is no class of the data folder"
+        return f"new_label is {new!r}, which is not a class of the data folder"
     return ""
 
 
-def bad_row(path: Path, line: int, problem: str) -> DataError:
-    """The error of a table that cannot be applied."""
+def fix_error(path: Path, line: int, problem: str) -> DataError:
+    """Return the error for a table that cannot be applied."""
     return DataError(
         f"{path}, line {line}: {problem}",
-        fix="correct or remove that line, or make a fresh table with `vitft check`",
+        fix="correct or remove that line, or write a new table with `vitft check`",
     )
 
 
-def fixed(folder: Folder, decided: Mapping[str, str | None]) -> Folder:
-    """The folder as if the images lay where the decisions put them; no file is touched."""
+def with_fixes(folder: Folder, decided: Mapping[str, str | None]) -> Folder:
+    """Return the folder as if the images were where the decisions put them; no file is touched."""
     index = {name: number for number, name in enumerate(folder.classes)}
     files, moved = [], 0
     for file in folder.files:
@@ -161,7 +164,7 @@ def fixed(folder: Folder, decided: Mapping[str, str | None]) -> Folder:
             files.append(File(file.path, index[label], file.part))
     files.sort(key=lambda file: (file.label, file.path))
     dropped = len(folder.files) - len(files)
-    note = f"fixes applied: {count(dropped, 'image')} left out, {moved} under another label"
+    note = f"fixes applied: {count(dropped, 'image')} left out, {moved} relabelled"
     return replace(
         folder,
         files=tuple(files),

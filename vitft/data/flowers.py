@@ -1,11 +1,11 @@
-"""A small labelled set of drawn flowers, so that everything can be tried without a download.
+"""Drawn flowers as a small labelled data set, to try everything without a download.
 
-The kinds differ in their build alone: colours, backgrounds, light, size, place and clutter are
-drawn from the same ranges for all five, so that neither a colour histogram nor raw pixels tell
-them apart. The bundled weights have never seen them (`data.formulas` draws their classes).
+The kinds differ only in their shape: colours, backgrounds, light, size, position and clutter are
+drawn from the same ranges for all five, so that neither a colour histogram nor raw pixels separate
+them. The bundled weights were not trained on them.
 
-Lengths are in units of the picture's side; a bloom's own points are in units of its radius, with
-y pointing down. Everything is drawn at twice the size and then reduced.
+Lengths are in units of the side of the image; points of a bloom are in units of its radius, with y
+pointing down. Everything is drawn at twice the size and then reduced.
 """
 
 import math
@@ -34,14 +34,14 @@ PETALS: tuple[Colour, ...] = (
     (134, 80, 190),
     (248, 196, 170),
 )
-CORES: tuple[Colour, ...] = (
+CORE_COLOURS: tuple[Colour, ...] = (
     (240, 184, 32),
     (92, 54, 24),
     (40, 26, 36),
     (150, 160, 60),
     (214, 120, 40),
 )
-GROUNDS: tuple[Colour, ...] = (
+GROUND_COLOURS: tuple[Colour, ...] = (
     (128, 178, 224),
     (60, 104, 52),
     (150, 186, 96),
@@ -54,13 +54,13 @@ GROUNDS: tuple[Colour, ...] = (
     (196, 150, 60),
 )
 GREENS: tuple[Colour, ...] = ((70, 124, 52), (104, 140, 66), (52, 92, 60))
-WHITE: Colour = (255, 255, 255)
+LIGHT: Colour = (255, 255, 255)
 NIGHT: Colour = (20, 14, 30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bloom:
-    """One flower head: where it stands, how it is turned, what colours it has."""
+    """One flower head: position, rotation and colours."""
 
     brush: ImageDraw.ImageDraw
     rng: Rng
@@ -69,16 +69,16 @@ class Bloom:
     radius: float
     """In pixels of the enlarged canvas."""
     turn: float
-    """Radians."""
+    """Rotation in radians."""
     tilt: float
-    """Height over width: 1 is seen from the front."""
+    """Height over width: 1 is the front view."""
     petal: Colour
     core: Colour
     drawn: list[tuple[float, float]] = field(default_factory=list)
     """Every point of the bloom so far, in pixels of the enlarged canvas."""
 
     def place(self, points: Points) -> list[tuple[float, float]]:
-        """Points of the bloom on the canvas."""
+        """Return points of the bloom in pixels of the canvas."""
         x, y = points[:, 0] * self.radius, points[:, 1] * self.radius * self.tilt
         cos, sin = math.cos(self.turn), math.sin(self.turn)
         left, top = self.centre
@@ -87,7 +87,7 @@ class Bloom:
         return placed
 
     def fill(self, points: Points, colour: Colour, edge: Colour | None = None) -> None:
-        """A closed shape, with a thin outline where `edge` is given."""
+        """Fill a closed shape, with a thin outline if `edge` is given."""
         outline = self.place(points)
         self.brush.polygon(outline, fill=colour)
         if edge is not None:
@@ -95,21 +95,23 @@ class Bloom:
             self.brush.line([*outline, outline[0]], fill=edge, width=width)
 
     def shaded(self, points: Points, colour: Colour, *, spread: float = 0.4) -> None:
-        """A closed shape that brightens from its outline to its middle."""
+        """Fill a closed shape that becomes brighter from its outline to its centre."""
         middle = points.mean(axis=0)
-        for share in (1.0, 0.72, 0.42):
-            tone = mix(mix(colour, NIGHT, 0.2), mix(colour, WHITE, 0.3), (1 - share) * spread * 3)
-            edge = mix(colour, NIGHT, 0.55) if share == 1.0 else None
-            self.fill(middle + (points - middle) * share, tone, edge)
+        for scale in (1.0, 0.72, 0.42):
+            tone = blend(
+                blend(colour, NIGHT, 0.2), blend(colour, LIGHT, 0.3), (1 - scale) * spread * 3
+            )
+            edge = blend(colour, NIGHT, 0.55) if scale == 1.0 else None
+            self.fill(middle + (points - middle) * scale, tone, edge)
 
     def dots(self, points: Points, radius: float, colour: Colour) -> None:
-        """Small discs of `radius` (in units of the bloom's) around the points."""
+        """Draw small discs of `radius` (in units of the bloom's) around the points."""
         half = max(1.0, radius * self.radius)
         for x, y in self.place(points):
             self.brush.ellipse((x - half, y - half, x + half, y + half), fill=colour)
 
     def box(self) -> Box:
-        """Bounds of all that was drawn of the bloom, on the enlarged canvas."""
+        """Return the bounds of everything drawn of the bloom, on the enlarged canvas."""
         x, y = zip(*self.drawn, strict=True)
         return min(x), min(y), max(x), max(y)
 
@@ -118,7 +120,7 @@ class Bloom:
 
 
 def daisy(bloom: Bloom) -> None:
-    """Many narrow, blunt petals around a small, plain button."""
+    """Draw many narrow, blunt petals around a small disc."""
     count = int(bloom.rng.integers(11, 19))
     width, length = bloom.jitter(0.8, 1.1) * 1.9 / count, bloom.jitter(0.9, 1.05)
     for k in bloom.rng.permutation(count):
@@ -129,9 +131,9 @@ def daisy(bloom: Bloom) -> None:
 
 
 def sunflower(bloom: Bloom) -> None:
-    """Two rows of short, pointed petals around a wide disc of seeds."""
+    """Draw two rows of short, pointed petals around a wide disc of seeds."""
     count = int(bloom.rng.integers(14, 22))
-    for row, tone in ((1.0, mix(bloom.petal, NIGHT, 0.2)), (0.92, bloom.petal)):
+    for row, tone in ((1.0, blend(bloom.petal, NIGHT, 0.2)), (0.92, bloom.petal)):
         for k in range(count):
             angle = math.tau * (k + row * 5) / count + bloom.jitter(-0.1, 0.1)
             outline = leaf(row * bloom.jitter(0.9, 1.05), 2.0 / count, belly=1.15)
@@ -140,54 +142,54 @@ def sunflower(bloom: Bloom) -> None:
 
 
 def poppy(bloom: Bloom) -> None:
-    """Four to six broad, crumpled petals with dark feet, and a ring of stamens."""
+    """Draw four to six broad, crumpled petals with dark bases, and a ring of stamens."""
     count = int(bloom.rng.integers(4, 7))
     for k in range(count):
         angle = math.tau * k * (2 if count % 2 else 1) / count + bloom.jitter(-0.15, 0.15)
         outline = leaf(bloom.jitter(0.88, 1.02), bloom.jitter(3.9, 4.8) / count, belly=2.0)
         waves = 1 + 0.035 * np.sin(np.arange(len(outline)) * bloom.jitter(0.9, 1.6))
         bloom.shaded(rotate(outline * waves[:, None], angle), bloom.petal, spread=0.3)
-        bloom.fill(rotate(leaf(0.42, 0.2, belly=1.4), angle), mix(bloom.core, NIGHT, 0.5))
+        bloom.fill(rotate(leaf(0.42, 0.2, belly=1.4), angle), blend(bloom.core, NIGHT, 0.5))
     ring = disc(bloom.jitter(0.22, 0.3), points=22)
-    bloom.dots(ring * bloom.rng.uniform(0.8, 1.15, (22, 1)), 0.03, mix(bloom.core, NIGHT, 0.6))
-    bloom.fill(disc(0.13), mix(bloom.core, (150, 170, 90), 0.5), NIGHT)
+    bloom.dots(ring * bloom.rng.uniform(0.8, 1.15, (22, 1)), 0.03, blend(bloom.core, NIGHT, 0.6))
+    bloom.fill(disc(0.13), blend(bloom.core, (150, 170, 90), 0.5), NIGHT)
 
 
 def rose(bloom: Bloom) -> None:
-    """Ring within ring of overlapping round petals, closed at the heart."""
+    """Draw rings of overlapping round petals, closed at the centre."""
     reach, start = 1.0, bloom.jitter(0, math.tau)
     for ring in range(5):
         count = (6, 5, 5, 4, 3)[ring]
-        tone = mix(bloom.petal, NIGHT, 0.07 * ring)
+        tone = blend(bloom.petal, NIGHT, 0.07 * ring)
         for k in range(count):
             angle = start + math.tau * k / count + bloom.jitter(-0.15, 0.15)
             out, size = reach * 0.46, reach * bloom.jitter(0.5, 0.58)
-            outline = moved(disc(size, squash=bloom.jitter(0.95, 1.15)), out, 0)
-            bloom.fill(rotate(outline, angle), mix(tone, WHITE, 0.22), mix(tone, NIGHT, 0.5))
-            bloom.fill(rotate(moved(disc(size * 0.88), out * 0.86, 0), angle), tone)
+            outline = shift(disc(size, squash=bloom.jitter(0.95, 1.15)), out, 0)
+            bloom.fill(rotate(outline, angle), blend(tone, LIGHT, 0.22), blend(tone, NIGHT, 0.5))
+            bloom.fill(rotate(shift(disc(size * 0.88), out * 0.86, 0), angle), tone)
         start += math.pi / count
         reach *= bloom.jitter(0.7, 0.76)
     sweep = np.linspace(0.0, 1.0, 30)[:, None]
     spiral = 0.2 * sweep * unit(start + sweep[:, 0] * 10)
     width = max(1, round(bloom.radius / 22))
-    bloom.brush.line(bloom.place(spiral), fill=mix(bloom.petal, NIGHT, 0.6), width=width)
+    bloom.brush.line(bloom.place(spiral), fill=blend(bloom.petal, NIGHT, 0.6), width=width)
 
 
 def tulip(bloom: Bloom) -> None:
-    """A closed cup seen from the side: three pointed petals before two behind."""
+    """Draw a closed cup in side view: three pointed petals in front of two."""
     wide, open_ = bloom.jitter(0.36, 0.46), bloom.jitter(0.08, 0.3)
-    back, front = mix(bloom.petal, NIGHT, 0.3), bloom.petal
+    back, front = blend(bloom.petal, NIGHT, 0.3), bloom.petal
     up = -math.pi / 2
     petals = [(-0.5, 0.9, back), (0.5, 0.9, back), (-1.0, 1.0, front), (1.0, 1.0, front)]
     for side, high, tone in petals:
         outline = rotate(leaf(1.72 * high * bloom.jitter(0.95, 1.03), wide, belly=0.9), up)
-        outline = moved(rotate(outline, side * open_), side * wide * 0.62, 0.85)
+        outline = shift(rotate(outline, side * open_), side * wide * 0.62, 0.85)
         bloom.shaded(outline, tone, spread=0.3)
     outline = rotate(leaf(bloom.jitter(1.45, 1.6), wide * 1.08, belly=0.85), up)
-    bloom.shaded(moved(outline, 0, 0.95), mix(front, WHITE, 0.08))
+    bloom.shaded(shift(outline, 0, 0.95), blend(front, LIGHT, 0.08))
 
 
-KINDS: Mapping[str, Callable[[Bloom], None]] = {
+FLOWERS_BY_KIND: Mapping[str, Callable[[Bloom], None]] = {
     "daisy": daisy,
     "poppy": poppy,
     "rose": rose,
@@ -199,10 +201,10 @@ KINDS: Mapping[str, Callable[[Bloom], None]] = {
 def draw_demo(folder: Path, *, per_class: int = 60, seed: int = 0, size: int = 128) -> None:
     """Write a small image folder of five kinds of flower: `folder/<kind>/0001.jpg` and so on.
 
-    The same seed writes the same bytes; each picture depends on its own number alone, so a larger
+    The same seed writes the same bytes; each image depends on its own number alone, so a larger
     `per_class` only adds files.
     """
-    for kind in KINDS:
+    for kind in FLOWERS_BY_KIND:
         (folder / kind).mkdir(parents=True, exist_ok=True)
         for number in range(1, per_class + 1):
             picture = flower_image(kind, number, seed=seed, size=size)
@@ -210,24 +212,24 @@ def draw_demo(folder: Path, *, per_class: int = 60, seed: int = 0, size: int = 1
 
 
 def flower_image(kind: str, number: int, *, seed: int = 0, size: int = 128) -> Image.Image:
-    """Picture `number` of a kind, `size` pixels square."""
+    """Return image `number` of a kind, `size` pixels square."""
     return flower_scene(kind, number, seed=seed, size=size)[0]
 
 
 def flower_scene(
     kind: str, number: int, *, seed: int = 0, size: int = 128
 ) -> tuple[Image.Image, list[Box]]:
-    """A picture and the boxes of its blooms, without stems, in its pixels (some cross the edge)."""
-    rng = np.random.default_rng([seed, list(KINDS).index(kind), number])
+    """Return an image and the boxes of its blooms in pixels, without stems."""
+    rng = np.random.default_rng([seed, list(FLOWERS_BY_KIND).index(kind), number])
     side = size * SUPERSAMPLING
     canvas = background(rng, side)
     brush = ImageDraw.Draw(canvas)
     scatter(brush, rng, side, count=int(rng.integers(2, 9)))
-    petal, core = varied(rng, PETALS), varied(rng, CORES)
+    petal, core = varied(rng, PETALS), varied(rng, CORE_COLOURS)
     boxes: list[Box] = []
     for radius in sorted(rng.uniform(0.17, 0.42, rng.choice([1, 1, 1, 2, 3]))):
         x, y = rng.uniform(0.28, 0.72, 2) * side
-        is_upright = kind == "tulip"  # seen from the side; the others face us at any angle
+        is_upright = kind == "tulip"  # in side view; the others at any angle
         bloom = Bloom(
             brush=brush,
             rng=rng,
@@ -239,7 +241,7 @@ def flower_scene(
             core=core,
         )
         stem(bloom, side)
-        KINDS[kind](bloom)
+        FLOWERS_BY_KIND[kind](bloom)
         left, top, right, bottom = (edge / SUPERSAMPLING for edge in bloom.box())
         boxes.append((left, top, right, bottom))
     scatter(brush, rng, side, count=int(rng.integers(0, 4)))
@@ -247,16 +249,16 @@ def flower_scene(
 
 
 def button(bloom: Bloom, radius: float, *, seeds: int) -> None:
-    """The disc of a composite flower, its seeds on Vogel's spiral (1979)."""
+    """Draw the disc of a composite flower, its seeds on the spiral of Vogel (1979)."""
     bloom.shaded(disc(radius), bloom.core)
     order = np.arange(seeds, dtype=np.float64)
     turns = order * math.pi * (3 - math.sqrt(5))
     spots = radius * 0.92 * np.sqrt(order / seeds)[:, None] * unit(turns)
-    bloom.dots(spots, radius * 0.05, mix(bloom.core, NIGHT, 0.5))
+    bloom.dots(spots, radius * 0.05, blend(bloom.core, NIGHT, 0.5))
 
 
 def stem(bloom: Bloom, side: int) -> None:
-    """A bent stem from the bloom to the lower edge, mostly with leaves on it."""
+    """Draw a bent stem from the bloom to the lower edge, mostly with leaves."""
     rng = bloom.rng
     green = varied(rng, GREENS)
     left, top = bloom.centre
@@ -270,13 +272,18 @@ def stem(bloom: Bloom, side: int) -> None:
         at = int(rng.integers(4, 11))
         angle = rng.choice([-1, 1]) * rng.uniform(0.3, 1.2) - math.pi / 2
         outline = leaf(bloom.radius * rng.uniform(0.5, 1.2), bloom.radius * 0.16, belly=1.0)
-        shape = moved(rotate(outline, angle), path_x[at], path_y[at])
-        bloom.brush.polygon([(x, y) for x, y in shape], fill=mix(green, WHITE, rng.uniform(0, 0.2)))
+        shape = shift(rotate(outline, angle), path_x[at], path_y[at])
+        bloom.brush.polygon(
+            [(x, y) for x, y in shape], fill=blend(green, LIGHT, rng.uniform(0, 0.2))
+        )
 
 
 def background(rng: Rng, side: int) -> Image.Image:
-    """A blurred ground: a gradient of two colours, clouds, and discs or bars out of focus."""
-    first, second = np.array(varied(rng, GROUNDS)), np.array(varied(rng, GROUNDS + PETALS))
+    """Return a blurred background: a gradient of two colours, clouds, and discs or bars."""
+    first, second = (
+        np.array(varied(rng, GROUND_COLOURS)),
+        np.array(varied(rng, GROUND_COLOURS + PETALS)),
+    )
     slope = np.linspace(0, 1, 32)
     ramp = slope[:, None] * math.cos(angle := rng.uniform(-1, 1)) + slope * math.sin(angle)
     clouds = rng.normal(0, rng.uniform(4, 22), (32, 32, 3 if rng.random() < 0.3 else 1))
@@ -286,18 +293,18 @@ def background(rng: Rng, side: int) -> Image.Image:
     brush = ImageDraw.Draw(ground)
     for _ in range(int(rng.integers(0, 16))):
         x, y, r = rng.uniform((0, 0, 0.02), (1, 1, 0.14)) * side
-        brush.ellipse((x - r, y - r, x + r, y + r), fill=varied(rng, PETALS + GROUNDS))
+        brush.ellipse((x - r, y - r, x + r, y + r), fill=varied(rng, PETALS + GROUND_COLOURS))
     for _ in range(int(rng.choice([0, 0, 5, 12]))):
         x, lean, width = rng.uniform((0, -0.3, 0.01), (1, 0.3, 0.05)) * side
-        colour = varied(rng, GROUNDS)
+        colour = varied(rng, GROUND_COLOURS)
         brush.line((x, side, x + lean, rng.uniform(0, 0.7) * side), colour, max(1, round(width)))
     return ground.filter(ImageFilter.GaussianBlur(side * rng.uniform(0.004, 0.03)))
 
 
 def scatter(brush: ImageDraw.ImageDraw, rng: Rng, side: int, *, count: int) -> None:
-    """Clutter: blades, loose petals and pebbles in anyone's colours."""
+    """Draw clutter: blades, loose petals and pebbles in random colours."""
     for _ in range(count):
-        colour = varied(rng, GROUNDS + PETALS)
+        colour = varied(rng, GROUND_COLOURS + PETALS)
         shape = leaf(*rng.uniform((0.06, 0.01), (0.3, 0.05)), belly=rng.uniform(0.8, 1.6))
         if rng.random() < 0.4:
             shape = disc(rng.uniform(0.01, 0.05), squash=rng.uniform(0.5, 1))
@@ -307,7 +314,7 @@ def scatter(brush: ImageDraw.ImageDraw, rng: Rng, side: int, *, count: int) -> N
 
 
 def photographed(picture: Image.Image, rng: Rng) -> Image.Image:
-    """Light from one side, a colour cast, exposure, a little blur, and the sensor's noise."""
+    """Apply light from one side, a colour cast, exposure, a little blur, and sensor noise."""
     if rng.random() < 0.4:
         picture = picture.filter(ImageFilter.GaussianBlur(picture.width / 128 * rng.uniform(0, 1)))
     pixels = np.asarray(picture, np.float64) / 255
@@ -321,7 +328,7 @@ def photographed(picture: Image.Image, rng: Rng) -> Image.Image:
 
 
 def leaf(length: float, width: float, *, belly: float) -> Points:
-    """A petal along +x from the origin; it is widest near its foot (belly < 1) or tip (> 1)."""
+    """Return a petal along +x from the origin, widest near its base (belly < 1) or tip (> 1)."""
     along = np.linspace(0, 1, 13)
     half = width / 2 * np.sin(math.pi * along**belly) ** 0.75
     upper = np.stack([along * length, half], axis=1)
@@ -329,34 +336,34 @@ def leaf(length: float, width: float, *, belly: float) -> Points:
 
 
 def disc(radius: float, *, squash: float = 1.0, points: int = 28) -> Points:
-    """A circle around the origin, or an ellipse `squash` times as wide as high."""
+    """Return a circle around the origin, or an ellipse `squash` times as wide as high."""
     return radius * unit(np.linspace(0, math.tau, points, endpoint=False)) * (squash, 1.0)
 
 
 def unit(angles: np.ndarray[Any, np.dtype[np.float64]]) -> Points:
-    """Points on the unit circle."""
+    """Return points on the unit circle."""
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 
 
 def rotate(points: Points, angle: float) -> Points:
-    """Turn points about the origin."""
+    """Rotate points about the origin."""
     cos, sin = math.cos(angle), math.sin(angle)
     return points @ np.array([[cos, sin], [-sin, cos]])
 
 
-def moved(points: Points, right: float, down: float) -> Points:
+def shift(points: Points, right: float, down: float) -> Points:
     """Shift points."""
     return points + np.array([right, down])
 
 
-def mix(colour: Colour, other: Colour, share: float) -> Colour:
-    """Go from `colour` towards `other` by a share from 0 to 1."""
-    red, green, blue = (round(a + (b - a) * share) for a, b in zip(colour, other, strict=True))
+def blend(colour: Colour, other: Colour, fraction: float) -> Colour:
+    """Blend `colour` with a fraction from 0 to 1 of `other`."""
+    red, green, blue = (round(a + (b - a) * fraction) for a, b in zip(colour, other, strict=True))
     return red, green, blue
 
 
 def varied(rng: Rng, palette: tuple[Colour, ...]) -> Colour:
-    """A colour near one of the palette's."""
+    """Return a random colour near one of the palette's."""
     shift = rng.normal(0, 14, 3)
     base = palette[int(rng.integers(len(palette)))]
     red, green, blue = (int(min(255, max(0, b + s))) for b, s in zip(base, shift, strict=True))

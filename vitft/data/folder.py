@@ -1,8 +1,8 @@
-"""Finds the classes and the image files of a folder, and checks that every image can be read.
+"""Scan of a data folder: classes and image files, without opening a file.
 
 Two layouts: one folder per class, or a train and a val folder with one folder per class each.
-Nothing is ever written into the folder, and no file takes the place of another. Which images are
-held back is decided in `split`.
+Nothing is ever written into the folder. `data.inspection` reads the files, `data.split` decides
+which images validate.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitft.data.arrays import ArraySet, find_arrays
-from vitft.data.download.registry import KNOWN
+from vitft.data.download.registry import KNOWN_ARCHIVES
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError
 from vitft.system.text import count, listing
@@ -35,12 +35,12 @@ class File:
     label: int
     """Index of its class."""
     part: Part = ""
-    """Where the folder itself puts it; empty if the split is still to be drawn."""
+    """Part given by the folder itself; empty if the split is still to be drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """What lies in a data folder, unopened."""
+    """The files of a data folder, not opened yet."""
 
     root: Path
     classes: tuple[str, ...]
@@ -51,18 +51,18 @@ class Folder:
     reference: bool = False
     """Scanned as the reference script does: four suffixes, no sub-folders, nothing hidden."""
     bad: tuple[tuple[str, str], ...] = ()
-    """Paths and reasons of what has an image's name and is no file."""
+    """Paths that are named like an image but are not files, and reasons."""
     ignored: int = 0
-    """Files and folders left out: hidden, system clutter, of other kinds, outside of any class."""
+    """Number of entries left out: hidden, system files, other kinds, outside of any class."""
     notes: tuple[str, ...] = ()
-    """What the user should know, as sentences."""
+    """Messages for the user, as sentences."""
 
 
 def scan(root: Path, *, reference: bool = False) -> Folder:
     """Find classes and image files without opening a file.
 
     Raises:
-        DataError: Missing, unreadable or without two classes that all hold images.
+        DataError: The folder is missing or unreadable, or does not have two classes with images.
     """
     arrays = find_arrays(root)
     if arrays is not None:
@@ -71,23 +71,23 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
     walk = Walk(os.fspath(root), reference)
     names, _ = walk.folders_of("")
     walk.raise_if_refused()
-    parts = split_parts(walk, names)
+    parts = split_folders(walk, names)
     if parts and reference:
         raise DataError(
-            f"{root} brings its own split ({parts['train']}/ and {parts['val']}/), "
+            f"{root} has its own split ({parts['train']}/ and {parts['val']}/), "
             "so the reference split cannot be drawn",
-            fix=f"leave the split to the folder, or give {root / parts['train']}",
+            fix=f"omit --split reference, or use --data {root / parts['train']}",
         )
     scan_layout = scan_parts if parts else scan_classes
     classes, files, notes = scan_layout(walk, root, parts)
     loose = sum(count for _, count in walk.listings.values())
     if others := walk.ignored - loose:
-        notes.append(f"{count(others, 'entry', 'entries')} ignored: hidden or of other kinds")
+        notes.append(f"{count(others, 'entry', 'entries')} ignored: hidden or not images")
     if loose:
-        notes.append(f"{count(loose, 'image')} outside of the class folders ignored")
+        notes.append(f"{count(loose, 'image')} outside the class folders ignored")
     if walk.loops:
-        notes.append(f"{count(walk.loops, 'link')} back into a folder not followed")
-    if twins := twin_names(classes):
+        notes.append(f"{count(walk.loops, 'circular link')} not followed")
+    if twins := similar_names(classes):
         notes.append(f"classes that differ only by case or accents: {twins}")
     return Folder(
         root=root,
@@ -102,11 +102,11 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
 
 
 def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
-    """Arrays as the folder of image files that they stand for."""
+    """Return arrays as the folder of image files that they are equivalent to."""
     if reference:
         raise DataError(
-            f"{root} holds arrays, and the reference split is one of image files",
-            fix="leave --split out",
+            f"{root} contains arrays, but the reference split needs image files",
+            fix="omit --split reference",
         )
     return Folder(
         root=root,
@@ -117,13 +117,14 @@ def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
     )
 
 
-def image_files(root: Path) -> list[str]:
-    """Paths of all image files in and below a folder, sorted as strings.
+def list_images(root: Path) -> list[str]:
+    """Return the paths of all image files in and below a folder, sorted as strings.
 
-    What has an image's name and is no file is among them: opening it tells why.
+    Entries that are named like images but are not files are included: opening them gives the
+    reason.
 
     Raises:
-        DataError: A folder may not be read.
+        DataError: A folder cannot be read.
     """
     check_is_folder(root)
     walk = Walk(os.fspath(root))
@@ -133,18 +134,18 @@ def image_files(root: Path) -> list[str]:
 
 
 def check_is_folder(root: Path) -> None:
-    """Refuse what is no folder, with the name that may have been meant."""
+    """Raise a DataError if `root` is not a folder, with a similar name if there is one."""
     try:
         if root.is_dir():
             return
         exists = root.exists()
-    except OSError as error:  # e.g. a folder above may not be entered
+    except OSError as error:  # e.g. no permission for a parent folder
         raise DataError(
             f"cannot read the data folder {root}: {(error.strerror or '').lower()}",
             fix="check the path and its permissions",
         ) from error
     if exists:
-        raise DataError(f"{root} is a file, not a folder", fix="give the folder that holds it")
+        raise DataError(f"{root} is a file, not a folder", fix=f"use its folder: {root.parent}")
     parent = root.parent
     while not parent.is_dir() and parent != parent.parent:
         parent = parent.parent
@@ -154,8 +155,8 @@ def check_is_folder(root: Path) -> None:
         beside = []
     near = difflib.get_close_matches(root.relative_to(parent).parts[0], beside, n=1)
     fix = f"did you mean {parent / near[0]}?" if near else "check the path"
-    if str(root) in KNOWN:
-        fix = f"get it first: vitft data fetch {root}"
+    if str(root) in KNOWN_ARCHIVES:
+        fix = f"fetch it first: vitft data fetch {root}"
     raise DataError(f"data folder not found: {root}", fix=fix)
 
 
@@ -164,17 +165,17 @@ Found = tuple[list[str], list[File], list[str]]
 
 
 def scan_classes(walk: Walk, root: Path, _parts: Mapping[str, str]) -> Found:
-    """The layout with one folder per class."""
+    """Scan the layout with one folder per class."""
     classes, _ = walk.folders_of("")
     check_class_count(walk, root, "")
     found = {name: walk.images_in(name) for name in classes}
     walk.raise_if_refused()
-    check_not_empty(root, found)
+    check_classes_not_empty(root, found)
     return classes, [File(p, i) for i, name in enumerate(classes) for p in found[name]], []
 
 
 def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
-    """The layout with a train and a val folder."""
+    """Scan the layout with a train and a val folder."""
     train, val = parts["train"], parts["val"]
     classes, others = walk.folders_of(train)[0], walk.folders_of(val)[0]
     walk.raise_if_refused()
@@ -188,13 +189,13 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
     check_class_count(walk, root, train)
     notes = []
     if val.lower() in TEST_NAMES:
-        notes.append(f"there is no val folder: {val}/ serves as validation")
+        notes.append(f"there is no val folder: {val}/ is used for validation")
     aside = [name for name in walk.folders_of("")[0] if name not in (train, val)]
     if aside:
-        notes.append(f"set aside, neither trained on nor validated with: {listing(aside)}")
+        notes.append(f"not used, neither for training nor for validation: {listing(aside)}")
     found = {f"{p}/{name}": walk.images_in(f"{p}/{name}") for name in classes for p in (train, val)}
     walk.raise_if_refused()
-    check_not_empty(root, found)
+    check_classes_not_empty(root, found)
     kinds: tuple[tuple[Part, str], ...] = (("train", train), ("val", val))
     files = [
         File(path, label, part)
@@ -205,15 +206,15 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
     return classes, files, notes
 
 
-def split_parts(walk: Walk, names: Iterable[str]) -> dict[str, str]:
-    """The names of a train and a val folder that hold folders, or nothing."""
+def split_folders(walk: Walk, names: Iterable[str]) -> dict[str, str]:
+    """Return the names of a train and a val folder with sub-folders, or an empty dict."""
     parts: dict[str, str] = {}
     for part, usual in (("train", TRAIN_NAMES), ("val", VAL_NAMES), ("test", TEST_NAMES)):
         fitting = [n for n in names if n.lower() in usual and walk.folders_of(n)[0]]
         if len(fitting) > 1:
             raise DataError(
                 f"{walk.root} has several {part} folders: {listing(fitting)}",
-                fix="keep one of them, or move the others elsewhere",
+                fix="keep one of them and move the others elsewhere",
             )
         if fitting:
             parts[part] = fitting[0]
@@ -222,25 +223,25 @@ def split_parts(walk: Walk, names: Iterable[str]) -> dict[str, str]:
 
 
 def check_class_count(walk: Walk, root: Path, folder: str) -> None:
-    """Two classes at least; a wrapping folder (`flowers/flowers/rose`) is pointed out."""
+    """Check for at least two classes; point out a wrapping folder (`flowers/flowers/rose`)."""
     names, loose = walk.folders_of(folder)
     if len(names) >= 2:
         return
     where = root / folder
     if not names:
         held = count(loose, "image") if loose else "no images"
-        problem = f"no class folders in {where}: it holds {held}"
+        problem = f"no class folders in {where}, which contains {held}"
     else:
         problem = f"need at least 2 classes, found 1 ({names[0]}) in {where}"
     if names and not folder and len(walk.folders_of(names[0])[0]) >= 2:
-        fix = f"the classes seem to lie one folder deeper: give {where / names[0]}"
+        fix = f"the classes seem to be one folder deeper: use {where / names[0]}"
     else:
         fix = f"put each class in its own folder, e.g. {where}/cat/001.jpg and {where}/dog/001.jpg"
     raise DataError(problem, fix=fix)
 
 
-def check_not_empty(root: Path, found: Mapping[str, Sized]) -> None:
-    """Every class has images."""
+def check_classes_not_empty(root: Path, found: Mapping[str, Sized]) -> None:
+    """Raise a DataError if a class has no images."""
     empty = [name for name, paths in found.items() if not paths]
     if empty:
         raise DataError(
@@ -249,8 +250,8 @@ def check_not_empty(root: Path, found: Mapping[str, Sized]) -> None:
         )
 
 
-def twin_names(names: Iterable[str]) -> str:
-    """Names that some file systems hold to be the same."""
+def similar_names(names: Iterable[str]) -> str:
+    """Return the names that some file systems treat as equal, as text."""
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)

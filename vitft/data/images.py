@@ -1,20 +1,18 @@
-"""Opens image files of any origin safely and turns them into upright RGB images.
+"""Safe decoding of image files of any origin to upright RGB images.
 
-The bytes are not trusted. Six formats are known by their first bytes, whatever the name says, and
-each goes to its own decoder of Pillow: nothing else is tried, no program is started. The size is
-checked before pixels are decoded, and a file that is not whole is an error, never half a picture.
-It does not resize (`transforms`), walk through folders (`folder`) or know foreign formats
-(`signatures`).
+The bytes are not trusted. Six formats are recognised by their first bytes, whatever the name says,
+and each goes to its own Pillow decoder: nothing else is tried, no program is started. The size is
+checked before pixels are decoded, and an incomplete file is an error, never half an image.
 
-How each mode becomes RGB (colour profiles are ignored, as timm and torchvision do):
+Conversion of each mode to RGB (colour profiles are ignored, as in timm and torchvision):
 
-    1, L, P            black and white, equal channels, looked up
+    1, L, P            black and white, equal channels, palette lookup
     16-bit grey        the upper 8 bits, as Pillow does for 16-bit colour: 65535 -> 255
     12-bit grey TIFF   the upper 8 bits: 4095 -> 255
-    I (32-bit grey)    cut off at 0 and 65535, then as 16 bits
-    F (float grey)     0..1 -> 0..255 if no value is over 1, else as it is; rounded, cut off
+    I (32-bit grey)    clipped to 0..65535, then as 16 bits
+    F (float grey)     0..1 -> 0..255 if no value is over 1, else unchanged; rounded, clipped
     CMYK, YCCK, YCbCr  Pillow's formula
-    transparency       laid on white: alpha channels, transparent colours of palettes and greys
+    transparency       on white: alpha channels, transparent colours of palettes and greys
     several frames     the first one
 """
 
@@ -42,34 +40,34 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from vitft.data.arrays import member
+from vitft.data.arrays import array_member
 from vitft.data.signatures import (
-    ENDINGS,
-    SUFFIXES,
+    END_MARKERS,
+    FORMAT_BY_SUFFIX,
     declared_length,
     declared_size,
-    kind_of,
+    identify_format,
 )
 from vitft.system.errors import ImageError
 
 MAX_PIXELS = 100_000_000
-WHITE = (255, 255, 255)
+BACKGROUND = (255, 255, 255)
 
 DECODERS: Mapping[str, Callable[[io.BytesIO, str], ImageFile.ImageFile]] = {
-    "JPEG": JpegImagePlugin.JpegImageFile,  # of a multi-picture file (MPO) this is the first one
+    "JPEG": JpegImagePlugin.JpegImageFile,  # decodes the first image of a multi-picture file (MPO)
     "PNG": PngImagePlugin.PngImageFile,
     "WebP": WebPImagePlugin.WebPImageFile,
     "BMP": BmpImagePlugin.BmpImageFile,
     "GIF": GifImagePlugin.GifImageFile,
     "TIFF": TiffImagePlugin.TiffImageFile,
 }
-# What Pillow raises for damaged bytes; found by mutation (tests), a superset of its own fuzzers'.
-DAMAGE = (
+# Raised by Pillow for damaged bytes; found by mutation (tests), a superset of its own fuzzers'.
+DECODER_ERRORS = (
     OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, AttributeError, EOFError,
     OverflowError, ZeroDivisionError, NotImplementedError, RuntimeError, AssertionError,
     MemoryError, struct.error, zlib.error,
 )  # fmt: skip
-TURNS: Mapping[int, Image.Transpose] = {
+ORIENTATIONS: Mapping[int, Image.Transpose] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -79,20 +77,20 @@ TURNS: Mapping[int, Image.Transpose] = {
     8: Image.Transpose.ROTATE_90,
 }
 ORIENTATION, BITS_PER_SAMPLE = 0x0112, 0x0102
-REFUSALS: Mapping[int | None, str] = {
+OPEN_ERRORS: Mapping[int | None, str] = {
     errno.ENOENT: "not found",
     errno.ENOTDIR: "not found",
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
     errno.EISDIR: "not a regular file",
     errno.ENXIO: "not a regular file",
-    errno.ELOOP: "a symbolic link that leads to itself",
+    errno.ELOOP: "a circular symbolic link",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An upright RGB image without metadata, and what was done to get there."""
+    """An upright RGB image without metadata, and remarks on its decoding."""
 
     image: Image.Image
     odd: tuple[str, ...]
@@ -103,28 +101,28 @@ def open_image(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
     """Read an image file as upright RGB.
 
     Raises:
-        ImageError: The file cannot be read or is no whole image of a supported format.
+        ImageError: The file cannot be read or is not a complete image of a supported format.
     """
     data = read_bytes(path, max_pixels=max_pixels)
     return decode(data, os.fspath(path), max_pixels=max_pixels).image
 
 
 def read_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read an image from the bytes of a file as upright RGB; `name` is for messages.
+    """Decode the bytes of a file as upright RGB; `name` is for messages.
 
     Raises:
-        ImageError: The bytes are no whole image of a supported format.
+        ImageError: The bytes are not a complete image of a supported format.
     """
     return decode(data, name, max_pixels=max_pixels).image
 
 
 def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> bytes:
-    """The content of a regular file: a pipe, a device or a file beyond all measure is refused.
+    """Read a regular file; pipes, devices and oversized files are refused.
 
-    The path may also lead into arrays (`arrays.member`).
+    The path may also lead into arrays (`arrays.array_member`).
 
     Raises:
-        ImageError: With the system's reason.
+        ImageError: With the reason.
     """
     name = os.fspath(path)
     limit = 8 * max_pixels + 2**26  # bytes: 4 uncompressed 16-bit channels and ample metadata
@@ -135,18 +133,18 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
                 return file.read()
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            inside = member(name)
+            inside = array_member(name)
             if inside is not None:
                 return inside
-        reason = REFUSALS.get(error.errno, f"cannot be read ({error.strerror})")
+        reason = OPEN_ERRORS.get(error.errno, f"cannot be read ({error.strerror})")
         raise ImageError(name, reason) from error
-    except ValueError as error:  # a NUL or a surrogate: no file can have this name
+    except ValueError as error:  # NUL or surrogate: not a valid file name
         raise ImageError(name, "not found") from error
     raise ImageError(name, f"file too large: {size / 1e9:.1f} GB, limit {limit / 1e9:.1f} GB")
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open without waiting for the other end of a pipe, and only what is a regular file."""
+    """Open a regular file without waiting for the other end of a pipe."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -155,12 +153,12 @@ def open_regular(path: str, flags: int) -> int:
 
 
 def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Decoded:
-    """Read an image from the bytes of a file, with remarks; `name` is for messages.
+    """Decode the bytes of a file, with remarks; `name` is for messages.
 
     Raises:
-        ImageError: The bytes are no whole image of a supported format.
+        ImageError: The bytes are not a complete image of a supported format.
     """
-    kind = kind_of(data)
+    kind = identify_format(data)
     if kind not in DECODERS:
         raise ImageError(name, kind if data else "empty file")
     swept: Warning | None = None
@@ -168,22 +166,22 @@ def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Decoded:
         silence_pillow()
         try:
             return decode_as(kind, data, name, max_pixels)
-        except Image.DecompressionBombError as error:  # Pillow's own limit, inside of a decoder
+        except Image.DecompressionBombError as error:  # Pillow's own limit, inside a decoder
             number = re.search(r"\d+", str(error))
             found = f"{int(number[0]) / 1e6:,.0f} Mpx" if number else "too many pixels"
             raise ImageError(name, f"image too large: {found} in a frame or tile") from error
-        except DAMAGE as error:
+        except DECODER_ERRORS as error:
             raise ImageError(name, reason_for(error, kind, data)) from error
-        except Warning as warning:  # another thread has just restored its own filters
+        except Warning as warning:  # another thread has just restored its own warning filters
             swept = warning
     raise ImageError(name, f"damaged {kind} ({swept})")
 
 
 def silence_pillow() -> None:
-    """Keep Pillow's remarks on damaged metadata off the screen and out of `-W error`.
+    """Ignore Pillow's warnings about damaged metadata, also with `-W error`.
 
-    Warning filters belong to the process and `catch_warnings` must not be used in threads, so one
-    filter, for Pillow's modules only, is put in front and stays there.
+    Warning filters are global and `catch_warnings` is not thread-safe, so one filter for
+    Pillow's modules is put in front and stays there.
     """
     if not warnings.filters or warnings.filters[0][:4] != PILLOW_FILTER:
         warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -193,32 +191,32 @@ PILLOW_FILTER = ("ignore", None, Warning, re.compile(r"PIL\."))
 
 
 def decode_as(kind: str, data: bytes, name: str, max_pixels: int) -> Decoded:
-    """Decode with the decoder of `kind`; raises whatever that raises."""
+    """Decode with the decoder of `kind`; raise whatever it raises."""
     check_size(declared_size(kind, data), name, max_pixels)
     image = DECODERS[kind](io.BytesIO(data), "")
     check_size(image.size, name, max_pixels)
-    turned = image.tag_v2.get(ORIENTATION, 1) if isinstance(image, TIFF) else 1
+    rotated = image.tag_v2.get(ORIENTATION, 1) if isinstance(image, TIFF) else 1
     image.load()
 
-    odd = oddities(kind, image, name)
+    odd = decoding_remarks(kind, image, name)
     upright = to_rgb(image)
-    orientation = orientation_of(image) or 1  # of a TIFF it is 1 by now: Pillow has turned it
-    if orientation in TURNS:
-        upright = upright.transpose(TURNS[orientation])
-    if orientation in TURNS or turned in TURNS:
+    orientation = orientation_of(image) or 1  # 1 for a TIFF: Pillow has rotated it already
+    if orientation in ORIENTATIONS:
+        upright = upright.transpose(ORIENTATIONS[orientation])
+    if orientation in ORIENTATIONS or rotated in ORIENTATIONS:
         odd.append("rotated by EXIF")
-    upright.info = {}  # the place where a photo was taken must not travel into reports
+    upright.info = {}  # GPS coordinates must not appear in reports
     return Decoded(upright, tuple(odd))
 
 
 TIFF = TiffImagePlugin.TiffImageFile
 
 
-def oddities(kind: str, image: ImageFile.ImageFile, name: str) -> list[str]:
+def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[str]:
     """Return remarks on an opened image other than its rotation."""
     odd = [f"converted from {image.mode}"] if image.mode != "RGB" else []
     suffix = Path(name).suffix.lower()
-    if SUFFIXES.get(suffix, kind) != kind:
+    if FORMAT_BY_SUFFIX.get(suffix, kind) != kind:
         odd.append(f"content is {kind} but the name says {suffix[1:]}")
     if has_more_frames(image):
         odd.append(
@@ -230,7 +228,7 @@ def oddities(kind: str, image: ImageFile.ImageFile, name: str) -> list[str]:
 
 
 def check_size(size: tuple[int, int] | None, name: str, max_pixels: int) -> None:
-    """Refuse an image by the size that its header declares."""
+    """Raise an ImageError if the size declared in the header is too large."""
     if size is not None and size[0] * size[1] > max_pixels:
         found, limit = (
             f"{n / 1e6:,.{0 if n >= 10**7 else 2}f} Mpx" for n in (size[0] * size[1], max_pixels)
@@ -239,36 +237,36 @@ def check_size(size: tuple[int, int] | None, name: str, max_pixels: int) -> None
 
 
 def has_more_frames(image: ImageFile.ImageFile) -> bool:
-    """Whether the file goes on after the first frame or page; damage there does no harm."""
+    """Return whether there is a second frame or page; damage there does no harm."""
     try:
         return bool(getattr(image, "is_animated", False)) or "mp" in image.info
-    except DAMAGE:
+    except DECODER_ERRORS:
         return True
 
 
 def orientation_of(image: Image.Image) -> int | None:
-    """EXIF (or XMP) orientation, 1 if there is none; None if the metadata is damaged."""
+    """Return the EXIF (or XMP) orientation, 1 if there is none; None if the metadata is damaged."""
     try:
         orientation = image.getexif().get(ORIENTATION, 1)
-    except DAMAGE:
+    except DECODER_ERRORS:
         return None
     return orientation if isinstance(orientation, int) else None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """An image of any mode as RGB, by the rules at the top of this file."""
+    """Convert an image of any mode to RGB by the rules at the top of this file."""
     if image.mode == "F" or image.mode.startswith("I"):
         return Image.fromarray(grey_levels(image)).convert("RGB")
     if image.has_transparency_data:
         layers = image.convert("RGBA")
-        white = Image.new("RGB", image.size, WHITE)
+        white = Image.new("RGB", image.size, BACKGROUND)
         white.paste(layers, mask=layers.getchannel("A"))
         return white
     return image.convert("RGB") if image.mode != "RGB" else image
 
 
 def grey_levels(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """The 8-bit greys (height, width) of an image in one of Pillow's wider modes."""
+    """Return the 8-bit greys (height, width) of an image in one of Pillow's wider modes."""
     values = np.asarray(image)
     if image.mode == "F":
         values = np.nan_to_num(values, nan=0.0, posinf=255.0, neginf=0.0)
@@ -286,13 +284,13 @@ def grey_levels(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.u
 
 
 def reason_for(error: BaseException, kind: str, data: bytes) -> str:
-    """What is wrong with bytes that Pillow would not decode, in a few words."""
+    """Return in a few words why Pillow could not decode the bytes."""
     if isinstance(error, MemoryError):
-        return "needs more memory than there is"
+        return "not enough memory"
     declared = declared_length(kind, data)
     if declared is not None and declared > len(data):
         return f"truncated ({len(data)} of {declared} bytes)"
     text = " ".join(str(error).split())
-    if "truncated" in text.lower() or ENDINGS.get(kind, b"") not in data[-64:]:
+    if "truncated" in text.lower() or END_MARKERS.get(kind, b"") not in data[-64:]:
         return f"truncated (ends after {len(data)} bytes)"
     return f"damaged {kind} ({text[:80] or type(error).__name__})"

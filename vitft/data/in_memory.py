@@ -1,7 +1,7 @@
-"""Small images as one tensor in memory, and the way they are moved about in whole batches.
+"""Small images as one tensor in memory, shifted and flipped in whole batches.
 
-Decoding a picture of 32 pixels takes longer than training on it, so each one is decoded once. What
-moves an image is drawn from (seed, epoch, image) alone: not from the batch it falls into.
+Decoding a 32-pixel image takes longer than training on it, so each one is decoded once. Shifts are
+drawn from (seed, epoch, image) alone, independently of the batch.
 """
 
 from typing import NamedTuple
@@ -11,43 +11,43 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-LARGEST_SIDE = 64
-"""Pixels up to which the images of a training are held in memory."""
-BUDGET = 2**30
-"""Bytes that they may take."""
+MAX_SIDE = 64
+"""Largest side in pixels of images that are kept in memory."""
+MAX_BYTES = 2**30
+"""Most bytes that they may take."""
 STREAM = 0x5417F7
-"""Keeps these draws apart from others of the same seed and epoch."""
+"""Separates these draws from others with the same seed and epoch."""
 
 
-class Moves(NamedTuple):
-    """How each image of a batch is moved."""
+class Shifts(NamedTuple):
+    """Shift and flip of each image of a batch."""
 
     down: Tensor
-    """First row (B,) of what is cut from the padded image, from 0 to twice the padding."""
+    """First row (B,) of the window in the padded image, from 0 to twice the padding."""
     across: Tensor
     """First column (B,)."""
     mirrored: Tensor
-    """Whether left and right are exchanged (B,)."""
+    """Whether the image is flipped horizontally (B,)."""
 
 
 def fits(count: int, size: tuple[int, int], channels: int) -> bool:
-    """Whether so many images are small enough to be held in memory."""
-    return max(size) <= LARGEST_SIDE and count * size[0] * size[1] * channels <= BUDGET
+    """Return whether the images are small enough to be kept in memory."""
+    return max(size) <= MAX_SIDE and count * size[0] * size[1] * channels <= MAX_BYTES
 
 
-def drawn_moves(
+def draw_shifts(
     images: Tensor, turns: Tensor, *, count: int, seed: int, epoch: int, padding: int, flip: float
-) -> Moves:
-    """The moves of some of `count` images in an epoch.
+) -> Shifts:
+    """Draw the shifts of some of `count` images in an epoch.
 
     Args:
-        images: Their numbers (B,), from 0.
-        turns: How often each was used in this epoch before (B,): it moves differently each time.
-        count: How many images there are.
-        seed: Of the training.
-        epoch: Counted from 0.
-        padding: Pixels that an image moves at most.
-        flip: Share that is mirrored.
+        images: Their indices (B,).
+        turns: How often each was used earlier in this epoch (B,): each use gets another shift.
+        count: Number of all images.
+        seed: Of the run.
+        epoch: From 0.
+        padding: Largest shift in pixels.
+        flip: Probability of a flip.
     """
     moves = torch.empty((3, len(images)), dtype=torch.long)
     for turn in turns.unique().tolist():
@@ -60,11 +60,11 @@ def drawn_moves(
         )
         here = turns == turn
         moves[:, here] = torch.from_numpy(table[:, images[here].numpy()])
-    return Moves(moves[0], moves[1], moves[2].bool())
+    return Shifts(moves[0], moves[1], moves[2].bool())
 
 
-def moved(pixels: Tensor, moves: Moves, padding: int) -> Tensor:
-    """Pad uint8 images (B, H, W, C) with black, cut a window of their size, mirror some.
+def shift_and_flip(pixels: Tensor, moves: Shifts, padding: int) -> Tensor:
+    """Pad uint8 images (B, H, W, C) with zeros, cut a window of their size, and flip some.
 
     Source: the augmentation of He et al. 2016 for CIFAR, https://arxiv.org/abs/1512.03385, section
     4.2, as a gather over the whole batch.
@@ -78,6 +78,6 @@ def moved(pixels: Tensor, moves: Moves, padding: int) -> Tensor:
     return turned.permute(0, 2, 3, 1)
 
 
-def padding_of(padding: int, size: tuple[int, int]) -> int:
-    """Pixels that an image moves at most; 0: an eighth of the shorter side, 4 of 32."""
+def default_padding(padding: int, size: tuple[int, int]) -> int:
+    """Return the largest shift in pixels; 0 selects an eighth of the shorter side."""
     return padding or max(1, min(size) // 8)

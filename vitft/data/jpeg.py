@@ -13,11 +13,11 @@ import numpy as np
 import simplejpeg
 from PIL import JpegImagePlugin
 
-from vitft.data.images import DAMAGE, ORIENTATION, oddities
+from vitft.data.images import DECODER_ERRORS, ORIENTATION, decoding_remarks
 from vitft.data.transforms import EvalTransform
 
 KERNELS = {"bilinear", "bicubic"}
-LONGEST = 20
+MAX_SIDE_RATIO = 20
 """Largest ratio of the sides; longer images are cropped before they are resized."""
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -29,11 +29,11 @@ def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        usual = colours == "YCbCr" and max(height, width) <= LONGEST * min(height, width)
+        usual = colours == "YCbCr" and max(height, width) <= MAX_SIDE_RATIO * min(height, width)
         if not usual or height * width > max_pixels or is_rotated(data):
             return None
         return simplejpeg.decode_jpeg(data, strict=True)
-    except DAMAGE:
+    except DECODER_ERRORS:
         return None
 
 
@@ -41,8 +41,8 @@ def header_oddities(data: bytes, name: str) -> tuple[str, ...]:
     """Return the remarks that `images.decode` makes on a JPEG of `decode_upright`."""
     try:
         with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
-            return tuple(oddities("JPEG", image, name))
-    except DAMAGE:  # in metadata: the pixels have been decoded without an error
+            return tuple(decoding_remarks("JPEG", image, name))
+    except DECODER_ERRORS:  # in metadata: the pixels have been decoded without an error
         return ()
 
 

@@ -1,7 +1,7 @@
-"""Images with labels to judge a finished model by: a folder of classes, or a table.
+"""Labelled images for evaluation: a folder of classes, or a table.
 
-Unlike `folder`, one class is enough and a class may be empty: what is judged need not be what a
-model could be trained on. Whether the names are the model's is the caller's to check.
+Unlike in `data.folder`, one class is enough and a class may be empty. The caller checks whether the
+names are those of the model.
 """
 
 import csv
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.data.arrays import ArraySet, find_arrays
-from vitft.data.folder import check_is_folder, split_parts
+from vitft.data.folder import check_is_folder, split_folders
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
 from vitft.system.text import count, listing
@@ -21,36 +21,36 @@ SUBSETS = ("train", "val")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labelled:
-    """Paths and the names of their classes, unopened."""
+class LabelledImages:
+    """Paths and class names of images, not opened yet."""
 
     source: Path
     """The folder or the table."""
     root: str
-    """What the paths are relative to."""
+    """Folder that the paths are relative to."""
     classes: tuple[str, ...]
-    """Names of the classes, sorted as strings; one may have no images."""
+    """Class names, sorted as strings; one may have no images."""
     images: tuple[tuple[str, str], ...]
     """Path and class."""
     bad: tuple[tuple[str, str], ...] = ()
-    """Paths and reasons of what has an image's name and is no file."""
+    """Paths that are named like an image but are not files, and reasons."""
     notes: tuple[str, ...] = ()
 
     def locate(self, path: str) -> str:
-        """The path to open."""
+        """Return the path to open."""
         return os.path.join(self.root, path)  # noqa: PTH118 - a Path would fold `..` and bytes
 
 
-def find_labelled(source: Path, *, subset: str | None = None) -> Labelled:
-    """List the images of a folder of class folders, of its val part, or of a table.
+def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
+    """List the images of a folder of class folders, of one of its parts, or of a table.
 
     Args:
         source: A folder, or a CSV file with the columns path and label, paths relative to it.
-        subset: Which part of a folder with train and val parts; default: val.
+        subset: Part of a folder with train and val parts; default: val.
 
     Raises:
         DataError: Missing, unreadable, or without images under class names.
-        UsageError: A subset of what has no parts.
+        UsageError: A subset of data without parts.
     """
     arrays = find_arrays(source)
     if arrays is not None:
@@ -63,15 +63,15 @@ def find_labelled(source: Path, *, subset: str | None = None) -> Labelled:
         found, parts = from_folder(source, subset or "val")
     if subset is not None and not parts:
         raise UsageError(
-            f"--subset {subset}, but {source} has no train and val parts", fix="leave --subset out"
+            f"--subset {subset}, but {source} has no train and val parts", fix="omit --subset"
         )
     return found
 
 
-def from_arrays(source: Path, arrays: ArraySet, subset: str) -> tuple[Labelled, bool]:
-    """The images of arrays, or of one of their parts."""
+def from_arrays(source: Path, arrays: ArraySet, subset: str) -> tuple[LabelledImages, bool]:
+    """Return the images of arrays, or of one of their parts, and whether there are parts."""
     rows = [(path, label) for path, label, part in arrays.listing() if part in ("", subset)]
-    return Labelled(
+    return LabelledImages(
         source=source,
         root=os.fspath(source),
         classes=arrays.classes,
@@ -80,10 +80,10 @@ def from_arrays(source: Path, arrays: ArraySet, subset: str) -> tuple[Labelled, 
     ), arrays.splits
 
 
-def from_folder(root: Path, subset: str) -> tuple[Labelled, bool]:
-    """The images of a folder, and whether it has a train and a val part."""
+def from_folder(root: Path, subset: str) -> tuple[LabelledImages, bool]:
+    """Return the images of a folder, and whether it has train and val parts."""
     walk = Walk(os.fspath(root))
-    parts = split_parts(walk, walk.folders_of("")[0])
+    parts = split_folders(walk, walk.folders_of("")[0])
     part = parts.get(subset, "")
     classes, loose = walk.folders_of(part)
     images = [
@@ -95,14 +95,14 @@ def from_folder(root: Path, subset: str) -> tuple[Labelled, bool]:
         held = f"{len(classes)} class folders without images" if classes else "no class folders"
         loosely = f"; {count(loose, 'image')} outside of them" if loose else ""
         raise DataError(
-            f"no labelled images in {where}: it holds {held}{loosely}",
+            f"no labelled images in {where}: {held}{loosely}",
             fix=f"put each class in its own folder, e.g. {where}/cat/001.jpg, or give a CSV file "
             "with the columns path,label",
         )
-    notes = [f"the images of {part}/ are judged"] if part else []
+    notes = [f"the images of {part}/ are evaluated"] if part else []
     if loose:
         notes.append(f"{count(loose, 'image')} outside of the class folders ignored")
-    return Labelled(
+    return LabelledImages(
         source=root,
         root=os.fspath(root),
         classes=tuple(classes),
@@ -112,8 +112,8 @@ def from_folder(root: Path, subset: str) -> tuple[Labelled, bool]:
     ), bool(parts)
 
 
-def from_table(source: Path) -> Labelled:
-    """The images named by a CSV file; columns other than path and label are ignored."""
+def from_table(source: Path) -> LabelledImages:
+    """Return the images named by a CSV file; columns other than path and label are ignored."""
     try:
         text = source.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     except OSError as error:
@@ -122,8 +122,10 @@ def from_table(source: Path) -> Labelled:
         ) from error
     images = tuple(rows_of(source, text))
     if not images:
-        raise DataError(f"{source} names no images", fix="add rows of path,label under the header")
-    return Labelled(
+        raise DataError(
+            f"the table {source} is empty", fix="add rows of path,label under the header"
+        )
+    return LabelledImages(
         source=source,
         root=os.fspath(source.parent),
         classes=tuple(sorted({label for _, label in images})),
@@ -132,36 +134,38 @@ def from_table(source: Path) -> Labelled:
 
 
 def rows_of(source: Path, text: str) -> Iterator[tuple[str, str]]:
-    """Path and label of each row, checked."""
+    """Yield the checked path and label of each row."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     seen: set[str] = set()
     try:
         header = [cell.strip().lower() for cell in next(reader, [])]
         if header.count("path") != 1 or header.count("label") != 1:
             start = listing((cell[:40] for cell in header), most=6) or "nothing"
-            raise bad_row(source, 1, f"the header needs the columns path and label, found: {start}")
+            raise table_error(
+                source, 1, f"the header needs the columns path and label, found: {start}"
+            )
         path, label = header.index("path"), header.index("label")
         for cells in reader:
             if not any(cells):
                 continue
             if len(cells) != len(header):
-                problem = f"{len(cells)} cells under {len(header)} columns"
+                problem = f"{count(len(cells), 'cell')} for {count(len(header), 'column')}"
             elif not cells[path] or not cells[label]:
                 problem = "an empty path or label"
             else:
-                problem = f"{cells[path]!r} stands there twice" if cells[path] in seen else ""
+                problem = f"{cells[path]!r} is listed twice" if cells[path] in seen else ""
             if problem:
-                raise bad_row(source, reader.line_num, problem)
+                raise table_error(source, reader.line_num, problem)
             seen.add(cells[path])
             yield cells[path], cells[label]
     except csv.Error as error:
-        raise bad_row(source, reader.line_num, str(error)) from error
+        raise table_error(source, reader.line_num, str(error)) from error
 
 
-def bad_row(source: Path, line: int, problem: str) -> DataError:
-    """The error of a table that cannot be used."""
+def table_error(source: Path, line: int, problem: str) -> DataError:
+    """Return the error for an invalid table."""
     return DataError(
         f"{source}, line {line}: {problem}",
-        fix="write a CSV file with the header path,label, one image a row, paths relative to the "
+        fix="write a CSV file with the header path,label, one image per row, paths relative to the "
         "file",
     )

@@ -1,7 +1,7 @@
-"""Decodes many images in threads and hands the results out in order.
+"""Decoding of many images in threads, with results in order.
 
-Threads are enough: Pillow and hashlib let go of the interpreter while they work. Memory holds a
-few images however many there are. What an image becomes is the caller's function.
+Threads are enough because Pillow and hashlib release the GIL. Only a few images are in memory at a
+time.
 """
 
 import os
@@ -21,7 +21,7 @@ R = TypeVar("R")
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def decoded(
+def decode_images(
     paths: Iterable[str | os.PathLike[str]],
     view: Callable[[int, Image.Image], Pixels],
     *,
@@ -29,17 +29,17 @@ def decoded(
     max_pixels: int = MAX_PIXELS,
     ahead: int | None = None,
 ) -> Generator[Pixels | ImageError, None, None]:
-    """Open each image and apply `view` to its running number and its upright RGB picture.
+    """Open each image and apply `view` to its index and its upright RGB picture.
 
-    One result per path, in the order of the paths: an array, or the error of a file that is no
-    image. Another file's picture never takes its place.
+    Yields one result per path, in the order of the paths: an array, or the error of an
+    unreadable file.
 
     Args:
-        paths: May be endless; read only as far as the look-ahead.
+        paths: May be infinite; read only as far as the look-ahead.
         view: Called in the worker threads.
-        workers: Threads; 0 decodes in the caller's own thread.
+        workers: Threads; 0 decodes in the calling thread.
         max_pixels: Larger images are errors.
-        ahead: How many images may be under way or waiting; by default four per thread.
+        ahead: Most images in progress or waiting; default: four per thread.
     """
 
     def one(numbered: tuple[int, str | os.PathLike[str]]) -> Pixels | ImageError:
@@ -50,7 +50,7 @@ def decoded(
             reason = error.reason
         return ImageError(
             os.fspath(path), reason
-        )  # a fresh one: tracebacks keep the file's bytes alive
+        )  # a new one: a traceback would keep the bytes alive
 
     return in_order(one, enumerate(paths), workers=workers, ahead=ahead)
 
@@ -58,10 +58,10 @@ def decoded(
 def in_order(
     function: Callable[[T], R], items: Iterable[T], *, workers: int, ahead: int | None = None
 ) -> Generator[R, None, None]:
-    """`map` in threads: results in the order of the items, at most `ahead` items under way.
+    """Like `map`, in threads: results in the order of the items, at most `ahead` in progress.
 
-    However the generator ends (its end, `close`, an exception, Ctrl-C), what has not begun is
-    cancelled and no thread is left.
+    However the generator ends (exhausted, closed, exception, Ctrl-C), pending work is cancelled
+    and no thread is left.
     """
     if workers <= 0:
         yield from map(function, items)
@@ -80,22 +80,21 @@ def in_order(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-class Stack(NamedTuple):
-    """A batch of equally large views, and the files among them that had none."""
+class ImageBatch(NamedTuple):
+    """A batch of views of equal size, and the unreadable files among its images."""
 
     numbers: tuple[int, ...]
-    """Running number of each row of `pixels`."""
+    """Index of each row of `pixels`."""
     pixels: Pixels
     """(B, S, S, 3)"""
     failed: tuple[tuple[int, ImageError], ...]
-    """Running numbers and errors of the unreadable files between the rows."""
+    """Indices and errors of the unreadable files between the rows."""
 
 
-def stacked(results: Iterable[Pixels | ImageError], size: int) -> Iterator[Stack]:
-    """Group what `decoded` yields into batches of `size` images; the last one may be smaller.
+def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator[ImageBatch]:
+    """Group the results of `decode_images` into batches of `size` images; the last may be smaller.
 
-    Errors travel with the batch that they fell into. A last stack without rows only carries
-    errors.
+    Errors belong to the batch in which they occur. A last batch may have errors only.
     """
     numbers: list[int] = []
     rows: list[Pixels] = []
@@ -107,8 +106,8 @@ def stacked(results: Iterable[Pixels | ImageError], size: int) -> Iterator[Stack
         numbers.append(number)
         rows.append(result)
         if len(rows) == size:
-            yield Stack(tuple(numbers), np.stack(rows), tuple(failed))
+            yield ImageBatch(tuple(numbers), np.stack(rows), tuple(failed))
             numbers, rows, failed = [], [], []
     if rows or failed:
         pixels = np.stack(rows) if rows else np.empty((0, 0, 0, 3), np.uint8)
-        yield Stack(tuple(numbers), pixels, tuple(failed))
+        yield ImageBatch(tuple(numbers), pixels, tuple(failed))

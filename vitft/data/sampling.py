@@ -1,7 +1,7 @@
-"""Which training images an epoch is made of, and in which order.
+"""Selection and order of the training images of an epoch.
 
-Everything is a pure function of labels, seed and epoch, so that a training that goes on after a
-stop, or in several processes, sees the images that it would have seen. Nothing here imports torch.
+A pure function of labels, seed and epoch, so that a resumed or distributed run uses the same images
+as an uninterrupted one. Does not import torch.
 """
 
 from collections import Counter
@@ -14,16 +14,17 @@ Order = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
-    """How many images an epoch has: all of them once, or the same number of each class.
+    """Return the number of images in an epoch.
 
-    A balanced epoch is as long as the other one, less what a whole number for each class leaves.
+    A balanced epoch has the same number of each class, and as many images as there are, rounded
+    down to a multiple of the classes.
     """
     count = len(labels)
     return count - count % len({*labels}) if balanced and count else count
 
 
-def order_of(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) -> Order:
-    """Positions of the images of an epoch, in the order in which they are used."""
+def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) -> Order:
+    """Return the indices of the images of an epoch, in the order in which they are used."""
     random = np.random.default_rng([seed, epoch])
     if not balanced:
         return random.permutation(len(labels))
@@ -31,10 +32,10 @@ def order_of(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) ->
 
 
 def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
-    """The same number of images of each class, class after class.
+    """Return the indices of the same number of images of each class, class after class.
 
     Each class deals its images from a pile that is shuffled anew whenever it is used up, and the
-    next epoch goes on where this one ended: over a training every image of a class is used equally
+    next epoch continues where this one ended: over a run every image of a class is used equally
     often, to within one.
     """
     known = np.asarray(labels)
@@ -50,8 +51,8 @@ def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
     return np.concatenate(drawn)
 
 
-def turns(order: Order) -> list[int]:
-    """For each place of an order, how often its image was used before in the same epoch."""
+def repeat_counts(order: Order) -> list[int]:
+    """Return for each position how often its image occurs earlier in the same epoch."""
     seen: Counter[int] = Counter()
     found = []
     for position in order.tolist():
@@ -60,8 +61,8 @@ def turns(order: Order) -> list[int]:
     return found
 
 
-def say_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
-    """What a balanced epoch is, in words."""
+def describe_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
+    """Return a sentence about a balanced epoch."""
     counts = Counter(labels)
     each = images_per_epoch(labels, balanced=True) // len(counts)
     rarest, largest = min(counts, key=lambda c: counts[c]), max(counts, key=lambda c: counts[c])
@@ -70,7 +71,7 @@ def say_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
         f"{each * len(counts):,} in all"
     )
     if counts[rarest] == counts[largest]:
-        return f"{text}; the classes are equally large, so it is every image once"
+        return f"{text}; the classes have equal sizes, so every image is used once"
     return (
         f"{text}; an image of {classes[rarest]} is used {each / counts[rarest]:.1f} times, "
         f"one of {classes[largest]} {each / counts[largest]:.1f} times"

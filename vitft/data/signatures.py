@@ -1,13 +1,13 @@
-"""Tells by the first bytes what a file is; decodes nothing.
+"""File formats recognised by their first bytes; nothing is decoded here.
 
-Only the six formats of `ACCEPTED` are ever decoded (`images`); the others are known so that the
-user reads what was found instead.
+Only the six formats of `ACCEPTED_SIGNATURES` are ever decoded (`data.images`); the others are
+recognised so that messages can name them.
 """
 
 import struct
 from collections.abc import Mapping
 
-ACCEPTED: Mapping[bytes, str] = {
+ACCEPTED_SIGNATURES: Mapping[bytes, str] = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
     b"GIF87a": "GIF",
@@ -18,7 +18,7 @@ ACCEPTED: Mapping[bytes, str] = {
     b"II+\0": "TIFF",  # BigTIFF
     b"MM\0+": "TIFF",
 }
-SUFFIXES: Mapping[str, str] = {
+FORMAT_BY_SUFFIX: Mapping[str, str] = {
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
     ".png": "PNG",
@@ -28,10 +28,10 @@ SUFFIXES: Mapping[str, str] = {
     ".tif": "TIFF",
     ".tiff": "TIFF",
 }
-ENDINGS: Mapping[str, bytes] = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "GIF": b";"}
-"""What stands at the end of a whole file."""
+END_MARKERS: Mapping[str, bytes] = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "GIF": b";"}
+"""Bytes near the end of a complete file."""
 
-FOREIGN: Mapping[bytes, str] = {
+FOREIGN_SIGNATURES: Mapping[bytes, str] = {
     b"%!PS": "EPS",
     b"\xc5\xd0\xd3\xc6": "EPS",
     b"%PDF": "PDF",
@@ -61,7 +61,7 @@ FOREIGN: Mapping[bytes, str] = {
     b"\x1aE\xdf\xa3": "Matroska",
     **{b"P%d%c" % (n, blank): "PNM" for n in range(1, 8) for blank in b"\n\r\t #"},
 }
-TEXTS: Mapping[bytes, str] = {
+TEXT_SIGNATURES: Mapping[bytes, str] = {
     b"version https://git-lfs": "a Git LFS pointer: run git lfs pull",
     b"<!doctype html": "HTML",
     b"<html": "HTML",
@@ -72,9 +72,9 @@ TEXTS: Mapping[bytes, str] = {
 }
 
 
-def kind_of(data: bytes) -> str:
-    """The name of an accepted format, or else a short reason why these bytes are none."""
-    for start, kind in ACCEPTED.items():
+def identify_format(data: bytes) -> str:
+    """Return the name of an accepted format, or a short reason why the bytes are not accepted."""
+    for start, kind in ACCEPTED_SIGNATURES.items():
         if data.startswith(start):
             return kind
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
@@ -86,8 +86,8 @@ def kind_of(data: bytes) -> str:
 
 
 def foreign_kind(data: bytes) -> str:
-    """The name of a known format that is not accepted, or nothing."""
-    for start, kind in FOREIGN.items():
+    """Return the name of a known format that is not accepted, or an empty string."""
+    for start, kind in FOREIGN_SIGNATURES.items():
         if data.startswith(start):
             return kind
     if data[4:8] == b"ftyp":
@@ -99,13 +99,13 @@ def foreign_kind(data: bytes) -> str:
 
 
 def looks_like(data: bytes) -> str:
-    """A guess at what bytes without a known signature are."""
+    """Return a guess at what bytes without a known signature are."""
     head = data[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if not head.strip(b"\0"):
         return "only zero bytes"
     if b"<svg" in head:
         return "looks like SVG"
-    for start, kind in TEXTS.items():
+    for start, kind in TEXT_SIGNATURES.items():
         if head.startswith(start):
             return f"looks like {kind}"
     printable = sum(byte >= 32 or byte in b"\t\n\r" for byte in head)
@@ -113,7 +113,7 @@ def looks_like(data: bytes) -> str:
 
 
 def declared_length(kind: str, data: bytes) -> int | None:
-    """How many bytes a whole file has, where its header tells."""
+    """Return the length of the complete file in bytes, if its header states it."""
     if kind == "WebP" and len(data) >= 8:
         return int.from_bytes(data[4:8], "little") + 8
     if kind == "BMP" and len(data) >= 6:
@@ -122,7 +122,7 @@ def declared_length(kind: str, data: bytes) -> int | None:
 
 
 def declared_size(kind: str, data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels of formats whose decoders reserve memory before they tell."""
+    """Return width and height of formats whose decoders allocate memory before reporting them."""
     if kind == "GIF" and len(data) >= 10:
         width, height = struct.unpack_from("<HH", data, 6)
         return width, height

@@ -1,8 +1,8 @@
-"""Decides which images validate, and keeps the decision as a table.
+"""Split into training and validation images, and the manifest that records it.
 
 The rule is that of the reference script: class by class, `int(n * val_rate)` of the sorted files
-are drawn by one private random stream; the others, in sorted order, train. It reads no images.
-Pictures that are the same stay on one side, except in the reference split, which is kept as it is.
+are drawn with one private random generator; the others, in sorted order, train. Does not read
+images. Identical images stay on one side, except in the reference split.
 
 Source: WZMIAOMIAO/deep-learning-for-image-processing,
 pytorch_classification/vision_transformer/utils.py, `read_split_data` since commit 9508fd2.
@@ -25,14 +25,14 @@ from vitft.config.data import DataSpec
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
-from vitft.system.text import listing
+from vitft.system.text import count, listing
 
-COLUMNS = ("path", "label", "split", "sha256")
+MANIFEST_COLUMNS = ("path", "label", "split", "sha256")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One image of the experiment."""
+    """One image of a run."""
 
     path: str
     """Relative to the data folder, with slashes."""
@@ -40,12 +40,12 @@ class Row:
     """Index of its class."""
     split: Literal["train", "val"]
     sha256: str
-    """Of the bytes of the file, hexadecimal."""
+    """Hexadecimal digest of the file's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Every image of the experiment and its part in it; bad files are not among them."""
+    """The readable images of a run and their split."""
 
     root: Path
     classes: tuple[str, ...]
@@ -54,49 +54,49 @@ class Manifest:
 
     @property
     def train(self) -> tuple[Row, ...]:
-        """The rows that train, in order."""
+        """The training images, in order."""
         return tuple(row for row in self.rows if row.split == "train")
 
     @property
     def val(self) -> tuple[Row, ...]:
-        """The rows that validate, in order."""
+        """The validation images, in order."""
         return tuple(row for row in self.rows if row.split == "val")
 
     @property
     def digest(self) -> str:
-        """sha256 of the table as it is written: that of the file `split.csv`."""
+        """sha256 of the table as written to `split.csv`."""
         return hashlib.sha256(self.to_csv()).hexdigest()
 
     def locate(self, row: Row) -> str:
-        """The path to open."""
+        """Return the path to open."""
         return f"{os.fspath(self.root)}/{row.path}"
 
     def to_csv(self) -> bytes:
-        """The table with class names for labels; any file name survives the round trip."""
-        lines = [",".join(COLUMNS)]
+        """Return the table with class names as labels; any file name survives the round trip."""
+        lines = [",".join(MANIFEST_COLUMNS)]
         for row in self.rows:
             cells = (row.path, self.classes[row.label], row.split, row.sha256)
-            lines.append(",".join(map(quoted, cells)))
+            lines.append(",".join(map(csv_cell, cells)))
         return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
 
     def write(self, path: Path) -> None:
-        """Write the table, whole or not at all."""
+        """Write the table atomically."""
         write_atomically(path, self.to_csv())
 
     @classmethod
     def read(cls, path: Path, root: Path) -> Self:
-        """Read back what `write` wrote.
+        """Read a table written by `write`.
 
         Raises:
-            DataError: Missing or not such a table; the line is named.
+            DataError: The file is missing or invalid; the line is named.
         """
         try:
             text = path.read_bytes().decode("utf-8", "surrogateescape")
         except OSError as error:
             raise DataError(
-                f"cannot read {path}: {error.strerror}", fix="give the split.csv of a run folder"
+                f"cannot read {path}: {error.strerror}", fix="give the split.csv of a run directory"
             ) from error
-        table = list(read_table(path, text.removeprefix("\ufeff")))
+        table = list(read_manifest_rows(path, text.removeprefix("\ufeff")))
         classes = sorted({label for _, label, _, _ in table})
         index = {name: number for number, name in enumerate(classes)}
         rows = (
@@ -106,68 +106,70 @@ class Manifest:
         return cls(root, tuple(classes), tuple(rows))
 
 
-def quoted(cell: str) -> str:
-    """A CSV cell; unlike csv.writer of Python 3.11 this quotes a lone carriage return too."""
+def csv_cell(cell: str) -> str:
+    """Quote a CSV cell; unlike csv.writer of Python 3.11, quote a lone carriage return too."""
     return '"' + cell.replace('"', '""') + '"' if re.search('[",\r\n]', cell) else cell
 
 
-def read_table(path: Path, text: str) -> Iterable[list[str]]:
-    """The rows of a manifest under its header, each checked."""
+def read_manifest_rows(path: Path, text: str) -> Iterable[list[str]]:
+    """Yield the checked rows of a manifest below its header."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     seen: set[str] = set()
     try:
-        if tuple(next(reader, ())) != COLUMNS:
-            raise bad_table(path, 1, f"the header is not {','.join(COLUMNS)}")
+        if tuple(next(reader, ())) != MANIFEST_COLUMNS:
+            raise manifest_error(path, 1, f"the header is not {','.join(MANIFEST_COLUMNS)}")
         for cells in reader:
-            problem = problem_of(cells, seen)
+            problem = row_problem(cells, seen)
             if problem:
-                raise bad_table(path, reader.line_num, problem)
+                raise manifest_error(path, reader.line_num, problem)
             seen.add(cells[0])
             yield cells
     except csv.Error as error:
-        raise bad_table(path, reader.line_num, str(error)) from error
+        raise manifest_error(path, reader.line_num, str(error)) from error
 
 
-def problem_of(cells: Sequence[str], seen: set[str]) -> str:
-    """What is wrong with one row, or nothing."""
-    if len(cells) != len(COLUMNS):
-        return f"{len(cells)} cells instead of {len(COLUMNS)}"
+def row_problem(cells: Sequence[str], seen: set[str]) -> str:
+    """Return what is wrong with a row, or an empty string."""
+    if len(cells) != len(MANIFEST_COLUMNS):
+        return f"{len(cells)} cells instead of {len(MANIFEST_COLUMNS)}"
     name, _, part, sha256 = cells
     if not name or name.startswith("/") or ".." in name.split("/"):
         return f"the path {name!r} leads out of the data folder"
     if name in seen:
-        return f"{name!r} stands there twice"
+        return f"{name!r} is listed twice"
     if part not in ("train", "val"):
         return f"split is {part!r}, not train or val"
-    return "" if re.fullmatch("[0-9a-f]{64}", sha256) else f"{sha256[:70]!r} is no sha256"
+    return "" if re.fullmatch("[0-9a-f]{64}", sha256) else f"{sha256[:70]!r} is not a sha256 digest"
 
 
-def bad_table(path: Path, line: int, problem: str) -> DataError:
-    """The error of a table that cannot be used."""
-    return DataError(f"{path}, line {line}: {problem}", fix="restore the file as vitft wrote it")
+def manifest_error(path: Path, line: int, problem: str) -> DataError:
+    """Return the error for an invalid manifest."""
+    return DataError(f"{path}, line {line}: {problem}", fix="restore the file that vitft wrote")
 
 
 def split(
     checked: InspectedFolder, spec: DataSpec, *, groups: Mapping[str, str] | None = None
 ) -> Manifest:
-    """Decide for every readable image whether it trains or validates.
+    """Assign every readable image to training or validation.
 
     A folder with its own train and val parts keeps them. `random` draws from the readable images
-    and, where the rule gives a class of two or more nothing to validate with, draws one; then
-    every group of copies goes where its first image was drawn. `reference` draws from all files,
-    readable or not, exactly as the reference script does; unreadable ones are dropped afterwards.
+    and draws at least one of every class of two or more; then every group of near-duplicates
+    goes where its first image was drawn. `reference` draws from all files, readable or not,
+    exactly as the reference script does; unreadable ones are dropped afterwards.
 
     Args:
         checked: The images, in the order of the folder.
-        spec: The kind of split, its share and seed.
-        groups: A common name for digests whose pictures are copies of one another; without it
-            only identical files are.
+        spec: Kind of split, fraction and seed.
+        groups: Group names by digest of near-duplicates; without it only identical files are
+            grouped.
 
     Raises:
-        DataError: A class is left without a training image, or nothing is left to validate.
+        DataError: A class has no training image, or there is no validation image.
     """
     folder = checked.folder
-    assert folder.reference == (spec.split == "reference"), "scanned for another kind of split"
+    assert folder.reference == (spec.split == "reference"), (
+        "folder was scanned for another kind of split"
+    )
     if folder.layout == "split":
         held_back = {file.path for file in checked.good if file.part == "val"}
     else:
@@ -175,31 +177,33 @@ def split(
         by_class: list[list[str]] = [[] for _ in folder.classes]
         for file in files:
             by_class[file.label].append(file.path)
-        counts = [len(paths) for paths in by_class]
+        counts = [len(row_paths) for row_paths in by_class]
         at_least = 0 if folder.reference else 1
         drawn = draw(counts, spec.val_rate, spec.seed, at_least=at_least)
-        held_back = {paths[i] for paths, picks in zip(by_class, drawn, strict=True) for i in picks}
+        held_back = {
+            row_paths[i] for row_paths, picks in zip(by_class, drawn, strict=True) for i in picks
+        }
         if not folder.reference:
-            held_back = kept_together(checked.good, held_back, groups or {})
+            held_back = keep_groups_together(checked.good, held_back, groups or {})
     rows = tuple(
         Row(f.path, f.label, "val" if f.path in held_back else "train", f.sha256)
         for f in checked.good
     )
     manifest = Manifest(folder.root, folder.classes, rows)
-    check_parts(manifest, checked)
+    check_split_classes(manifest, checked)
     return manifest
 
 
 def draw(
     counts: Sequence[int], val_rate: float, seed: int, *, at_least: int = 0
 ) -> list[list[int]]:
-    """Positions in each class's sorted list that validate, in the order they are drawn.
+    """Return the validation indices into each class's sorted list, in the order they are drawn.
 
     Args:
-        counts: Files of each class, in the order of the classes.
-        val_rate: Share of each class, rounded down.
-        seed: Of the one stream that runs through all classes.
-        at_least: Draw so many where the share is less, but never a whole class.
+        counts: Files per class, in the order of the classes.
+        val_rate: Fraction of each class, rounded down.
+        seed: Of the one generator for all classes.
+        at_least: Minimum per class, but never a whole class.
     """
     stream = random.Random(seed)
     return [
@@ -208,14 +212,13 @@ def draw(
     ]
 
 
-def kept_together(
+def keep_groups_together(
     files: Sequence[InspectedFile], drawn: Set[str], groups: Mapping[str, str]
 ) -> set[str]:
-    """The paths that validate when each group of copies goes where its first image was drawn.
+    """Return the validation paths after moving each group to where its first image was drawn.
 
-    That is as fair as the draw itself: a group validates as often as a single image does. Where
-    nothing is a copy, nothing changes. A class whose images all went to one side gets the first of
-    its groups that can be spared for the other, if there is one.
+    A group validates with the same probability as a single image. A class whose images are all
+    on one side gets the first of its groups that can be moved to the other, if there is one.
     """
     members: dict[str, list[InspectedFile]] = {}
     for file in files:
@@ -235,8 +238,8 @@ def kept_together(
     return {f.path for name, group in members.items() if side[name] for f in group}
 
 
-def check_parts(manifest: Manifest, checked: InspectedFolder) -> None:
-    """Refuse a split in which a class cannot be learnt or judged."""
+def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
+    """Raise a DataError if a class has too few images for training or validation."""
     have = Counter((row.label, row.split) for row in manifest.rows)
     drawn_here = checked.folder.layout == "classes"
     lacking: list[str] = []
@@ -245,7 +248,7 @@ def check_parts(manifest: Manifest, checked: InspectedFolder) -> None:
         if not train or not (val or checked.folder.reference):
             lacking.append(f"{name} ({train + val})" if drawn_here else f"{name} ({train} + {val})")
     if lacking:
-        unread = f"; {len(checked.bad)} files are unreadable" if checked.bad else ""
+        unread = f"; unreadable: {count(len(checked.bad), 'file')}" if checked.bad else ""
         raise DataError(
             f"{len(lacking)} of {len(manifest.classes)} classes have too few readable images to "
             f"train and validate with: {listing(lacking)}{unread}",
@@ -260,28 +263,28 @@ def check_parts(manifest: Manifest, checked: InspectedFolder) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Leaks:
-    """Groups of paths whose files have the same bytes although they should not."""
+    """Groups of paths of identical files that should not be identical."""
 
     across: tuple[tuple[str, ...], ...]
-    """At least one of each group trains and one validates."""
+    """Groups with training and validation images."""
     labels: tuple[tuple[str, ...], ...]
-    """In each group there is more than one class."""
+    """Groups with more than one class."""
 
 
 def leaks(manifest: Manifest) -> Leaks:
-    """Find identical files across train and val, and under different labels."""
+    """Find identical files across training and validation, and under different labels."""
     alike: dict[str, list[Row]] = {}
     for row in manifest.rows:
         alike.setdefault(row.sha256, []).append(row)
     groups = [rows for rows in alike.values() if len(rows) > 1]
     return Leaks(
-        tuple(paths(rows) for rows in groups if len({row.split for row in rows}) > 1),
-        tuple(paths(rows) for rows in groups if len({row.label for row in rows}) > 1),
+        tuple(row_paths(rows) for rows in groups if len({row.split for row in rows}) > 1),
+        tuple(row_paths(rows) for rows in groups if len({row.label for row in rows}) > 1),
     )
 
 
-def paths(rows: Iterable[Row]) -> tuple[str, ...]:
-    """Their paths."""
+def row_paths(rows: Iterable[Row]) -> tuple[str, ...]:
+    """Return the paths of some rows."""
     return tuple(row.path for row in rows)
 
 

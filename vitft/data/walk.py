@@ -1,37 +1,37 @@
-"""Lists a data folder: every entry is taken, counted as ignored, or named as bad.
+"""Listing of a data folder: image files, unreadable entries and what was ignored.
 
-Knows names and kinds of entries, nothing of classes or layouts (`folder`), and opens no file.
+Knows names and kinds of entries, not classes or layouts (`data.folder`), and opens no file.
 """
 
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitft.data.signatures import SUFFIXES
+from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.system.errors import DataError
 
 REFERENCE_SUFFIXES = frozenset({".jpg", ".JPG", ".png", ".PNG"})
-CLUTTER = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin"})
+SYSTEM_FILES = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin"})
 
 
 @dataclass(slots=True)
 class Walk:
-    """One walk through a folder, and what came up on the way."""
+    """State of one walk through a folder."""
 
     root: str
     reference: bool = False
-    """As the reference script lists: four suffixes, any kind of entry, no sub-folders."""
+    """List as the reference script does: four suffixes, any kind of entry, no sub-folders."""
     bad: list[tuple[str, str]] = field(default_factory=list)
-    """Paths with an image's name that are no file, and why."""
+    """Paths that are named like an image but are not files, and why."""
     ignored: int = 0
     loops: int = 0
-    """Links that led back into a folder already visited."""
+    """Number of links that led back into a folder already visited."""
     refused: list[str] = field(default_factory=list)
-    """Folders that may not be read."""
+    """Folders without read permission."""
     listings: dict[str, tuple[list[str], int]] = field(default_factory=dict)
 
     def folders_of(self, folder: str) -> tuple[list[str], int]:
-        """Names of the folders in `folder`, sorted, and the number of images beside them."""
+        """Return the sorted folder names in `folder` and the number of images beside them."""
         if folder not in self.listings:
             names, loose = [], 0
             for entry in self.entries(folder):
@@ -47,7 +47,7 @@ class Walk:
         return self.listings[folder]
 
     def images_in(self, folder: str) -> list[str]:
-        """Paths of the image files in and below `folder`, sorted as strings."""
+        """Return the paths of the image files in and below `folder`, sorted as strings."""
         found: list[str] = []
         seen = {self.identity(self.root)} if folder else set()
         waiting = [folder]
@@ -79,18 +79,18 @@ class Walk:
         return sorted(found)
 
     def has_image_name(self, name: str) -> bool:
-        """Whether the suffix is one of the accepted ones."""
+        """Return whether the suffix is one of the accepted ones."""
         stem, dot, suffix = name.rpartition(".")
         if self.reference:
             return bool(stem.strip(".")) and dot + suffix in REFERENCE_SUFFIXES
-        return dot + suffix.lower() in SUFFIXES
+        return dot + suffix.lower() in FORMAT_BY_SUFFIX
 
     def is_hidden(self, name: str) -> bool:
-        """Whether an entry is none of the user's making; the reference script takes all."""
-        return not self.reference and (name.startswith(".") or name.lower() in CLUTTER)
+        """Return whether an entry is hidden or a system file; the reference script takes all."""
+        return not self.reference and (name.startswith(".") or name.lower() in SYSTEM_FILES)
 
     def entries(self, folder: str) -> list[os.DirEntry[str]]:
-        """What lies in a folder; nothing, and remembered, if it may not be read."""
+        """Return the entries of a folder; none, and a note in `refused`, without permission."""
         try:
             with os.scandir(self.full(folder)) as found:
                 return list(found)
@@ -104,7 +104,7 @@ class Walk:
             ) from error
 
     def identity(self, path: str) -> tuple[int, int] | None:
-        """Device and inode: the same for all names of one folder."""
+        """Return device and inode, which are the same for all names of one folder."""
         try:
             status = Path(path).stat()
         except OSError:
@@ -112,11 +112,11 @@ class Walk:
         return status.st_dev, status.st_ino
 
     def full(self, folder: str) -> str:
-        """The path to open."""
+        """Return the path to open."""
         return f"{self.root}/{folder}" if folder else self.root
 
     def raise_if_refused(self) -> None:
-        """Name the folders that may not be read."""
+        """Raise a DataError that names the folders without read permission."""
         if self.refused:
             more = f" and {len(self.refused) - 1} more" if len(self.refused) > 1 else ""
             raise DataError(
@@ -126,7 +126,7 @@ class Walk:
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:
-    """A regular file, or a link to one; a link to itself is none."""
+    """Return whether an entry is a regular file or a link to one (False for circular links)."""
     try:
         return entry.is_file()
     except OSError:
@@ -134,7 +134,7 @@ def is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """A folder, or a link to one."""
+    """Return whether an entry is a folder or a link to one (False for circular links)."""
     try:
         return entry.is_dir()
     except OSError:

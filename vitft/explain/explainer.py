@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitft.data.loading import Pixels, decoded, stacked
+from vitft.data.loading import Pixels, decode_images, stack_batches
 from vitft.explain.attribution import attention_maps, explain, scale_maps
 from vitft.explain.heatmaps import SheetTile, contact_sheet, heads_sheet, overlay, png_bytes
 from vitft.explain.method import Method
@@ -71,9 +71,9 @@ class Explainer:
     def images(self, paths: Iterable[str]) -> Iterator[ExplainedImage]:
         """Yield one result per path, in order, after its files have been written."""
         paths, transform = list(paths), self.model.transform
-        views = decoded(paths, lambda _, image: transform.pixels(image))
+        views = decode_images(paths, lambda _, image: transform.pixels(image))
         done = 0
-        for stack in stacked(views, IMAGES_PER_BATCH):
+        for stack in stack_batches(views, IMAGES_PER_BATCH):
             errors = {number: error.reason for number, error in stack.failed}
             results = dict(zip(stack.numbers, self.explain_batch(stack.pixels), strict=True))
             count = len(results) + len(errors)

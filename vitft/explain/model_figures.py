@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.data.loading import decoded, stacked
+from vitft.data.loading import decode_images, stack_batches
 from vitft.explain.attribution import trace_attention
 from vitft.explain.model import ExplainedModel
 from vitft.models.stem import StdConv2d
@@ -54,8 +54,8 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
     positions = positions_png(position_similarity(model.vit), title=f"{model.name}: positions")
     figures = {"filters.png": filters, "positions.png": positions}
     some = images[:: max(1, len(images) // MAX_DISTANCE_IMAGES)][:MAX_DISTANCE_IMAGES]
-    views = decoded(some, lambda _, image: model.transform.pixels(image))
-    stacks = list(stacked(views, DISTANCE_BATCH))
+    views = decode_images(some, lambda _, image: model.transform.pixels(image))
+    stacks = list(stack_batches(views, DISTANCE_BATCH))
     batches = (model.inputs(stack.pixels) for stack in stacks if len(stack.pixels))
     distance, count = attention_distance(model.vit, batches)
     if count:

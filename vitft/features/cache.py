@@ -1,11 +1,9 @@
-"""Rows of numbers on disk, found again by what they were computed from.
+"""Fixed-size rows on disk, looked up by a digest of what they were computed from.
 
 A `Store` holds one row per key for one `space` (weights, cut, view, precision). It is a folder of
-shards, each written whole and never changed, so that several processes can fill it at once and a
-crash costs only what was not yet flushed. Every row carries a checksum that is verified when it is
-read: a damaged row counts as missing and is computed again. Rows are mapped, not loaded.
-
-This file does not know what the numbers mean.
+shards, each written once and never changed, so that several processes can fill it at once and a
+crash costs only what was not flushed. Every row has a checksum that is verified when it is read: a
+damaged row counts as missing and is computed again. Rows are memory-mapped, not loaded.
 """
 
 import contextlib
@@ -26,27 +24,27 @@ import numpy as np
 from vitft.system.errors import ResourceError, RunError
 from vitft.system.files import write_atomically, writing
 
-Rows = np.ndarray[Any, np.dtype[Any]]
-MAGIC = b"vitftrow"
+CachedRows = np.ndarray[Any, np.dtype[Any]]
+SHARD_MAGIC = b"vitftrow"
 KEY_BYTES = 32
 ALIGN = 64
 MANY_SHARDS, SMALL_SHARD = 64, 2**24
 LIMIT_GB = 20.0
-"""Size of the whole cache above which the spaces used longest ago are removed."""
+"""Size of the whole cache above which the least recently used spaces are removed."""
 
 
 def default_folder() -> Path:
-    """Where the cache lies unless the user names another place."""
+    """Return the folder of the cache unless the user names another."""
     try:
         return Path.home() / ".cache" / "vitft" / "features"
     except RuntimeError as error:
         raise RunError(
-            "this user has no home folder for cached features", fix="name a place with --cache DIR"
+            "no home folder for cached features", fix="name a folder with --cache DIR"
         ) from error
 
 
 def key_of(*parts: str) -> bytes:
-    """A key from texts such as a file's digest and the name of a view."""
+    """Return a key made of texts such as a file's digest and the name of a view."""
     return hashlib.sha256("\n".join(parts).encode()).digest()
 
 
@@ -55,16 +53,16 @@ class Shard:
     """One file of rows: header, keys, checksums, rows."""
 
     path: Path
-    keys: Rows
+    keys: CachedRows
     """(n, 32) uint8, in memory."""
-    sums: Rows
+    sums: CachedRows
     """(n,) uint32, in memory."""
-    rows: Rows
+    rows: CachedRows
     """(n, ...) mapped."""
 
 
 class Store:
-    """Rows by key for one space; the space's settings are kept beside them for readers."""
+    """Rows by key for one space, whose settings are stored beside them as JSON."""
 
     def __init__(
         self, root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str
@@ -77,20 +75,20 @@ class Store:
         self.places: dict[bytes, tuple[int, int]] = {}
         self.shards: list[Shard] = []
         self.damaged = 0
-        """Rows or whole files that were found damaged since this store was opened."""
-        self.waiting: dict[bytes, Rows] = {}
+        """Damaged rows or files found since this store was opened."""
+        self.waiting: dict[bytes, CachedRows] = {}
         self.flushed = time.monotonic()
         self.pause_s = 1.0
         self.make_folder()
-        with contextlib.suppress(OSError):  # a shared cache that may only be read
-            os.utime(self.folder)  # last used now: what is pruned is what was used longest ago
+        with contextlib.suppress(OSError):  # a read-only shared cache
+            os.utime(self.folder)  # marks the last use, for `prune`
         for path in sorted(self.folder.glob("*.rows")):
             self.open_shard(path)
         if len(self.shards) > MANY_SHARDS:
             self.merge_small_shards()
 
     def make_folder(self) -> None:
-        """The folder with its description, again if somebody cleaned the cache meanwhile."""
+        """Create the folder and its description, again if the cache was removed meanwhile."""
         if not (self.folder / "space.json").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / "space.json", self.text)
@@ -100,7 +98,7 @@ class Store:
                     leftover.unlink()
 
     def merge_small_shards(self) -> None:
-        """Write the rows of many small files as one: each mapped file costs a descriptor."""
+        """Merge the rows of many small files: each mapped file takes a descriptor."""
         small = [i for i, shard in enumerate(self.shards) if shard.rows.nbytes < SMALL_SHARD]
         rows = {
             key: np.array(row)
@@ -108,16 +106,18 @@ class Store:
             if place[0] in small and (row := self.get(key)) is not None
         }
         if rows:
-            with contextlib.suppress(RunError, ResourceError):  # read-only: many files will do
+            with contextlib.suppress(
+                RunError, ResourceError
+            ):  # a read-only cache keeps its many files
                 self.write_shard(rows)
                 for i in small:
                     self.shards[i].path.unlink(missing_ok=True)
 
     def open_shard(self, path: Path) -> None:
-        """Add a file's rows; a file that is not whole is set aside as if it were not there."""
+        """Add the rows of a file; an incomplete file is deleted."""
         try:
             shard = read_shard(path, self.shape, self.dtype)
-        except OSError:  # gone, or no descriptor left: not damaged, only not at hand
+        except OSError:  # deleted, or no descriptor left: not damaged
             return
         if shard is None:
             self.damaged += 1
@@ -130,8 +130,8 @@ class Store:
         for row in range(len(shard.keys)):
             self.places[flat[row * KEY_BYTES : (row + 1) * KEY_BYTES]] = (number, row)
 
-    def get(self, key: bytes) -> Rows | None:
-        """The row of a key, or None if it is missing or damaged."""
+    def get(self, key: bytes) -> CachedRows | None:
+        """Return the row of a key, or None if it is missing or damaged."""
         if key in self.waiting:
             return self.waiting[key]
         place = self.places.get(key)
@@ -145,21 +145,23 @@ class Store:
             return None
         return row
 
-    def add(self, key: bytes, row: Rows) -> None:
-        """Keep a row; it is on disk after the next `flush`: seconds later, then minutes."""
+    def add(self, key: bytes, row: CachedRows) -> None:
+        """Add a row; it is written by the next `flush`, after seconds at first, later minutes."""
         assert row.shape == self.shape
         self.waiting[key] = np.ascontiguousarray(row, dtype=self.dtype)
         if time.monotonic() - self.flushed > self.pause_s or self.waiting_bytes > 2**26:
-            self.pause_s = min(300.0, 2 * self.pause_s)  # few files, and minutes lost at most
+            self.pause_s = min(
+                300.0, 2 * self.pause_s
+            )  # few files, and at most minutes of work lost
             self.flush()
 
     @property
     def waiting_bytes(self) -> int:
-        """What is not on disk yet."""
+        """Size of the rows that are not on disk yet."""
         return len(self.waiting) * self.dtype.itemsize * int(np.prod(self.shape))
 
     def flush(self) -> None:
-        """Write what waits as one new shard."""
+        """Write the waiting rows as one new shard."""
         self.flushed = time.monotonic()
         if not self.waiting:
             return
@@ -167,7 +169,7 @@ class Store:
         self.write_shard(self.waiting)
         self.waiting = {}
 
-    def write_shard(self, rows: Mapping[bytes, Rows]) -> None:
+    def write_shard(self, rows: Mapping[bytes, CachedRows]) -> None:
         """Add rows as a new file."""
         path = self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.rows"
         with writing(path, option="--cache DIR, or --cache none"):
@@ -175,13 +177,13 @@ class Store:
         self.open_shard(path)
 
 
-def checksum(key: bytes, row: Rows) -> int:
-    """CRC-32 of a row under its key, so that a row in the wrong place is noticed too."""
+def checksum(key: bytes, row: CachedRows) -> int:
+    """Return the CRC-32 of a row and its key, so that a misplaced row is detected too."""
     return zlib.crc32(np.ascontiguousarray(row).view(np.uint8).data, zlib.crc32(key))
 
 
-def shard_bytes(rows: Mapping[bytes, Rows]) -> bytes:
-    """A shard as a file: magic, header length, header, keys, checksums, rows (aligned)."""
+def shard_bytes(rows: Mapping[bytes, CachedRows]) -> bytes:
+    """Return a shard as a file: magic, header length, header, keys, checksums, rows (aligned)."""
     some = next(iter(rows.values()))
     keys = b"".join(rows)
     sums = np.array([checksum(k, r) for k, r in rows.items()], dtype="<u4").tobytes()
@@ -193,16 +195,16 @@ def shard_bytes(rows: Mapping[bytes, Rows]) -> bytes:
             "index": zlib.crc32(sums, zlib.crc32(keys)),
         }
     ).encode()
-    head = MAGIC + len(header).to_bytes(8, "little") + header + keys + sums
+    head = SHARD_MAGIC + len(header).to_bytes(8, "little") + header + keys + sums
     padding = b"\0" * (-len(head) % ALIGN)
     return b"".join([head, padding, *(row.tobytes() for row in rows.values())])
 
 
 def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shard | None:
-    """Map a shard, or None if header, index or length are not what was written."""
+    """Map a shard, or return None if header, index or length are not as written."""
     try:
         with path.open("rb") as file:
-            if file.read(8) != MAGIC:
+            if file.read(8) != SHARD_MAGIC:
                 return None
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(length, 4096)))
@@ -227,7 +229,7 @@ def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """One space of the cache, for `vitft cache`."""
+    """One space of the cache, as listed by `vitft cache`."""
 
     folder: Path
     settings: Mapping[str, str]
@@ -235,11 +237,11 @@ class Space:
     """Bytes on disk."""
     shards: int
     used: float
-    """Seconds since the epoch."""
+    """Last use in seconds since the epoch."""
 
 
 def spaces(root: Path) -> list[Space]:
-    """Every space, the one used last first."""
+    """Return every space, the most recently used first."""
     found = []
     for folder in root.iterdir() if root.is_dir() else ():
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -257,8 +259,8 @@ def spaces(root: Path) -> list[Space]:
     return sorted(found, key=lambda space: -space.used)
 
 
-def remove(chosen: Iterable[Space]) -> int:
-    """Delete spaces; returns the bytes that became free."""
+def remove_spaces(chosen: Iterable[Space]) -> int:
+    """Delete spaces and return the freed bytes."""
     freed = 0
     for space in chosen:
         shutil.rmtree(space.folder, ignore_errors=True)
@@ -267,21 +269,21 @@ def remove(chosen: Iterable[Space]) -> int:
 
 
 def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int:
-    """Delete the spaces used longest ago until the cache fits its limit; returns freed bytes.
+    """Delete the least recently used spaces until the cache fits its limit; return the freed bytes.
 
-    Spaces used within the last `idle_s` seconds stay, whatever their size.
+    Spaces used within the last `idle_s` seconds are kept, whatever their size.
     """
     kept = 0.0
-    doomed = []
+    removable = []
     for space in spaces(root):
         kept += space.size
         if kept > limit_gb * 1e9 and time.time() - space.used >= idle_s:
-            doomed.append(space)
-    return remove(doomed)
+            removable.append(space)
+    return remove_spaces(removable)
 
 
 def open_store(root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str) -> Store:
-    """The store of a space, made if needed.
+    """Return the store of a space, created if needed.
 
     Raises:
         RunError: The folder cannot be written.

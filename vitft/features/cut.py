@@ -1,7 +1,7 @@
-"""The freeze boundary as a cut: a frozen prefix that maps pixels to inputs, a suffix that trains.
+"""The cut at the freeze boundary: a frozen prefix of the model and a trainable suffix.
 
-A frozen prefix is a pure function of the pixels, so it runs once per image and view instead of
-once per epoch. The suffix shares its parameters with the model: training it trains the model.
+A frozen prefix is a pure function of the pixels, so it runs once per image and view instead of once
+per epoch. The suffix shares its parameters with the model: training it trains the model.
 """
 
 import copy
@@ -17,7 +17,7 @@ from vitft.models.timm_model import Model, TimmModel
 
 
 class Prefix(nn.Module):
-    """The frozen part: pixels (B, 3, S, S) to tokens (B, N, D) or pooled features (B, D)."""
+    """The frozen layers: pixels (B, 3, S, S) to tokens (B, N, D) or pooled features (B, D)."""
 
     def __init__(self, model: Model, stop: int, *, autocast: bool = False) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Prefix(nn.Module):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what one image becomes: (D,) or (N, D)."""
+        """Shape of the output for one image: (D,) or (N, D)."""
         if isinstance(self.model, TimmModel) or self.pooled:
             return (self.model.feature_size,)
         config = self.model.config
@@ -39,7 +39,7 @@ class Prefix(nn.Module):
         return self.model.encode(self.model.embed(pixels), stop=self.stop)
 
     def digest(self) -> str:
-        """sha256 over everything the output depends on besides the pixels and the precision."""
+        """Return the sha256 of all that determines the output besides pixels and precision."""
         if isinstance(self.model, TimmModel):
             return state_digest(str(self.model.config.without_head()), self.model.net.state_dict())
         frozen = (f"blocks.{i}." for i in range(self.stop, self.model.config.depth))
@@ -49,11 +49,12 @@ class Prefix(nn.Module):
         return state_digest(f"{self.model.config.without_head()} {self.stop}", used)
 
     def in_precision(self, precision: str) -> "Prefix":
-        """This prefix, or one that computes in bf16.
+        """Return this prefix, or one that computes in bf16.
 
-        Of our own model a copy with bf16 weights: leaner than autocast, equally exact. The models
-        of timm have layers (BatchNorm) that need float32, and autocast knows them. What is kept
-        for good is not trusted to fp16, whose numbers end at 65504: there it stays in float32.
+        Our own models are copied with bf16 weights, which is leaner than autocast and equally
+        exact. timm models have layers (BatchNorm) that need float32, which autocast handles.
+        Cached features are never computed in fp16, whose values end at 65504: fp16 runs compute
+        them in float32.
         """
         if precision != "bf16":
             return self
@@ -63,7 +64,7 @@ class Prefix(nn.Module):
 
 
 class Suffix(nn.Module):
-    """The part that trains: what `Prefix` gives, to logits (B, C)."""
+    """The trainable layers: output of `Prefix` to logits (B, C)."""
 
     def __init__(self, model: Model, start: int) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Suffix(nn.Module):
         self.model = model
 
     def train(self, mode: bool = True) -> "Suffix":
-        """Switch the blocks behind the cut; frozen parts stay in eval mode."""
+        """Set the mode of the layers after the cut; frozen layers stay in eval mode."""
         self.training = mode
         self.model.eval()
         parts: list[nn.Module] = [self.model.pre_logits, self.model.head]
@@ -88,7 +89,7 @@ class Suffix(nn.Module):
 
 
 class Whole(nn.Module):
-    """A model of which everything trains: pixels to logits (B, C)."""
+    """A model that is trained completely: pixels to logits (B, C)."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -106,12 +107,12 @@ class Cut(NamedTuple):
 
     @property
     def pooled(self) -> bool:
-        """Whether the suffix reads one feature per image, so that its own cost is nothing."""
+        """Whether the suffix reads one feature per image, so that its own cost is negligible."""
         return self.prefix is not None and self.prefix.pooled
 
 
 def cut_model(model: Model, freeze: str) -> Cut:
-    """Split a model whose frozen parameters are already marked (`optim.freeze_model`)."""
+    """Cut a model whose frozen parameters are marked already (`models.freeze.freeze_model`)."""
     frozen = frozen_blocks(freeze, model.config.depth)
     if frozen is None:
         return Cut(None, Whole(model))
@@ -120,7 +121,7 @@ def cut_model(model: Model, freeze: str) -> Cut:
 
 @torch.inference_mode()
 def run_prefix(prefix: Prefix, pixels: Tensor) -> Tensor:
-    """Inputs of the suffix for a batch of normalised float32 pixels, in the prefix's own type."""
+    """Return the suffix's inputs for normalised float32 pixels, in the dtype of the prefix."""
     if prefix.autocast:
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16):
             return prefix(pixels).to(torch.bfloat16)

@@ -30,16 +30,16 @@ from vitft.data.jpeg import Pixels, is_supported, resized
 from vitft.data.loading import in_order
 from vitft.features.cache import Store, key_of, open_store
 from vitft.features.cut import Prefix, run_prefix
-from vitft.features.facts import FACTS_BYTES, Row, decode_facts, encode_facts, facts_key
+from vitft.features.facts import FACTS_BYTES, FactsRow, decode_facts, encode_facts, facts_key
 from vitft.features.fingerprints import Fingerprints
 from vitft.features.views import View
 from vitft.system.errors import DataError, ImageError
 
 FEATURES_VERSION = "1"
 """Part of every key: raised when the same settings begin to give other values."""
-BATCH = {"cpu": 16, "cuda": 256, "mps": 32}
+BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
 """Images per forward pass; on a CPU one thread gains nothing from more (docs/experiments.md)."""
-WIDE, WIDE_BATCH = 768, 8
+WIDE_MODEL, WIDE_BATCH = 768, 8
 """From this width on, half as many images fill a CPU's caches."""
 IN_MEMORY_BYTES = 2**31
 
@@ -51,7 +51,7 @@ class ExtractedImage:
     found: InspectedFile | ImageError
     facts: InspectedFile | None = None
     """What the cache of facts does not have yet."""
-    fingerprint: Row | None = None
+    fingerprint: FactsRow | None = None
     pixels: Pixels | None = None
     """Input of the prefix; None if its output is cached or known."""
     row: Any = None
@@ -92,7 +92,7 @@ class Extractor:
             "cut": "pooled" if prefix.pooled else f"after block {prefix.stop}",
             "precision": precision,
             "decoding": "exact" if self.is_exact else "fast",
-            "with": versions("torch", "pillow", "simplejpeg"),
+            "with": library_versions("torch", "pillow", "simplejpeg"),
             "device": self.device.type,
         }
         if folder is None:
@@ -276,10 +276,10 @@ class Extractor:
 
 def batch_size(device: str, width: int) -> int:
     """Return the number of images per forward pass of a model with tokens (..., width)."""
-    return WIDE_BATCH if device == "cpu" and width >= WIDE else BATCH[device]
+    return WIDE_BATCH if device == "cpu" and width >= WIDE_MODEL else BATCH_IMAGES[device]
 
 
-def versions(*names: str) -> str:
+def library_versions(*names: str) -> str:
     """Return the versions of the libraries that determine the pixels and the last bits."""
     return " ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 

@@ -16,7 +16,7 @@ from vitft.features.cache import key_of
 
 FACTS_BYTES = 160
 
-Row = np.ndarray[Any, np.dtype[np.uint8]]
+FactsRow = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def facts_key(path: str, sha256: str) -> bytes:
@@ -24,7 +24,7 @@ def facts_key(path: str, sha256: str) -> bytes:
     return key_of(sha256, Path(path).suffix.lower())
 
 
-def encode_facts(file: InspectedFile) -> Row | None:
+def encode_facts(file: InspectedFile) -> FactsRow | None:
     """Return the facts as a row (FACTS_BYTES,), or None if they are too long for one."""
     text = json.dumps([file.width, file.height, file.odd]).encode()
     if len(text) > FACTS_BYTES:
@@ -32,7 +32,9 @@ def encode_facts(file: InspectedFile) -> Row | None:
     return np.frombuffer(text.ljust(FACTS_BYTES), dtype=np.uint8)
 
 
-def decode_facts(row: Row, file: File, sha256: str, *, max_pixels: int) -> InspectedFile | None:
+def decode_facts(
+    row: FactsRow, file: File, sha256: str, *, max_pixels: int
+) -> InspectedFile | None:
     """Return the facts in a row, or None if the image has more pixels than allowed."""
     width, height, odd = json.loads(row[:FACTS_BYTES].tobytes())
     if width * height > max_pixels:

@@ -24,7 +24,7 @@ from vitft.data.inspection import (
     inspect_files,
 )
 from vitft.features.cache import Store, default_folder, open_store
-from vitft.features.facts import FACTS_BYTES, Row, decode_facts, encode_facts, facts_key
+from vitft.features.facts import FACTS_BYTES, FactsRow, decode_facts, encode_facts, facts_key
 from vitft.system.errors import ImageError, ResourceError, RunError
 
 log = logging.getLogger(__name__)
@@ -45,10 +45,10 @@ class Fingerprints:
 
     def __init__(self, cache: str) -> None:
         self.store = fingerprint_store(cache)
-        self.by_digest: dict[str, Row] = {}
+        self.by_digest: dict[str, FactsRow] = {}
         """Fingerprints (FINGERPRINT_BYTES,) by the digest of the file."""
 
-    def inspect(self, opened: OpenedImage) -> tuple[InspectedFile, Row]:
+    def inspect(self, opened: OpenedImage) -> tuple[InspectedFile, FactsRow]:
         """Return facts and fingerprint of an image, decoding it only if they are not cached.
 
         Raises:
@@ -67,7 +67,7 @@ class Fingerprints:
             facts = replace(facts, odd=(*facts.odd, *hidden_damage(opened.data)))
         return facts, fingerprint_of(opened.image)
 
-    def add(self, file: InspectedFile, fingerprint: Row) -> None:
+    def add(self, file: InspectedFile, fingerprint: FactsRow) -> None:
         """Keep a fingerprint, also in the cache unless it is there."""
         self.by_digest.setdefault(file.sha256, fingerprint)
         key, facts = facts_key(file.path, file.sha256), encode_facts(file)
@@ -79,7 +79,7 @@ class Fingerprints:
         if self.store is not None:
             self.store.flush()
 
-    def table(self, digests: Sequence[str]) -> Row:
+    def table(self, digests: Sequence[str]) -> FactsRow:
         """Return the fingerprints of some images, (n, FINGERPRINT_BYTES)."""
         if not digests:
             return np.empty((0, FINGERPRINT_BYTES), np.uint8)
@@ -119,7 +119,7 @@ def fingerprint_folder(
         workers=usable_cores(),
     )
 
-    def added(result: tuple[InspectedFile, Row] | ImageError) -> InspectedFile | ImageError:
+    def added(result: tuple[InspectedFile, FactsRow] | ImageError) -> InspectedFile | ImageError:
         if isinstance(result, ImageError):
             return result
         fingerprints.add(*result)

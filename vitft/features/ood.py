@@ -1,9 +1,9 @@
-"""Whether an image is unlike anything that a model was trained on, told by its feature.
+"""Out-of-distribution detection from features (Mahalanobis distance to the nearest class).
 
-The Mahalanobis distance from the nearest class: how far the feature lies from the mean of a class
-in units of the scatter that the classes share. What 1 % of the held-out images exceed is unlike. It
-is a statement about the picture, not about the answer. Nearest neighbours and the relative distance
-of Ren et al. (2106.09022) tell foreign pictures less well (docs/experiments.md).
+The distance of a feature from the mean of a class is measured in units of the scatter within
+classes. Images beyond the distance that 1 % of the held-out images exceed are out of distribution.
+This is a statement about the image, not about its prediction. Nearest neighbours and the relative
+distance of Ren et al. (2106.09022) separate foreign images less well (docs/experiments.md).
 
 Source: Lee et al. 2018, "A simple unified framework for detecting out-of-distribution samples",
 https://arxiv.org/abs/1807.03888.
@@ -20,67 +20,71 @@ import numpy as np
 
 from vitft.system.errors import RunError
 
-Array = np.ndarray[Any, np.dtype[np.float32]]
+Features = np.ndarray[Any, np.dtype[np.float32]]
 
-FILE = "reference.npz"
-SHARE = 0.99
-"""Of held-out images of the trained kinds that are not called unlike."""
-FEWEST = 20
-"""Held-out images below which no such share can be told."""
+REFERENCE_FILE = "reference.npz"
+IN_DISTRIBUTION = 0.99
+"""Fraction of held-out images that are called in distribution."""
+MIN_HELD_OUT = 20
+"""Smallest number of held-out images from which a limit is estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What is kept of the training features; classes may be fewer than the model's."""
+    """Statistics of the training features; it may have fewer classes than the model."""
 
-    centre: Array
+    centre: Features
     """Mean of all features, (D,)."""
-    means: Array
-    """Of each class, less the centre and whitened by the scatter within classes: (C, D)."""
-    within: Array
-    """Features less the centre, times this (D, D), scatter by one around their class."""
+    means: Features
+    """Class means less the centre, whitened by the scatter within classes: (C, D)."""
+    within: Features
+    """Whitening matrix (D, D): centred features times this have unit scatter within classes."""
     limit: float
-    """Distance beyond which an image is unlike the training images."""
+    """Squared distance above which an image is out of distribution."""
 
-    def distances(self, features: Array) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Squared distances (B,) of features (B, D) from their nearest classes."""
+    def distances(self, features: Features) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return the squared distances (B,) of features (B, D) from their nearest classes."""
         x = (features - self.centre).astype(np.float64)
         z = x @ self.within
         means = self.means.astype(np.float64)
         squares = (z**2).sum(1)[:, None] - 2 * z @ means.T + (means**2).sum(1)  # (B, C)
         return np.asarray(np.maximum(squares.min(axis=1), 0))
 
-    def are_unlike(self, features: Array) -> list[bool]:
-        """One answer per feature (B, D)."""
+    def are_unlike(self, features: Features) -> list[bool]:
+        """Return for each feature (B, D) whether it is out of distribution."""
         return [bool(distance > self.limit) for distance in self.distances(features)]
 
     def arrays(self) -> dict[str, Any]:
-        """For `RunDir.write_arrays`."""
+        """Return the fields for `RunDir.write_arrays`."""
         return {name: np.asarray(getattr(self, name), np.float32) for name in self.__slots__}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Read back `arrays`."""
+        """Read the output of `arrays`."""
         fields = {name: arrays[name] for name in cls.__slots__}
         return cls(**fields | {"limit": float(fields["limit"])})
 
 
-def fit(
-    features: Array, labels: np.ndarray[Any, Any], held_out: Array, *, share: float = SHARE
+def fit_reference(
+    features: Features,
+    labels: np.ndarray[Any, Any],
+    held_out: Features,
+    *,
+    fraction: float = IN_DISTRIBUTION,
 ) -> Reference | None:
-    """Learn what training features look like, and from held-out ones how far they may stray.
+    """Fit the statistics of training features and the limit from held-out ones.
 
     Args:
         features: Of the training images, (n, D).
         labels: Their class indices, (n,).
-        held_out: Features of images of the same kinds that trained nothing, (m, D).
-        share: Of these that shall not be called unlike.
+        held_out: Features of images of the same classes that were not trained on, (m, D).
+        fraction: Fraction of these below the limit.
 
     Returns:
-        None if there is too little of either to say anything.
+        None if there are too few of either.
     """
     kinds = np.unique(labels)
-    if len(held_out) < FEWEST or len(features) < 2 * len(kinds):
+    if len(held_out) < MIN_HELD_OUT or len(features) < 2 * len(kinds):
         return None
     x = features.astype(np.float64)
     centre = x.mean(axis=0)
@@ -93,15 +97,15 @@ def fit(
         within=within.astype(np.float32),
         limit=0.0,
     )
-    limit = float(np.quantile(rough.distances(held_out), share))
+    limit = float(np.quantile(rough.distances(held_out), fraction))
     return Reference.from_arrays(rough.arrays() | {"limit": limit})
 
 
 def whitener(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The matrix (D, D) that makes centred rows (n, D) scatter by one in every direction.
+    """Return the matrix (D, D) that gives centred rows (n, D) unit scatter in every direction.
 
-    With fewer rows than directions the scatter is drawn towards a sphere by the share that
-    minimises the expected error (oracle approximating shrinkage, Chen et al. 2010, 0907.4698).
+    The scatter is shrunk towards a sphere by the amount that minimises the expected error (oracle
+    approximating shrinkage, Chen et al. 2010, 0907.4698).
     """
     n, d = x.shape
     scatter = x.T @ x / n
@@ -114,32 +118,32 @@ def whitener(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def read_reference(run: Path, width: int) -> Reference | None:
-    """The reference of a run folder; None if it keeps none.
+    """Read the reference of a run directory; None if it has none.
 
     Raises:
-        RunError: It is damaged, or belongs to a model of another width.
+        RunError: The file is damaged, or belongs to a model of another width.
     """
-    path = run / FILE
+    path = run / REFERENCE_FILE
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise damaged(path, str(error.strerror)) from error
+        raise damaged_reference(path, str(error.strerror)) from error
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             found = Reference.from_arrays(arrays)
     except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_reference(path, str(error)) from error
     shapes = (found.centre.shape, found.within.shape, found.means.shape[1:])
     if shapes != ((width,), (width, width), (width,)) or not np.isfinite(found.limit):
-        raise damaged(path, f"it is not about features of {width} numbers")
+        raise damaged_reference(path, f"its features do not have {width} dimensions")
     return found
 
 
-def damaged(path: Path, reason: str) -> RunError:
-    """The error of a file that is not what was written."""
+def damaged_reference(path: Path, reason: str) -> RunError:
+    """Return the error for a damaged file."""
     return RunError(
         f"damaged run: {path} ({reason})",
-        fix="copy it again from where it came, or remove it and do without",
+        fix="restore it from a copy, or delete it to do without this check",
     )

@@ -1,8 +1,8 @@
-"""The Vision Transformer once more, in plain NumPy: to read, to check against, to answer at once.
+"""The Vision Transformer in plain NumPy: a second implementation, to read, to verify and for speed.
 
-A command that names an image or two is done before torch would have been imported. It computes
-what `model.VisionTransformer` computes, in float32, from the same file, and shares no line with
-it. It does not train, knows no hybrids and no models of timm, and runs on the CPU.
+A command that names a few images is done before torch would have been imported. The model computes
+in float32 what `vit.VisionTransformer` computes, from the same file, and shares no code with it. It
+cannot be trained, runs on the CPU, and supports neither hybrids nor timm models.
 
 Letters: B images, P patches, N tokens (prefix + P), D width, H heads, K head width, C classes.
 
@@ -29,16 +29,16 @@ Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 Uint8Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 MAX_HEADER = 100_000_000
-"""Bytes; what the library for safetensors accepts."""
+"""Largest header in bytes, as in the safetensors library."""
 ROWS = 16
-"""Rows of the hidden layer whose GELU is computed at a time, so that they stay in the cache."""
+"""Rows of the hidden layer whose GELU is computed at once, so that they stay in the CPU cache."""
 TAIL = (
     -0.004772713412583007, 0.16212970454817136, -0.1169266968126065, 0.6784044098003498,
     -0.7767180176870074, 0.8124795498247189, -0.2879519273475093, 0.03335568965996974,
 )  # fmt: skip
 BEND = 0.28
 """For x >= 0, (1 - Phi(x)) exp(x^2 / 2) is a polynomial in 1 / (1 + BEND x) with the coefficients
-`TAIL`: our own least-squares fit to scipy's erfcx; the error of x Phi(x) is below 2e-9."""
+`TAIL`: a least-squares fit to scipy's erfcx; the error of x Phi(x) is below 2e-9."""
 
 CONFIG_FIELDS = {
     "image_size", "patch_size", "in_channels", "width", "depth", "heads", "mlp_ratio", "qkv_bias",
@@ -49,18 +49,15 @@ CONFIG_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
-    """A safetensors file in memory as far as it is read: metadata, and tensors as views."""
+    """A memory-mapped safetensors file: metadata, and tensors as views."""
 
     metadata: Mapping[str, str]
     tensors: Mapping[str, Float32Array]
     chunks: tuple[tuple[bytes, memoryview], ...]
-    """What the digest covers behind the card: a line about each tensor, and its bytes."""
+    """Input of the digest after the card: a line about each tensor, and its bytes."""
 
     def digest(self) -> str:
-        """What `checkpoint.digest_of` gives; reads the whole file.
-
-        A sha256 over the card and each tensor's name, type, shape and bytes, names in order.
-        """
+        """Return what `checkpoint.state_digest` returns. Reads the whole file."""
         digest = hashlib.sha256(self.metadata["vitft.card"].encode())
         for line, data in self.chunks:
             digest.update(line)
@@ -68,13 +65,13 @@ class MappedFile:
         return digest.hexdigest()
 
     def is_whole(self) -> bool:
-        """Whether every byte is as it was written; reads the whole file."""
+        """Return whether every byte is as it was written. Reads the whole file."""
         known = {"format": "pt", "vitft.format": "1", "vitft.card": self.metadata["vitft.card"]}
         return self.metadata == known | {"vitft.sha256": self.digest()}
 
 
 def map_file(path: Path) -> MappedFile | None:
-    """Map a checkpoint; None if it is not what this room reads, and `checkpoint` shall tell why."""
+    """Map a checkpoint; None for any other file, whose problem `checkpoint` then reports."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -100,12 +97,12 @@ def map_file(path: Path) -> MappedFile | None:
 
 
 class NumpyModel:
-    """A trained model that needs nothing but NumPy.
+    """A Vision Transformer that needs only NumPy.
 
     Args:
-        settings: The card's `architecture`, as `ViTConfig.to_json` wrote it.
+        settings: The card's `architecture`, as written by `ViTConfig.to_json`.
         weights: Tensors under timm's names.
-        threads: Among which the tokens are shared out where each is treated alone.
+        threads: Number of threads for the layers that treat tokens independently.
     """
 
     def __init__(
@@ -121,14 +118,14 @@ class NumpyModel:
 
     @property
     def feature_size(self) -> int:
-        """Numbers in the pooled feature of one image."""
+        """Dimensions of the pooled feature of an image."""
         return self.width * (self.num_read if self.settings["pool"] == "cls" else 1)
 
     def __getitem__(self, name: str) -> Float32Array:
         return self.weights[name]
 
     def features(self, pixels: Float32Array) -> Float32Array:
-        """Normalised pixels (B, S, S, channels), channels last, to the pooled feature (B, D)."""
+        """Return pooled features (B, D) of normalised pixels (B, S, S, channels), channels last."""
         x = self.embed(pixels)  # (B, N, D)
         for i in range(self.depth):
             is_last = i == self.depth - 1 and self.settings["pool"] == "cls"
@@ -138,7 +135,7 @@ class NumpyModel:
         return self.norm(x, "norm.").reshape(len(x), -1)  # only the class tokens are left
 
     def embed(self, pixels: Float32Array) -> Float32Array:
-        """Cut into patches, project each, put the prefix in front, add positions (equation 1)."""
+        """Cut pixels into patches, project them, add prefix and positions (equation 1)."""
         kernel = self["patch_embed.proj.weight"]  # (D, channels, p, p)
         down, across = kernel.shape[2:]
         height, width, channels = pixels.shape[1:]
@@ -152,7 +149,7 @@ class NumpyModel:
         return np.concatenate([*prefix, x + self["pos_embed"]], axis=1)
 
     def block(self, x: Float32Array, name: str, rows: int) -> Float32Array:
-        """The first `rows` tokens after one encoder layer (equations 2 and 3)."""
+        """Return the first `rows` tokens after one encoder layer (equations 2 and 3)."""
         kept = x[:, :rows]
         if self.settings["norm"] == "post":
             mixed = self.scaled(self.attention(x, name, rows), f"{name}ls1.")
@@ -166,8 +163,8 @@ class NumpyModel:
         return kept + self.scaled(hidden, f"{name}ls2.")
 
     def attention(self, x: Float32Array, name: str, rows: int) -> Float32Array:
-        """The first `rows` tokens gather from all (appendix A): (B, rows, D)."""
-        weight = self[f"{name}attn.qkv.weight"]  # queries, keys and values, one below the other
+        """Return the attention output of the first `rows` tokens (appendix A): (B, rows, D)."""
+        weight = self[f"{name}attn.qkv.weight"]  # rows of queries, keys and values, stacked
         bias = self.weights.get(f"{name}attn.qkv.bias", np.zeros(len(weight), np.float32))
         d = self.width
         q = self.by_head(x[:, :rows] @ weight[:d].T + bias[:d])  # (B, H, rows, K)
@@ -178,11 +175,11 @@ class NumpyModel:
         return self.each(lambda part: self.linear(part, f"{name}attn.proj."), mixed)
 
     def by_head(self, x: Float32Array) -> Float32Array:
-        """(B, N, D) to (B, H, N, K)."""
+        """Split the last axis into heads: (B, N, D) to (B, H, N, K)."""
         return x.reshape(*x.shape[:2], self.heads, -1).transpose(0, 2, 1, 3)
 
     def mlp(self, x: Float32Array, name: str) -> Float32Array:
-        """Two layers with a GELU between, for each token alone."""
+        """Apply two linear layers with a GELU in between to each token."""
 
         def of_tokens(part: Float32Array) -> Float32Array:
             hidden = self.linear(part, f"{name}mlp.fc1.")
@@ -195,7 +192,7 @@ class NumpyModel:
     def each(
         self, function: Callable[[Float32Array], Float32Array], x: Float32Array
     ) -> Float32Array:
-        """A function of single tokens (n, D) applied to all tokens (B, N, D), in threads."""
+        """Apply a function of tokens (n, D) to all tokens (B, N, D), in parallel threads."""
         flat = x.reshape(-1, x.shape[-1])
         if self.threads == 1 or len(flat) < 2 * ROWS:
             done = function(flat)
@@ -204,26 +201,26 @@ class NumpyModel:
         return done.reshape(*x.shape[:-1], -1)
 
     def linear(self, x: Float32Array, name: str) -> Float32Array:
-        """A weight and a bias."""
+        """Apply a linear layer."""
         out = x @ self[f"{name}weight"].T
         out += self[f"{name}bias"]
         return out
 
     def norm(self, x: Float32Array, name: str) -> Float32Array:
-        """LayerNorm over the last axis."""
+        """Apply LayerNorm over the last axis."""
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = np.einsum("...d,...d->...", centred, centred)[..., None] / x.shape[-1]
         centred /= np.sqrt(variance + np.float32(self.eps))
         return centred * self[f"{name}weight"] + self[f"{name}bias"]
 
     def scaled(self, x: Float32Array, name: str) -> Float32Array:
-        """LayerScale, where there is one."""
+        """Apply LayerScale, if the model has it."""
         gamma = self.weights.get(f"{name}gamma")
         return x if gamma is None else x * gamma
 
     def classify(self, features: Float32Array) -> Float32Array:
-        """Class scores (B, C) from the pooled feature."""
-        if self.settings["distilled"]:  # the mean of two heads on two class tokens
+        """Return class scores (B, C) from pooled features."""
+        if self.settings["distilled"]:  # the mean of two heads, one per class token
             cls, dist = features[:, : self.width], features[:, self.width :]
             return as_floats((self.linear(cls, "head.") + self.linear(dist, "head_dist.")) / 2)
         if self.settings["pre_logits"]:
@@ -232,10 +229,10 @@ class NumpyModel:
 
 
 def gelu(x: Float32Array) -> Float32Array:
-    """The exact GELU: the input times the normal distribution function Phi, not its tanh cousin.
+    """Return the exact GELU, x Phi(x) with the normal distribution function Phi.
 
-    Phi(x) is 1 - r(x) for x >= 0 and r(-x) below, so in both cases the result is
-    max(x, 0) - |x| r(|x|), with r(x) = exp(-x^2 / 2) times the polynomial of `TAIL`.
+    Phi(x) is 1 - r(x) for x >= 0 and r(-x) below, so in both cases the result is max(x, 0) - |x|
+    r(|x|), with r(x) = exp(-x^2 / 2) times the polynomial of `TAIL`.
     """
     size = np.abs(x)
     t = 1 / (1 + np.float32(BEND) * size)
@@ -249,21 +246,21 @@ def gelu(x: Float32Array) -> Float32Array:
 
 
 def normalise(views: Uint8Array, transform: EvalTransform) -> Float32Array:
-    """`EvalTransform.normalise` with channels last: uint8 (B, S, S, 3) to float32, as many."""
+    """Normalise views with channels last: uint8 (B, S, S, 3) to float32 (B, S, S, channels)."""
     mean, std = np.array(transform.mean, np.float32), np.array(transform.std, np.float32)
     return (as_floats(views[..., : len(mean)]) / np.float32(255) - mean) / std
 
 
 def as_floats(x: Any) -> Float32Array:  # noqa: ANN401 - any array of numbers
-    """In float32; a float32 array is returned as it is."""
+    """Return an array as float32, without a copy if it is float32 already."""
     return np.asarray(x, np.float32)
 
 
 def is_supported(card: Mapping[str, Any]) -> bool:
-    """Whether this room knows everything that the card's architecture says."""
+    """Return whether this module supports everything in the card's architecture."""
     settings = card.get("architecture")
     if not isinstance(settings, dict) or settings.keys() | {"convs"} != CONFIG_FIELDS:
-        return False  # files from before there were `convs` do not name them
+        return False  # older files do not have `convs`
     if settings["stem"] is not None or settings.get("convs"):
         return False
     has_head = settings["num_classes"] and card.get("classes")
@@ -273,9 +270,9 @@ def is_supported(card: Mapping[str, Any]) -> bool:
 def open_model(
     path: Path, *, threads: int = 1
 ) -> tuple[NumpyModel, MappedFile, Mapping[str, Any]] | None:
-    """The model of a checkpoint with its file and card; None if torch has to be asked.
+    """Return the model of a checkpoint with its file and card; None if only torch can open it.
 
-    The file has not been verified: `Mapped.is_whole` does that, and may run meanwhile.
+    The file has not been verified: `MappedFile.is_whole` does that, and can run in parallel.
     """
     mapped = map_file(path)
     if mapped is None:

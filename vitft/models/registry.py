@@ -1,4 +1,4 @@
-"""The names of architectures, e.g. `vit_base_patch16_224`, and the models that they stand for."""
+"""Architecture names such as `vit_base_patch16_224`, and the models they stand for."""
 
 import re
 from dataclasses import asdict, replace
@@ -12,26 +12,24 @@ from vitft.system.errors import UsageError
 
 
 def architecture_config(name: str) -> ViTConfig:
-    """Settings of an architecture name such as `vit_base_patch16_224` or `vit_base_r50_s16_224`.
+    """Return the configuration for a name such as `vit_base_patch16_224` or `vit_base_r50_s16_224`.
 
     Raises:
-        UsageError: No such name; the nearest ones are named.
+        UsageError: There is no such name; contains the most similar ones.
     """
     match = re.fullmatch(r"vit_([a-z]+)_(?:patch(\d+)|(r\d*_s\d+(?:_p8)?))_(\d+)", name)
     size = SIZES.get(match[1]) if match else None
     stem, patch = STEMS.get(match[3], (None, int(match[2] or 0))) if match else (None, 0)
     if match is None or size is None or (stem is None and patch not in size.patches):
         near = get_close_matches(name, architecture_names(), n=5, cutoff=0)
-        raise UsageError(
-            f"no architecture is called {name!r}", fix=f"the nearest names: {', '.join(near)}"
-        )
+        raise UsageError(f"unknown architecture {name!r}", fix=f"similar names: {', '.join(near)}")
     config = ViTConfig(width=size.width, depth=size.depth, heads=size.heads)
     image_size, patch_size = as_pair(int(match[4])), as_pair(patch)
     return replace(config, image_size=image_size, patch_size=patch_size, stem=stem)
 
 
 def architecture_names() -> list[str]:
-    """Every size with each of its patch sides, then hybrids; other image sizes work as well."""
+    """Return every size with each of its patch sides, then hybrids. Other image sizes work too."""
     plain = [f"vit_{size}_patch{p}_224" for size, row in SIZES.items() for p in row.patches]
     return plain + [f"vit_{s}_{r}_224" for s, r in zip(SIZES, STEMS, strict=False)]
 
@@ -42,18 +40,21 @@ def create_model(
     image_size: int | tuple[int, int] | None = None,
     **fields: Any,  # noqa: ANN401
 ) -> VisionTransformer:
-    """Build an untrained model by its architecture's name, in float32 on the default device.
+    """Build an untrained model by the name of its architecture, in float32 on the default device.
 
     Args:
-        name: As `architecture_names` gives them; the last number is the image's side.
+        name: One of `architecture_names`; the last number is the side of the image.
         image_size: Side or (height, width) in pixels, instead of the one in the name.
         fields: Any other field of `ViTConfig`, e.g. num_classes=5, pool="mean", norm="post".
 
-    Raises a UsageError for an unknown name or field, or an image that the patches do not tile.
+    Raises:
+        UsageError: Unknown name or field, or an image that the patches do not tile.
     """
     config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():
-        raise UsageError(f"a model has no {min(unknown)}", fix="see the fields of ViTConfig")
+        raise UsageError(
+            f"unknown setting {min(unknown)} of a model", fix="use a field of ViTConfig"
+        )
     size = config.image_size if image_size is None else as_pair(image_size)
     return VisionTransformer(replace(config, image_size=size, **fields))
 
@@ -62,7 +63,7 @@ LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
 
 
 def describe_vit(config: ViTConfig) -> str:
-    """An architecture as papers write it, e.g. "ViT-B/16 224 px"."""
+    """Return an architecture as papers write it, e.g. "ViT-B/16 224 px"."""
     named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
     name = named.get((config.width, config.depth, config.heads))
     size = f"-{LETTERS[name]}" if name else ""
@@ -80,5 +81,5 @@ def describe_vit(config: ViTConfig) -> str:
 
 
 def format_size(sides: tuple[int, int]) -> str:
-    """One number for a square, else height x width."""
+    """Return one number for a square, otherwise height x width."""
     return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"

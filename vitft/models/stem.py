@@ -1,4 +1,16 @@
-"""What later models added to the plain Vision Transformer; the Transformer itself is in `model`.
+"""Parts that later models added to the plain Vision Transformer of `vit`.
+
+The ResNet of hybrids, whose feature map is cut into patches: weight-standardised convolutions with
+GroupNorm, padded like TensorFlow's SAME, under timm's names (`patch_embed.backbone.*`); a few plain
+convolutions of the same kind instead, for models that are trained from random weights; and
+LayerScale and stochastic depth for the branches of a block.
+
+Letters: B images, N tokens, D width, F feature channels, h and w the sides of a feature map.
+
+Sources: Kolesnikov et al. 2020 (BiT), https://arxiv.org/abs/1912.11370; Qiao et al. 2019 (weight
+standardisation), 1903.10520; Huang et al. 2016 (stochastic depth), 1603.09382; Touvron et al. 2021
+(LayerScale), 2103.17239; Xiao et al. 2021 (convolutions before the patches), 2106.14881;
+google-research/vision_transformer.
 
 The ResNet of hybrids, whose feature map is cut into patches: weight-standardised convolutions with
 GroupNorm, padded as TensorFlow's SAME, under timm's names (`patch_embed.backbone.*`). A few plain
@@ -21,26 +33,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
-    "r_s16_p8": ((), 32),  # the root's stride of 4 times patches of 8, whatever its name says
+    "r_s16_p8": ((), 32),  # s16 in the name, but a root of stride 4 and patches of 8
     "r26_s32": ((2, 2, 2, 2), 32),
     "r50_s16": ((3, 4, 9), 16),
     "r50_s32": ((3, 4, 6, 3), 32),
 }
-"""Middle part of an architecture's name: bottlenecks per stage, and pixels per token."""
+"""Bottlenecks per stage and pixels per token, by the middle part of an architecture's name."""
 
 
 def stem_stride(stages: tuple[int, ...]) -> int:
-    """Pixels per side of one cell of the feature map."""
+    """Return the side in pixels of one cell of the feature map."""
     return 4 * 2 ** max(0, len(stages) - 1)
 
 
 def stem_channels(stages: tuple[int, ...]) -> int:
-    """Channels of the feature map."""
+    """Return the channels of the feature map."""
     return 256 * 2 ** (len(stages) - 1) if stages else 64
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """TensorFlow's SAME: enough for ceil(side / stride) outputs, the odd pixel right and below."""
+    """Pad like TensorFlow's SAME: ceil(side / stride) outputs, an odd pixel right and below."""
     pads: list[int] = []
     for side in (x.shape[-1], x.shape[-2]):
         total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
@@ -49,7 +61,7 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 
 
 class StdConv2d(nn.Conv2d):
-    """A convolution whose kernels have mean 0 and variance 1, so that their scale means nothing."""
+    """Convolution with standardised weights: every kernel has mean 0 and variance 1."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, bias=False)
@@ -63,7 +75,7 @@ class StdConv2d(nn.Conv2d):
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """In 32 groups, with torch's eps of 1e-5, as in timm and BiT."""
+    """Return GroupNorm with 32 groups and torch's eps of 1e-5, as in timm and BiT."""
     return nn.GroupNorm(32, channels)
 
 
@@ -81,7 +93,7 @@ class Root(nn.Module):
 
 
 class Shortcut(nn.Module):
-    """A 1x1 convolution that gives the input of a stage the shape of its output."""
+    """1x1 convolution that gives the input of a stage the shape of its output."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -93,7 +105,7 @@ class Shortcut(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions beside a shortcut, the middle one at a quarter of the width."""
+    """Three convolutions with a residual connection, the middle one at a quarter of the width."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, is_first: bool) -> None:
         super().__init__()
@@ -123,7 +135,7 @@ class ResNetStage(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Pixels (B, channels, S, S) to a feature map (B, F, h, w)."""
+    """ResNet trunk: pixels (B, channels, S, S) to a feature map (B, F, h, w)."""
 
     def __init__(self, in_channels: int, stages: tuple[int, ...]) -> None:
         super().__init__()
@@ -139,19 +151,23 @@ class ResNet(nn.Module):
 
 
 def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, ...]:
-    """The last ones halve the feature map, as often as the patch can be halved; others keep it."""
+    """Return the strides of the convolutions in front of the patches.
+
+    The last ones halve the feature map, as often as the patch side is divisible by 2; the others
+    keep its size.
+    """
     side = math.gcd(*patch)
     halvings = min(len(convs), (side & -side).bit_length() - 1)
     return (1,) * (len(convs) - halvings) + (2,) * halvings
 
 
 class ConvNorm(nn.Module):
-    """A 3x3 convolution: (B, inputs, h, w) to (B, outputs, h / stride, w / stride)."""
+    """3x3 convolution, GroupNorm, ReLU: (B, inputs, h, w) to (B, outputs, h/stride, w/stride)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv = StdConv2d(inputs, outputs, 3, stride=stride)
-        groups = math.gcd(8, outputs, outputs // 2)  # one channel alone has no spread
+        groups = math.gcd(8, outputs, outputs // 2)  # a group needs more than one value
         self.norm = nn.GroupNorm(groups, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -161,7 +177,7 @@ class ConvNorm(nn.Module):
 def stride_of(
     stages: tuple[int, ...] | None, convs: tuple[int, ...], patch: tuple[int, int]
 ) -> int:
-    """Pixels per side of one cell of what `build_stem` gives."""
+    """Return the side in pixels of one cell of the output of `build_stem`."""
     return math.prod(conv_strides(convs, patch)) if stages is None else stem_stride(stages)
 
 
@@ -171,10 +187,10 @@ def build_stem(
     convs: tuple[int, ...],
     patch: tuple[int, int],
 ) -> tuple[nn.Module, int]:
-    """What stands between pixels and patches, and the channels that it gives.
+    """Return the module between pixels and patches, and its output channels.
 
-    The ResNet of a hybrid, or its root alone (`()`), which timm names without a `stem.` in front;
-    or convolutions; or nothing.
+    It is the ResNet of a hybrid, or its root only (`()`), which timm names without `stem.`; or
+    convolutions; or the identity.
     """
     if stages is not None:
         resnet = ResNet(in_channels, stages) if stages else Root(in_channels)
@@ -185,7 +201,7 @@ def build_stem(
 
 
 class LayerScale(nn.Module):
-    """A learned factor for every channel of a branch (B, N, D)."""
+    """Learned factor for every channel of a branch (B, N, D)."""
 
     def __init__(self, width: int, initial: float) -> None:
         super().__init__()
@@ -196,7 +212,7 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Skip a residual branch (B, N, D) for a random share of the images while training."""
+    """Stochastic depth: skip a residual branch (B, N, D) for random images in training."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Any model of timm behind the interface of ours, so that every room can take either.
+"""Any timm model behind the interface of vitft's own Vision Transformer.
 
-What the rooms rely on: `config` (with `num_classes`, `image_size`, `in_channels`), `features`
-(pixels to one feature per image), `pre_logits`, `head` (a Linear) and `classify` (both of them);
-`forward` is `classify(features(pixels))`. The names of a `state_dict` are timm's here, too.
+The rest of the package relies on: `config` (with `num_classes`, `image_size`, `in_channels`),
+`features` (pixels to one feature per image), `pre_logits`, `head` (a Linear) and `classify` (both
+of them); `forward` is `classify(features(pixels))`. The names in a `state_dict` are timm's.
 """
 
 import re
@@ -22,30 +22,30 @@ ARCHITECTURE = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimmConfig:
-    """Everything that decides the shape of a `TimmModel`."""
+    """Architecture of a `TimmModel`."""
 
     timm: str
     """Name of the architecture without its tag, e.g. `resnet18`."""
     image_size: tuple[int, int]
     """Height and width in pixels."""
     sized: bool = False
-    """Whether the architecture is built for one image size, and is told which."""
+    """Whether `image_size` is passed to timm when the network is built."""
     num_classes: int = 0
     """0 means no head: the model returns features."""
     in_channels: int = 3
     depth: ClassVar[int] = 0
-    """Blocks between which the model can be cut: none, it is frozen whole or not at all."""
+    """Number of blocks that can be frozen separately: none."""
     pre_logits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not ARCHITECTURE.fullmatch(self.timm) or min(*self.image_size, self.in_channels) < 1:
             raise UsageError(
-                f"{self.timm!r} for {self.image_size} pixels is no model of timm",
-                fix="take a name of timm.list_models() and a size in pixels",
+                f"invalid timm model: {self.timm!r} for {self.image_size} pixels",
+                fix="choose a name from timm.list_models() and a size in pixels",
             )
 
     def without_head(self) -> Self:
-        """The settings that features depend on."""
+        """Return the configuration of the part that computes features."""
         return replace(self, num_classes=0)
 
     def to_json(self) -> dict[str, Any]:
@@ -53,21 +53,21 @@ class TimmConfig:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read back `to_json`; JSON knows lists where we mean tuples."""
+        """Read the output of `to_json`, where tuples have become lists."""
         pairs: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         return cls(**pairs)
 
 
 class TimmModel(nn.Module):
-    """A model of timm, without its classifier, in front of a linear head of our own.
+    """A timm network without its classifier, followed by a linear head.
 
     Args:
-        config: What to build.
-        file: Weights in timm's format, fitted to the image size by timm; random if not given. A
-            classifier in the file is left out.
+        config: Architecture.
+        file: Weights in timm's format, which timm fits to the image size; random if not given. A
+            classifier in the file is ignored.
 
     Raises:
-        UsageError: timm has no such model, not at this size, or it has no single linear head.
+        UsageError: timm has no such model, not for this size, or it has no single linear head.
     """
 
     def __init__(self, config: TimmConfig, *, file: Path | None = None) -> None:
@@ -78,11 +78,11 @@ class TimmModel(nn.Module):
         names = [name for name, module in self.net.named_modules() if module is outer]
         if not isinstance(outer, nn.Linear | nn.Conv2d) or not names:
             raise UsageError(
-                f"the head of {config.timm} is not one linear layer, which is what is trained here",
-                fix="choose another model of timm",
+                f"vitft cannot fine-tune {config.timm}: its head is not a single linear layer",
+                fix="choose another timm model",
             )
         self.head_name = names[0]
-        """Where timm has the head among its modules."""
+        """Path of the classifier among timm's modules."""
         self.is_conv = isinstance(outer, nn.Conv2d)
         self.feature_size = outer.in_channels if isinstance(outer, nn.Conv2d) else outer.in_features
         self.net.reset_classifier(0)
@@ -98,11 +98,11 @@ class TimmModel(nn.Module):
         self.register_load_state_dict_pre_hook(rename_from_timm)  # type: ignore[no-untyped-call]
 
     def features(self, pixels: Tensor) -> Tensor:
-        """Normalised pixels (B, channels, S, S) to pooled features (B, D)."""
+        """Return pooled features (B, D) of normalised pixels (B, channels, S, S)."""
         return self.net(pixels)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Class scores (logits) from the pooled feature: (B, D) to (B, C)."""
+        """Return class scores (logits) from pooled features: (B, D) to (B, C)."""
         return self.head(pooled)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -110,13 +110,17 @@ class TimmModel(nn.Module):
 
 
 def create_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 - timm's own type
-    """Let timm build the model with a classifier, which tells where the head belongs."""
-    import timm  # takes seconds, so only where it is used
+    """Let timm build the network with its classifier.
+
+    Raises:
+        UsageError: timm has no such model, or not for this image size.
+    """
+    import timm  # takes seconds to import
 
     if not timm.is_model(config.timm):
         raise UsageError(
-            f"this timm ({timm.__version__}) has no model called {config.timm}",
-            fix="update timm to the version that knows it",
+            f"timm {timm.__version__} has no model called {config.timm}",
+            fix="update timm, or check the name",
         )
     options: dict[str, Any] = {"img_size": config.image_size} if config.sized else {}
     if file is not None:
@@ -135,13 +139,13 @@ def create_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 -
         if "img_size" not in str(error):
             raise
         raise UsageError(
-            f"{config.timm} cannot be built for another image size",
-            fix="leave --image-size out, or choose another model",
+            f"timm cannot build {config.timm} for another image size",
+            fix="omit --image-size, or choose another model",
         ) from error
 
 
 def rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Rename the entries of a `state_dict` that was just made: the net's as timm has them."""
+    """Give the entries of a new `state_dict` timm's names. A hook of `state_dict`."""
     assert isinstance(model, TimmModel)
     for name in [n for n in state if n.startswith(prefix)]:
         tensor, inner = state.pop(name), name.removeprefix(prefix)
@@ -156,7 +160,7 @@ def rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: obj
 
 
 def rename_from_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Rename the entries of a `state_dict` that is about to be loaded: what stands here."""
+    """Give the entries of a `state_dict` this module's names. A hook of `load_state_dict`."""
     assert isinstance(model, TimmModel)
     for name in [n for n in state if n.startswith(prefix)]:
         tensor, known = state.pop(name), name.removeprefix(prefix)
@@ -173,12 +177,12 @@ AnyConfig = ViTConfig | TimmConfig
 
 
 def config_from_json(fields: Mapping[str, Any]) -> AnyConfig:
-    """The settings of either kind of model, as `to_json` wrote them."""
+    """Return the configuration of either kind of model from the output of `to_json`."""
     return TimmConfig.from_json(fields) if "timm" in fields else ViTConfig.from_json(fields)
 
 
 def untrained(config: AnyConfig) -> Model:
-    """A model with random weights and a zero head."""
+    """Return a model with random weights and a zero head."""
     return TimmModel(config) if isinstance(config, TimmConfig) else VisionTransformer(config)
 
 

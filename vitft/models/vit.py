@@ -1,4 +1,8 @@
-"""The Vision Transformer, all of it in this file: pixels in, class scores out.
+"""The Vision Transformer: from pixels to class scores, in one file.
+
+It does not depend on file formats, on the origin of the weights or on training. Its parameter names
+are timm's, so that `load_state_dict(strict=True)` works in both directions. `stem` contains the
+additions of later models.
 
 It does not know file formats, where weights come from or how it is trained. Its parameter names
 are timm's, so a `state_dict` goes both ways with strict=True. `hybrid` has what later models added.
@@ -29,23 +33,23 @@ from vitft.system.errors import UsageError
 
 
 class PatchEmbed(nn.Module):
-    """Cut the image into patches and project each to one token (section 3.1, equation 1)."""
+    """Cut the image into patches and project each to a token (section 3.1, equation 1)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.image_size = config.image_size
-        # A hybrid cuts a feature map instead of the image.
+        # A hybrid cuts a feature map into patches instead of the image.
         self.backbone, channels = build_stem(
             config.in_channels, config.stem, config.convs, config.patch_size
         )
         kernel = config.patch_size[0] // config.stride, config.patch_size[1] // config.stride
-        # A convolution with stride = kernel is one matrix applied to every patch.
+        # A convolution with stride = kernel applies one matrix to every patch.
         self.proj = nn.Conv2d(channels, config.width, kernel, stride=kernel)
 
     def forward(self, pixels: Tensor) -> Tensor:
         if tuple(pixels.shape[-2:]) != self.image_size:
             raise UsageError(
-                f"the model reads images of {self.image_size[0]}x{self.image_size[1]} pixels, "
+                f"the model expects images of {self.image_size[0]}x{self.image_size[1]} pixels, "
                 f"but got {pixels.shape[-2]}x{pixels.shape[-1]}",
                 fix="resize the images, or load the weights with image_size=...",
             )
@@ -53,7 +57,7 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every token gathers from every other, once per head (appendix A)."""
+    """Multi-head self-attention (appendix A)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -62,7 +66,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.width, config.width)
 
     def split_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of tokens `x` (B, N, D), each (B, H, N, K)."""
+        """Return queries, keys and values of tokens `x` (B, N, D), each (B, H, N, K)."""
         parts = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # (B, N, 3, H, K)
         q, k, v = parts.permute(2, 0, 3, 1, 4)  # each (B, H, N, K)
         return q, k, v
@@ -72,8 +76,10 @@ class Attention(nn.Module):
         return self.proj(weighted_values(q, k, v).transpose(1, 2).flatten(2))  # (B, N, D)
 
     def for_class_token(self, x: Tensor) -> Tensor:
-        """The rows of `forward` that the heads read, (B, 1 or 2, D), and no others."""
-        if type(self.qkv) is not nn.Linear:  # an adapter (LoRA) adds to it: its rows are not apart
+        """Return only the rows of `forward` that the heads read, (B, 1 or 2, D)."""
+        if (
+            type(self.qkv) is not nn.Linear
+        ):  # LoRA: the weight of the queries alone is not available
             q, k, v = self.split_heads(x)
             mixed = weighted_values(q[:, :, : self.num_read], k, v)
             return self.proj(mixed.transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
@@ -87,21 +93,21 @@ class Attention(nn.Module):
         return self.proj(weighted_values(q, k, v).transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
 
     def maps(self, x: Tensor) -> Tensor:
-        """The weights `forward` applies without ever storing them: (B, H, N, N), rows sum to 1."""
+        """Return the attention weights that `forward` applies but never stores: (B, H, N, N)."""
         q, k, _ = self.split_heads(x)
         return attention_weights(q, k)
 
 
 def attention_weights(q: Tensor, k: Tensor) -> Tensor:
-    """How much of each key (B, H, N, K) each query takes: (B, H, N, N), rows sum to 1."""
+    """Return softmax(q k^T / sqrt(K)) of queries and keys (B, H, N, K): (B, H, N, N)."""
     return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)
 
 
 def weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(K)) v: values (B, H, N, K) mixed for each query (B, H, M, K).
+    """Return softmax(q k^T / sqrt(K)) v for queries (B, H, M, K), keys and values (B, H, N, K).
 
-    On a CPU in bf16 the fused kernel is slower than the three steps spelled out
-    (docs/experiments.md); everywhere else it is faster and never stores the weights.
+    On a CPU in bf16 the fused kernel is slower than these three steps (docs/experiments.md);
+    everywhere else it is faster and never stores the attention weights.
     """
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[-2] <= 1024:
         weights = ((q / math.sqrt(q.shape[-1])) @ k.mT).softmax(dim=-1)  # (B, H, M, N)
@@ -110,7 +116,7 @@ def weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """Two layers with an exact (erf) GELU between, applied to each token alone."""
+    """Two linear layers with an exact (erf) GELU in between, applied to each token."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -123,7 +129,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One encoder layer: mix tokens, then transform each (equations 2 and 3)."""
+    """One encoder layer: attention, then an MLP (equations 2 and 3)."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
@@ -144,11 +150,14 @@ class Block(nn.Module):
         return self.add_branches(x, x, self.attn)
 
     def for_class_token(self, x: Tensor) -> Tensor:
-        """What `pool` reads of `forward`: all tokens (B, N, D) in, (B, 1 or 2, D) out."""
+        """Return only the rows of `forward` that `pool` reads: (B, N, D) to (B, 1 or 2, D)."""
         return self.add_branches(x[:, : self.num_read], x, self.attn.for_class_token)
 
     def add_branches(self, rows: Tensor, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """`rows` of the tokens `x`, after `attend` has gathered from all of `x` for them."""
+        """Return `rows`, a part of the tokens `x`, after both residual branches.
+
+        `attend` computes the attention of these rows from all of the (normalised) tokens.
+        """
         if self.is_post:  # Vaswani et al. 2017, section 3.1
             rows = self.norm1(rows + self.drop_path(self.ls1(attend(x))))
             return self.norm2(rows + self.drop_path(self.ls2(self.mlp(rows))))
@@ -157,17 +166,17 @@ class Block(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """A stack of blocks over patch tokens, read out by a linear head.
+    """Embedding, a stack of encoder blocks, pooling and a linear head.
 
-    `forward` is `classify(pool(encode(embed(pixels))))`; the four steps are public because
-    feature caching, explanation and partial freezing cut the model between them.
+    `forward` is `classify(pool(encode(embed(pixels))))`; the four steps are public because feature
+    caching, explanation and partial freezing divide the model between them.
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
         self.checkpointing = False
-        """Whether training computes the activations of blocks twice instead of keeping them."""
+        """Whether training recomputes the activations of blocks instead of storing them."""
         self.patch_embed = PatchEmbed(config)
         width, rows = config.width, config.num_prefix if config.prefix_positions else 0
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -177,18 +186,18 @@ class VisionTransformer(nn.Module):
         self.pos_embed = nn.Parameter(torch.zeros(1, rows + math.prod(config.grid), width))
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
-        # The last LayerNorm stands before pooling for the class token, after it for the mean.
+        # The last LayerNorm is before pooling for the class token, after it for the mean.
         norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.norm = norm if config.pool == "cls" else nn.Identity()
         self.fc_norm = norm if config.pool == "mean" else nn.Identity()
         self.pre_logits = representation_layer(config) if config.pre_logits else nn.Identity()
         self.head = linear_head(config)
         self.head_dist = linear_head(config) if config.distilled else None
-        if not self.cls_token.is_meta:  # a loader is about to put real weights there
+        if not self.cls_token.is_meta:  # pretrained weights are about to be loaded
             self.init_weights()
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Normalised pixels (B, channels, S, S) to tokens with positions (B, N, D)."""
+        """Return tokens with positions (B, N, D) of normalised pixels (B, channels, S, S)."""
         patches = self.patch_embed(pixels)  # (B, P, D)
         tokens = [t for t in (self.cls_token, self.dist_token, self.reg_token) if t is not None]
         prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens]
@@ -197,7 +206,7 @@ class VisionTransformer(nn.Module):
         return torch.cat([*prefix, patches + self.pos_embed], dim=1)
 
     def encode(self, tokens: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Run blocks `start` up to `stop` (default: all that remain): (B, N, D) to (B, N, D)."""
+        """Run blocks `start` to `stop` (default: all remaining ones): (B, N, D) to (B, N, D)."""
         for block in self.blocks[start:stop]:
             if self.checkpointing and self.training:
                 tokens = checkpoint(block, tokens, use_reentrant=False)
@@ -206,9 +215,9 @@ class VisionTransformer(nn.Module):
         return tokens
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """One normalised feature per image from the last block's tokens: (B, N, D) to (B, D).
+        """Return one normalised feature per image from the last tokens: (B, N, D) to (B, D).
 
-        Of a distilled model the features of both class tokens, one after the other: (B, 2 * D).
+        A distilled model returns the features of both class tokens, concatenated: (B, 2 * D).
         """
         tokens = self.norm(tokens)
         if self.config.pool == "cls":
@@ -216,7 +225,7 @@ class VisionTransformer(nn.Module):
         return self.fc_norm(tokens[:, self.config.num_prefix :].mean(dim=1))
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Class scores (logits) from the pooled feature: (B, D) to (B, C)."""
+        """Return class scores (logits) from pooled features: (B, D) to (B, C)."""
         if self.head_dist is None:
             return self.head(self.pre_logits(pooled))
         cls, dist = pooled.chunk(2, dim=-1)
@@ -227,25 +236,25 @@ class VisionTransformer(nn.Module):
 
     @property
     def feature_size(self) -> int:
-        """Numbers in the pooled feature of one image."""
+        """Dimensions of the pooled feature of an image."""
         return self.config.width * (self.config.num_read if self.config.pool == "cls" else 1)
 
     def features(self, pixels: Tensor) -> Tensor:
-        """What `classify` reads of an image, (B, D), without the work that nobody reads."""
+        """Return pooled features (B, D), without computing what `classify` does not read."""
         return self.finish(self.embed(pixels))
 
     def finish(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """The pooled feature (B, D) from the tokens in front of block `start`."""
+        """Return pooled features (B, D) from the tokens that enter block `start`."""
         last = self.config.depth - 1
         if self.config.pool != "cls" or start > last:
             return self.pool(self.encode(tokens, start=start))
-        # Nobody reads what the last block does to the patches.
+        # The last block's output for the patches is not used.
         tokens = self.encode(tokens, start=start, stop=last)
         return self.pool(cast("Block", self.blocks[last]).for_class_token(tokens))
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """All initialisation in one place; every bias is zero.
+        """Initialise all parameters; every bias is zero.
 
         | what | how | source |
         |---|---|---|
@@ -253,7 +262,7 @@ class VisionTransformer(nn.Module):
         | patch projection | truncated normal, std 1/sqrt(inputs) | JAX reference (lecun_normal) |
         | positions | truncated normal, std 0.02 | JAX reference |
         | class token, registers | normal, std 1e-6 (distillation token: 0.02) | timm |
-        | convolutions of a stem | torch's, their scale means nothing | hybrid.py |
+        | convolutions of a stem | torch's default; standardised anyway | stem.py |
         | heads | zero, so the first loss is ln(C) | Dosovitskiy et al. 2021, appendix B.1.1 |
         """
         for module in self.modules():
@@ -272,10 +281,10 @@ class VisionTransformer(nn.Module):
 
 
 def representation_layer(config: ViTConfig) -> nn.Module:
-    """The "pre-logits": Linear + Tanh, kept from pre-training (Dosovitskiy et al., section 3.1)."""
+    """Return the "pre-logits": Linear + Tanh from pretraining (Dosovitskiy et al., section 3.1)."""
     return nn.Sequential(OrderedDict(fc=nn.Linear(config.width, config.width), act=nn.Tanh()))
 
 
 def linear_head(config: ViTConfig) -> nn.Module:
-    """Scores from features; features themselves where there are no classes."""
+    """Return the classification head, or the identity if there are no classes."""
     return nn.Linear(config.width, config.num_classes) if config.num_classes else nn.Identity()

@@ -18,7 +18,7 @@ Norm = Literal["pre", "post"]
 
 
 class NamedSize(NamedTuple):
-    """One row of the size table; `patches` are the patch sides that published weights use."""
+    """Dimensions of a named model size, and the patch sides of its published weights."""
 
     width: int
     depth: int
@@ -37,15 +37,15 @@ SIZES: Mapping[str, NamedSize] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViTConfig:
-    """Everything that decides the shape of a VisionTransformer."""
+    """Architecture of a VisionTransformer."""
 
     image_size: tuple[int, int] = (224, 224)
     """Height and width in pixels; multiples of the patch size."""
     patch_size: tuple[int, int] = (16, 16)
-    """Height and width of a patch in pixels of the image, in hybrids too."""
+    """Height and width of a patch in pixels of the image, also in hybrids."""
     in_channels: int = 3
     width: int = 768
-    """Numbers per token, D."""
+    """Dimensions of a token, D."""
     depth: int = 12
     """Number of blocks."""
     heads: int = 12
@@ -53,29 +53,30 @@ class ViTConfig:
     """Width of the hidden layer of the MLP, as a multiple of `width`."""
     qkv_bias: bool = True
     num_classes: int = 1000
-    """0 means no head: the model returns the pooled feature."""
+    """0 means no head: the model returns pooled features."""
     pre_logits: bool = False
-    """A Linear + Tanh of `width` units in front of the head, as the original in21k weights have."""
+    """Whether a Linear + Tanh of `width` units precedes the head, as in the first in21k weights."""
     pool: Pool = "cls"
-    """What the head sees: the class token, or the mean of the patch tokens."""
+    """Input of the head: the class token, or the mean of the patch tokens."""
     drop_path: float = 0.0
-    """Probability of skipping the last block's branches while training; earlier blocks less."""
+    """Stochastic depth: rate at which training skips the last block's branches; lower in earlier
+    blocks."""
     norm: Norm = "pre"
-    """LayerNorm before each branch, or after each sum as in the original Transformer."""
+    """LayerNorm before each branch, or after each residual sum as in the original Transformer."""
     norm_eps: float = 1e-6
-    """As in the JAX reference; torch's default of 1e-5 shifts pretrained outputs."""
+    """Epsilon of LayerNorm as in the JAX reference; torch's default shifts pretrained outputs."""
     layer_scale: float = 0.0
-    """Initial factor on every channel of every branch (LayerScale, DINOv2); 0 means none."""
+    """Initial value of LayerScale's factors (DINOv2); 0 for no LayerScale."""
     registers: int = 0
-    """Prefix tokens that start without meaning, for the model to use (DINOv2)."""
+    """Number of register tokens (DINOv2)."""
     prefix_positions: bool = True
-    """Whether the position table has rows for the prefix tokens too."""
+    """Whether the position table has rows for the prefix tokens."""
     distilled: bool = False
-    """A second class token with its own head; the two heads are averaged (distilled DeiT)."""
+    """Whether there is a distillation token with its own head; the heads are averaged (DeiT)."""
     stem: tuple[int, ...] | None = None
-    """Bottlenecks per stage of a ResNet before the patches (hybrids); () for its root alone."""
+    """Bottlenecks per stage of the ResNet before the patches (hybrids); () for its root only."""
     convs: tuple[int, ...] = ()
-    """Channels of 3x3 convolutions before the patches, in place of a ResNet."""
+    """Channels of 3x3 convolutions in front of the patches, instead of a ResNet."""
 
     def __post_init__(self) -> None:
         sides = zip(self.image_size, self.patch_size, ("high", "wide"), strict=True)
@@ -83,7 +84,7 @@ class ViTConfig:
             if side < patch or side % patch:
                 near = max(patch, round(side / patch) * patch)
                 raise UsageError(
-                    f"an image {side} pixels {axis} cannot be cut into patches of {patch} pixels",
+                    f"an image {side} pixels {axis} does not divide into patches of {patch} pixels",
                     fix=f"use a multiple of {patch}, e.g. {near}",
                 )
         positive = (self.in_channels, self.depth, *(n - 1 for n in self.convs))
@@ -91,20 +92,23 @@ class ViTConfig:
         fits = self.heads > 0 and not (self.width % self.heads or self.patch_size[0] % self.stride)
         if not fits or both or min(positive) < 1 or min(self.num_classes, self.registers) < 0:
             raise UsageError(
+                "these settings do not fit together, or one is out of range: "
                 f"num_classes {self.num_classes}, registers {self.registers}, in_channels "
                 f"{self.in_channels}, stem {self.stem}, convs {self.convs}, depth {self.depth}, "
-                f"width {self.width}, heads {self.heads}, patches of {self.patch_size} behind a "
-                f"stride of {self.stride} do not make a model",
-                fix="width is a multiple of heads and a patch of the stride; nothing is negative",
+                f"width {self.width}, heads {self.heads}, patch_size {self.patch_size} with a stem "
+                f"of stride {self.stride}",
+                fix="make width a multiple of heads and patch_size one of the stride; use no "
+                "negative numbers, and either stem or convs",
             )
         known = self.pool in ("cls", "mean") and self.norm in ("pre", "post")
         fits_heads = not self.distilled or (self.pool == "cls" and not self.pre_logits)
         if not known or not fits_heads or not 0 <= self.drop_path < 1:
             raise UsageError(
-                f"pool is {self.pool!r}, norm is {self.norm!r}, drop_path is {self.drop_path}, "
-                f"distilled is {self.distilled}, pre_logits is {self.pre_logits}",
-                fix='pool is "cls" or "mean", norm "pre" or "post", drop_path from 0 to below 1; '
-                "a distilled model reads two class tokens and has no pre_logits",
+                "these settings do not fit together, or one is out of range: "
+                f"pool {self.pool!r}, norm {self.norm!r}, drop_path {self.drop_path}, "
+                f"distilled {self.distilled}, pre_logits {self.pre_logits}",
+                fix='use pool "cls" or "mean", norm "pre" or "post", and drop_path in [0, 1); a '
+                'distilled model needs pool "cls" and no pre_logits',
             )
 
     @property
@@ -115,21 +119,21 @@ class ViTConfig:
 
     @property
     def stride(self) -> int:
-        """Pixels per side of one cell of what is cut into patches."""
+        """Side in pixels of one cell of the feature map that is cut into patches."""
         return stride_of(self.stem, self.convs, self.patch_size)
 
     @property
     def num_prefix(self) -> int:
-        """Tokens in front of those of the patches."""
+        """Number of tokens in front of the patch tokens."""
         return 1 + self.distilled + self.registers
 
     @property
     def num_read(self) -> int:
-        """Class tokens that the heads read, first in the sequence."""
+        """Number of class tokens that the heads read; they are first in the sequence."""
         return 1 + self.distilled
 
     def without_head(self) -> Self:
-        """The settings that features depend on."""
+        """Return the configuration of the part that computes features."""
         return replace(self, num_classes=0, pre_logits=False, drop_path=0.0)
 
     def to_json(self) -> dict[str, Any]:
@@ -137,11 +141,11 @@ class ViTConfig:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read back `to_json`; JSON knows lists where we mean tuples."""
+        """Read the output of `to_json`, where tuples have become lists."""
         pairs: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         return cls(**pairs)
 
 
 def as_pair(side: int | tuple[int, int]) -> tuple[int, int]:
-    """One side for squares, or (height, width)."""
+    """Return (height, width) from one side of a square or from a pair."""
     return side if isinstance(side, tuple) else (side, side)

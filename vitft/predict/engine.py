@@ -14,7 +14,7 @@ import numpy as np
 
 from vitft.data.images import MAX_PIXELS, decode
 from vitft.data.loading import in_order
-from vitft.data.sources import Source, bytes_of, fetched
+from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
@@ -77,7 +77,7 @@ class Pipeline:
     keep_views: bool = False
     """Whether predictions carry their preprocessed image."""
 
-    def predict(self, sources: Iterable[Source]) -> Iterator[Prediction]:
+    def predict(self, sources: Iterable[ImageSource]) -> Iterator[Prediction]:
         """Yield one prediction per source, in order; an unusable image gets an error instead.
 
         `engine.batch` consecutive sources are always scored together, unusable ones included, so a
@@ -85,12 +85,12 @@ class Pipeline:
         """
         engine = self.engine
 
-        def work(chunk: Sequence[Source]) -> list[Prediction] | list[LoadedImage]:
+        def work(chunk: Sequence[ImageSource]) -> list[Prediction] | list[LoadedImage]:
             engine.enter_worker()
             loaded = [load_image(engine, source) for source in chunk]
             return self.predict_batch(loaded) if engine.in_workers else loaded
 
-        chunks = in_chunks(fetched(sources), engine.batch)
+        chunks = in_chunks(with_fetched(sources), engine.batch)
         results = in_order(work, chunks, workers=engine.workers, ahead=2 * max(1, engine.workers))
         with engine.running(), contextlib.closing(results):
             for chunk in results:
@@ -117,17 +117,17 @@ class Pipeline:
         return predictions
 
 
-def in_chunks(sources: Iterable[Source], size: int) -> Iterator[list[Source]]:
+def in_chunks(sources: Iterable[ImageSource], size: int) -> Iterator[list[ImageSource]]:
     """Yield `size` sources at a time."""
     remaining = iter(sources)
     while chunk := list(islice(remaining, size)):
         yield chunk
 
 
-def load_image(engine: Engine, source: Source) -> LoadedImage:
+def load_image(engine: Engine, source: ImageSource) -> LoadedImage:
     """Read and preprocess one image."""
     try:
-        data = bytes_of(source, max_pixels=MAX_PIXELS)
+        data = source_bytes(source, max_pixels=MAX_PIXELS)
         return LoadedImage(source.name, engine.view(data, source.name))
     except ImageError as error:
         return LoadedImage(source.name, None, error.reason)

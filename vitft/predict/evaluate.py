@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vitft.data.images import read_bytes, read_image
-from vitft.data.labelled import Labelled
+from vitft.data.labelled import LabelledImages
 from vitft.data.loading import in_order
 from vitft.data.split import Manifest
 from vitft.metrics.calibration import binned, calibration_error, confidences
@@ -100,7 +100,7 @@ class HashedImage(NamedTuple):
     error: str = ""
 
 
-def evaluate(data: Labelled, run: str | None, *, device: str = "auto") -> Evaluation:
+def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> Evaluation:
     """Evaluate the model of a run folder or checkpoint file on labelled images.
 
     Logs a warning for images that are left out and for anything that biases the results.
@@ -151,7 +151,7 @@ def evaluate(data: Labelled, run: str | None, *, device: str = "auto") -> Evalua
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
-def check_classes(data: Labelled, known: Sequence[str]) -> None:
+def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     """Refuse classes that the model does not know; some of the model's may be missing.
 
     Raises:
@@ -191,7 +191,7 @@ def read_splits(folder: Path, card: Card) -> Mapping[str, str] | None:
 
 
 def image_groups(
-    data: Labelled, card: Card, splits: Mapping[str, str] | None
+    data: LabelledImages, card: Card, splits: Mapping[str, str] | None
 ) -> Iterator[list[HashedImage]]:
     """Read every image once, hash it, and preprocess it unless it trained the model."""
 
@@ -220,7 +220,7 @@ def left_out(image: HashedImage) -> Prediction:
     return Prediction(path=image.path, notes=notes, error=image.error)
 
 
-def nothing_left(data: Labelled, predictions: Sequence[LabelledPrediction]) -> DataError:
+def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> DataError:
     """Return the error for data without a single image to evaluate."""
     total = len(predictions)
     trained = sum(TRAINED_NOTE in row.prediction.notes for row in predictions)
@@ -254,7 +254,7 @@ def before_temperature(
 
 
 def evaluated_data(
-    data: Labelled,
+    data: LabelledImages,
     predictions: Sequence[LabelledPrediction],
     digests: Sequence[str],
     splits: Mapping[str, str] | None,

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from vitft.data.sources import Source, sources
+from vitft.data.sources import ImageSource, sources
 from vitft.models.find import find_model
 from vitft.predict.engine import Engine, MirroredEngine, Pipeline
 from vitft.predict.numpy_engine import FEW_IMAGES, NumpyEngine, start_digest
@@ -118,8 +118,8 @@ def run_prediction(
 
 
 def choose_engine(
-    request: PredictRequest, checkpoint: Path, images: Iterator[Source]
-) -> tuple[Engine, Iterator[Source]]:
+    request: PredictRequest, checkpoint: Path, images: Iterator[ImageSource]
+) -> tuple[Engine, Iterator[ImageSource]]:
     """Choose NumPy for a few images on a CPU, else torch; return the engine and all sources."""
     first = [*islice(images, FEW_IMAGES + 1)] if request.shard.world == 1 else []
     are_few = 0 < len(first) <= FEW_IMAGES
@@ -171,9 +171,9 @@ def finished_job(request: PredictRequest, shard: ProcessShard) -> JobSummary | N
 def open_destination(
     request: PredictRequest,
     shard: ProcessShard,
-    images: Iterator[Source],
+    images: Iterator[ImageSource],
     write: Callable[[str], object],
-) -> Iterator[tuple[RowWriter, Iterator[Source]]]:
+) -> Iterator[tuple[RowWriter, Iterator[ImageSource]]]:
     """Open the destination of the rows; yield it with the sources that have no row yet."""
     style, top_k = request.style, request.top_k
     if request.out is None:
@@ -195,9 +195,9 @@ def open_destination(
 class SourceHistory:
     """Iterator over sources that can repeat the last few of them."""
 
-    def __init__(self, images: Iterator[Source], size: int) -> None:
+    def __init__(self, images: Iterator[ImageSource], size: int) -> None:
         self.images = images
-        self.recent: deque[Source] = deque(maxlen=size)
+        self.recent: deque[ImageSource] = deque(maxlen=size)
         self.count = 0
 
     def names(self) -> Iterator[str]:
@@ -207,13 +207,13 @@ class SourceHistory:
             self.count += 1
             yield source.name
 
-    def after(self, count: int) -> Iterator[Source]:
+    def after(self, count: int) -> Iterator[ImageSource]:
         """Return the sources after the first `count`; recent ones among them are repeated."""
         again = list(self.recent)[len(self.recent) - (self.count - count) :]
         return chain(again, self.images)
 
 
-def select_shard(images: Iterator[Source], shard: ProcessShard) -> Iterator[Source]:
+def select_shard(images: Iterator[ImageSource], shard: ProcessShard) -> Iterator[ImageSource]:
     """Return the sources of this process."""
     if shard.world == 1:
         return images

@@ -65,7 +65,7 @@ class PredictRequest:
             )
         if self.shard.world > 1 and (not is_resumable or "-" in self.images):
             raise UsageError(
-                "several processes need inputs that all of them can read, and rows that can be merged",
+                "several processes need inputs that all can read, and rows that can be merged",
                 fix="add --out FILE.jsonl (or .csv), and give a list instead of standard input",
             )
         if self.engine == "numpy":

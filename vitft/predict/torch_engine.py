@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitft.data.images import MAX_PIXELS
-from vitft.data.sources import Source
+from vitft.data.sources import ImageSource
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, build_model, load_checkpoint
 from vitft.models.find import find_model
@@ -100,7 +100,7 @@ class Predictor:
     def stream(self, paths: Iterable[str], *, top_k: int = 1) -> Iterator[Prediction]:
         """Yield one prediction per path, in order; an unusable file gets an error instead."""
         pipeline = Pipeline(self, Postprocess(classes=self.classes, top_k=top_k))
-        return pipeline.predict(Source(path, path) for path in paths)
+        return pipeline.predict(ImageSource(path, path) for path in paths)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -3,7 +3,8 @@
     run_files        the files of a run directory as one object
     summary          sentences and figures at the top of a page
     advice           next steps, and how certain they are
-    examples         sections with images: mistakes, confusions, findings of the audit
+    confusion        confusion matrix and most confused pairs
+    thumbnails       saved thumbnails as data URIs
     reproduce        command, versions and digests of a run
     run_page         all sections of the page of a run
     comparison       several runs on their shared validation images

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitft.metrics.intervals import wilson
-from vitft.metrics.results import CalibrationBin
+from vitft.metrics.results import CalibrationBin, Interval
 from vitft.report.svg import Axis, Chart, Series, axis_limits, round_ticks
 
 MAX_MARKERS = 24
@@ -115,14 +115,11 @@ def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
 
 
 def interval_chart(
-    label: str,
-    names: Sequence[str],
-    accuracies: Sequence[float],
-    intervals: Sequence[tuple[float, float]],
+    label: str, names: Sequence[str], accuracies: Sequence[tuple[float, Interval]]
 ) -> str:
     """Return a chart of several accuracies with their intervals, one above the other."""
     series = []
-    for row, (accuracy, bounds) in enumerate(zip(accuracies, intervals, strict=True)):
+    for row, (accuracy, bounds) in enumerate(accuracies):
         series.append(
             Series(colour="accent", xs=bounds, ys=[row, row], width=1.6, markers=NO_MARKERS)
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitft.report.palette import style_sheet
 from vitft.system.console import visible
+from vitft.system.text import interval, percent, points, whole_percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -55,7 +56,13 @@ def template_engine() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    engine.filters["nbsp"] = no_break_percent
+    engine.filters |= {
+        "interval": interval,
+        "nbsp": no_break_percent,
+        "percent": percent,
+        "points": points,
+        "whole_percent": whole_percent,
+    }
     return engine
 
 

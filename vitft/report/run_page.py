@@ -4,19 +4,29 @@ A section without data is None, and is left out of the page and its contents.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vitft.predict.validation import mistakes
+from vitft.metrics.results import ClassMetrics
+from vitft.predict.validation import least_confident, mistakes
 from vitft.report import charts
 from vitft.report.advice import advise
-from vitft.report.examples import Thumbnails, audit_section, confusion_section, mistakes_section
+from vitft.report.confusion import confusion_of
 from vitft.report.reproduce import reproduce_section
 from vitft.report.run_files import Run
 from vitft.report.summary import key_figures, summary_sentences
+from vitft.report.thumbnails import Thumbnails
 from vitft.system.text import count, interval, percent, points
 
+MAX_WITH_ATTENTION = 24
+"""Mistakes shown with their attention map."""
+MAX_MISTAKES = 300
+MAX_FINDINGS = 40
+"""Findings shown of each kind."""
+LABEL_CHECKING_STAGES = frozenset({"head", "pre_logits"})
+"""Values of `train.freeze` with which a run checks its labels."""
+NO_FINDINGS: Mapping[str, object] = {"bad": [], "odd": [], "duplicates": [], "mislabels": []}
 NO_CHANGE = 0.0005
 """A calibration error below this is displayed as 0.0 points."""
 
@@ -34,78 +44,68 @@ class ChartSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BalanceRow:
-    """Images of a class, and the lengths of their bars in percent."""
-
-    name: str
-    train: int
-    val: int
-    train_width: float
-    val_width: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricCell:
-    """A metric with its interval, and a number to sort by."""
-
-    text: str
-    interval: str
-    sort: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRow:
-    """Metrics of a class."""
+    """A row of the table of classes."""
 
     name: str
     train: int
     """Training images."""
-    images: int
-    """Validation images."""
-    recall: MetricCell
-    precision: MetricCell
-    f1: MetricCell
+    metrics: ClassMetrics
     confused_with: str
 
 
 def run_page(run: Run) -> dict[str, object]:
     """Return the values of the template `report.html.j2`."""
-    thumbnails = Thumbnails(run)
+    wrong = mistakes(run.predictions)
+    freeze = str(run.setting("train", "freeze") or "")
     return {
         "name": run.name,
         "title": f"{run.data_name or run.name}: training report",
         "summary": summary_sentences(run),
         "figures": key_figures(run),
         "advice": advise(run),
-        "balance": balance_section(run),
-        "training": epochs_section(run) or penalty_section(run),
+        "thumbnails": Thumbnails([run]),
+        "class_index": {name: i for i, name in enumerate(run.classes)},
+        "num_mistakes": len(wrong),
+        "mistakes": wrong[:MAX_MISTAKES],
+        "with_attention": MAX_WITH_ATTENTION,
+        "has_attention": any(
+            run.thumbnail(one.sha256, attention=True) for one in wrong[:MAX_WITH_ATTENTION]
+        ),
+        "confusion": confusion_of(run),
+        "least_confident": least_confident(run.predictions, per_class=3, most=60),
         "classes": class_rows(run),
-        "mistakes": mistakes_section(run, thumbnails),  # first: its thumbnails matter most
-        "audit": audit_section(run, thumbnails),
-        "confusion": confusion_section(run, thumbnails),
-        "confidence": confidence_section(run),
-        "learning": learning_section(run),
+        "audit": {**NO_FINDINGS, **run.audit} if run.audit else None,
+        "max_findings": MAX_FINDINGS,
+        "labels_checked": set(freeze.split(",")) <= LABEL_CHECKING_STAGES,
+        "charts": {
+            "confidence": confidence_section(run),
+            "learning": learning_section(run),
+            "training": epochs_section(run) or penalty_section(run),
+        },
+        "balance": balance_section(run),
         "reproduce": reproduce_section(run),
     }
 
 
-def balance_section(run: Run) -> tuple[str, list[BalanceRow]] | None:
-    """Return the number of images per class as a sentence and as bars."""
+def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, float]]] | None:
+    """Return the number of images per class as a sentence and as bars.
+
+    Returns:
+        The sentence, and for each class its name, training images, validation images, and the
+        lengths of both bars in percent; None without a split.
+    """
     if not run.rows:
         return None
     counts = Counter((row.label, row.split) for row in run.rows)
     totals = [counts[i, "train"] + counts[i, "val"] for i in range(len(run.classes))]
     smallest, largest = min(totals), max(totals)
-    rows = [
-        BalanceRow(
-            name=name,
-            train=counts[i, "train"],
-            val=counts[i, "val"],
-            train_width=round(100 * counts[i, "train"] / largest, 2),
-            val_width=round(100 * counts[i, "val"] / largest, 2),
+    rows = []
+    for i, name in enumerate(run.classes):
+        train, val = counts[i, "train"], counts[i, "val"]
+        rows.append(
+            (name, train, val, round(100 * train / largest, 2), round(100 * val / largest, 2))
         )
-        for i, name in enumerate(run.classes)
-    ]
     text = f"Every class has {count(largest, 'image')}."
     if smallest != largest:
         few, many = run.classes[totals.index(smallest)], run.classes[totals.index(largest)]
@@ -187,34 +187,23 @@ def penalty_section(run: Run) -> ChartSection | None:
 
 def class_rows(run: Run) -> list[ClassRow]:
     """Return recall, precision and F1 of each class, the lowest recall first."""
-    tables = run.results.get("per_class") if run.results else None
     confusions: dict[str, Counter[str]] = {}
     for one in mistakes(run.predictions):
         confusions.setdefault(one.label, Counter())[one.predicted] += 1
     train = Counter(run.classes[row.label] for row in run.rows if row.split == "train")
     rows = []
-    for name, table in (tables or {}).items():
+    per_class = run.results.get("per_class", {}) if run.results else {}
+    for name, metrics in per_class.items():
         confused = confusions.get(name, Counter())
         most = [guess for guess, n in confused.items() if n == max(confused.values())]
-        rows.append(
-            ClassRow(
-                name=name,
-                train=train[name],
-                images=table["images"],
-                recall=metric_cell(table.get("recall"), table.get("recall_interval")),
-                precision=metric_cell(table.get("precision"), table.get("precision_interval")),
-                f1=metric_cell(table.get("f1"), table.get("f1_interval")),
-                confused_with=f"{' or '.join(most[:3])} ({confused[most[0]]})" if most else "–",
-            )
-        )
-    return sorted(rows, key=lambda row: (row.recall.sort < 0, row.recall.sort, row.name))
+        with_ = f"{' or '.join(most[:3])} ({confused[most[0]]})" if most else "–"
+        rows.append(ClassRow(name=name, train=train[name], metrics=metrics, confused_with=with_))
 
+    def order(row: ClassRow) -> tuple[bool, float, str]:
+        recall = row.metrics.get("recall")
+        return recall is None, recall or 0.0, row.name
 
-def metric_cell(value: float | None, bounds: Sequence[float] | None) -> MetricCell:
-    """Return a metric as text; without a value it sorts below 0."""
-    if value is None:
-        return MetricCell(text=percent(None), interval="", sort=-1)
-    return MetricCell(text=percent(value), interval=interval(bounds, 0), sort=value)
+    return sorted(rows, key=order)
 
 
 def confidence_section(run: Run) -> ChartSection | None:

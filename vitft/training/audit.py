@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vitft.check.audit import AuditedImage, audit_images, audit_summary
 from vitft.config.run import Config
-from vitft.data.duplicates import Pair, copies_among, group_names
+from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
 from vitft.data.split import Row
@@ -27,7 +27,7 @@ from vitft.features.label_errors import (
     label_probabilities,
     out_of_fold_logits,
 )
-from vitft.features.ood import FILE, fit
+from vitft.features.ood import REFERENCE_FILE, fit_reference
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system.rundir import RunDir
 from vitft.training.dataset import Dataset, StageInputs
@@ -93,13 +93,13 @@ def write_reference(inputs: StageInputs, run: RunDir) -> None:
     manifest = inputs.data.manifest
     rows = manifest.train[:: 1 + len(manifest.train) // REFERENCE_IMAGES]
     held_out = manifest.val[:: 1 + len(manifest.val) // REFERENCE_IMAGES]
-    found = fit(
+    found = fit_reference(
         inputs.features(rows).numpy(),
         inputs.data.labels(rows).cpu().numpy(),
         inputs.features(held_out).numpy(),
     )
     if found is not None:
-        run.write_arrays(FILE, **found.arrays())
+        run.write_arrays(REFERENCE_FILE, **found.arrays())
 
 
 def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
@@ -119,7 +119,7 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
     return ScoredImages(features=x, held_out=HeldOutLogits(rows, logits))
 
 
-def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Pair]:
+def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
     """Return pairs of near copies among the distinct images, as positions.
 
     Args:
@@ -153,7 +153,7 @@ def folder_of(data: Dataset, rows: Sequence[Row]) -> Folder:
     )
 
 
-def most_similar(x: Tensor, most: int) -> list[Pair]:
+def most_similar(x: Tensor, most: int) -> list[IndexPair]:
     """Return at most `most` pairs (i < j) of features (n, D), the most similar first."""
     if most < 1 or len(x) < 2:
         return []

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from vitft.config.training import TrainSpec
-from vitft.data.in_memory import Moves, drawn_moves, moved, padding_of
-from vitft.data.sampling import images_per_epoch, order_of, turns
+from vitft.data.in_memory import Shifts, default_padding, draw_shifts, shift_and_flip
+from vitft.data.sampling import images_per_epoch, repeat_counts, sample_order
 from vitft.data.split import Row
 from vitft.features.cut import run_prefix
 from vitft.features.views import View
@@ -37,7 +37,7 @@ def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
     These are all rows shuffled or, with balanced sampling, the same number of each class.
     """
     labels = [row.label for row in rows]
-    order = order_of(labels, train.seed, epoch, balanced=train.sampling == "balanced")
+    order = sample_order(labels, train.seed, epoch, balanced=train.sampling == "balanced")
     return torch.from_numpy(order)
 
 
@@ -99,7 +99,7 @@ def feature_batches(
 def cached_training_batches(
     inputs: StageInputs, train: TrainSpec, batch_size: int, views: Sequence[View]
 ) -> EpochBatches:
-    """Return training batches from cached features; the views take turns by epoch."""
+    """Return training batches from cached features; the views take repeat_counts by epoch."""
     rows, group = inputs.data.manifest.train, inputs.data.group
 
     def batches(epoch: int, done: int) -> Iterator[Batch]:
@@ -121,7 +121,7 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, batch_size: in
 
     def batches(epoch: int, done: int) -> Iterator[Batch]:
         order = epoch_order(rows, train, epoch)
-        repeats = turns(order.numpy())
+        repeats = repeat_counts(order.numpy())
         whole = split_order(torch.arange(len(order))[done * batch_size :], batch_size)
         own = [part[group.batch_slice(len(part))] for part in whole]
         chosen = [(rows[order[i]], repeats[i]) for part in own for i in part.tolist()]
@@ -160,8 +160,8 @@ def shift_augmentation(
     """
     if train.augment != "shift":
         return lambda views, _: views
-    padding = padding_of(train.padding, data.transform.image_size)
-    moves = drawn_moves(
+    padding = default_padding(train.padding, data.transform.image_size)
+    moves = draw_shifts(
         order,
         torch.tensor(repeats),
         count=len(data.manifest.train),
@@ -170,7 +170,7 @@ def shift_augmentation(
         padding=padding,
         flip=train.flip,
     )
-    return lambda views, at: moved(views, Moves(*(move[at] for move in moves)), padding)
+    return lambda views, at: shift_and_flip(views, Shifts(*(move[at] for move in moves)), padding)
 
 
 def view_key(key: str, row: Row, repeat: int) -> str:

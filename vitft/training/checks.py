@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitft.config.run import Config, config_from_table, merge_settings, read_toml
-from vitft.data.arrays import whereabouts
+from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import scan
 from vitft.models.pretrained.locate import check_weights_name
@@ -40,7 +40,7 @@ def check_request(config: Config, out: str | None) -> Path:
             "no weights given",
             fix="name pretrained weights: --weights NAME (see `vitft weights list`; or demo)",
         )
-    data = whereabouts(config.data.path, config.data.root)
+    data = data_path(config.data.path, config.data.root)
     folder = scan(data, reference=config.data.split == "reference")
     apply_fixes(folder, config.data)
     if config.data.group_duplicates and folder.layout == "split":
@@ -103,7 +103,7 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
         status = None
     config = config_from_table(after)
     check_trackers(config.train.trackers)
-    data = whereabouts(config.data.path, config.data.root)
+    data = data_path(config.data.path, config.data.root)
     scan(data, reference=config.data.split == "reference")
     return (None if status == "finished" and not extended else config), path
 

@@ -1,4 +1,4 @@
-"""Batches of decoded images, from files or from a table in memory."""
+"""Batches of decode_images images, from files or from a table in memory."""
 
 import contextlib
 from collections.abc import Generator, Mapping, Sequence
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitft.data.in_memory import fits
-from vitft.data.loading import decoded, stacked
+from vitft.data.loading import decode_images, stack_batches
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import CropTransform, EvalTransform
 from vitft.features.extract import vanished_error
@@ -27,7 +27,7 @@ ImageBatches = Generator[tuple[Sequence[Row], Tensor], None, None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFiles:
-    """The image files of a manifest, decoded in threads."""
+    """The image files of a manifest, decode_images in threads."""
 
     manifest: Manifest
     transform: EvalTransform
@@ -60,14 +60,14 @@ class ImageFiles:
                 return self.transform.pixels(image)
             return crop.pixels(image, key=keys[index])
 
-        images = decoded(
+        images = decode_images(
             (self.manifest.locate(row) for row in rows),
             view,
             max_pixels=self.max_pixels,
             workers=torch.get_num_threads(),
         )
         with contextlib.closing(images):
-            for stack in stacked(images, size):
+            for stack in stack_batches(images, size):
                 if stack.failed:
                     raise vanished_error(stack.failed[0][1])
                 chunk = [rows[number] for number in stack.numbers]
@@ -76,7 +76,7 @@ class ImageFiles:
 
 @dataclass(frozen=True, slots=True)
 class ImageTable:
-    """The plain views of all images, decoded once and kept on the device."""
+    """The plain views of all images, decode_images once and kept on the device."""
 
     positions: Mapping[str, int]
     """Row of `pixels` by path."""

@@ -90,7 +90,7 @@ class Progress:
     """Features and held-out logits of all images, once a head was solved."""
 
 
-def finetune(
+def run_finetuning(
     config: Config, *, out: Path, resume: bool = False, max_seconds: float = 0.0
 ) -> Result:
     """Fine-tune pretrained weights on a folder of images and write the run directory `out`.

@@ -13,10 +13,10 @@ from pathlib import Path
 from vitft.config.data import DataSpec
 from vitft.config.defaults import default_lr
 from vitft.config.run import Config, to_toml
-from vitft.data.arrays import whereabouts
+from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Folder, scan
-from vitft.data.sampling import images_per_epoch, say_epoch
+from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.split import draw
 from vitft.features.pipeline import FrozenPipeline, load_pipeline
 from vitft.models.freeze import freeze_model
@@ -45,7 +45,7 @@ class Setup:
 
 def prepare(config: Config, group: ProcessGroup) -> Setup:
     """List the images, load the weights, pick the device, and cut the model for the first stage."""
-    data = whereabouts(config.data.path, config.data.root).resolve()
+    data = data_path(config.data.path, config.data.root).resolve()
     config = replace(config, data=replace(config.data, path=str(data)))
     folder = scan(data, reference=config.data.split == "reference")
     folder, data_spec = apply_fixes(folder, config.data)
@@ -101,7 +101,7 @@ def dry_run(config: Config, out: Path, *, data: str) -> str:
         f"{len(labels):,} for training, {held_back:,} for validation"
     )
     if config.train.sampling == "balanced":
-        log.info(say_epoch(labels, folder.classes))
+        log.info(describe_epoch(labels, folder.classes))
     for stage in config.train.stages:
         if stage == "lora":
             add_adapters(model, config.train)

@@ -9,7 +9,7 @@ from vitft.config.defaults import FINE_TUNING
 from vitft.config.run import Config
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFolder
-from vitft.data.sampling import say_epoch
+from vitft.data.sampling import describe_epoch
 from vitft.data.split import split
 from vitft.data.summary import log_inspection, log_split
 from vitft.features.cache import default_folder, prune
@@ -145,7 +145,7 @@ def split_images(
     manifest = split(inspected, config.data, groups=duplicates)
     log_split(manifest)
     if config.train.sampling == "balanced":
-        log.info(say_epoch([row.label for row in manifest.train], manifest.classes))
+        log.info(describe_epoch([row.label for row in manifest.train], manifest.classes))
     return Dataset(
         manifest=manifest,
         transform=setup.report.transform,

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from vitft.data.download.archive import unpack
-from vitft.data.download.entries import Limits
+from vitft.data.download.entries import ArchiveLimits
 from vitft.system.errors import DataError
 
-SMALL = Limits(small=10_000)
+SMALL = ArchiveLimits(small=10_000)
 """The ratio counts from here on, so that a bomb of a test stays small."""
 
 
@@ -50,7 +50,7 @@ def plain(name: str, content: bytes = b"x") -> tuple[tarfile.TarInfo, bytes]:
     return member(name), content
 
 
-def unpacked(tmp_path: Path, data: bytes, limits: Limits = SMALL) -> Path:
+def unpacked(tmp_path: Path, data: bytes, limits: ArchiveLimits = SMALL) -> Path:
     archive, folder = tmp_path / "a.part", tmp_path / "inside" / "folder"
     archive.write_bytes(data)
     folder.mkdir(parents=True)
@@ -122,32 +122,35 @@ A15 = {
     "block device": (lambda: tar_bytes((member("sda", type=tarfile.BLKTYPE), b"")), "'sda' is a"),
     "pipe": (lambda: tar_bytes((member("p.jpg", type=tarfile.FIFOTYPE), b"")), "'p.jpg' is a"),
     "pipe in a zip": (lambda: zip_bytes(("p.jpg", b""), mode=0o010644), "'p.jpg' is a device"),
-    "bomb by ratio": (lambda: tar_bytes(plain("b.jpg", BOMB * 10), gz=True), "'b.jpg' it holds"),
-    "bomb in a zip": (lambda: zip_bytes(("b.jpg", BOMB * 10)), "'b.jpg' it holds"),
+    "bomb by ratio": (lambda: tar_bytes(plain("b.jpg", BOMB * 10), gz=True), "the entry 'b.jpg'"),
+    "bomb in a zip": (lambda: zip_bytes(("b.jpg", BOMB * 10)), "the entry 'b.jpg'"),
     "bomb behind the end": (
         lambda: gzip.compress(tar_bytes(plain("a/1")) + b"\0" * 2**21),
         "unpacks to more than",
     ),
-    "twice": (lambda: tar_bytes(plain("a/1"), plain("./a//1")), "'./a//1' comes twice"),
+    "twice": (lambda: tar_bytes(plain("a/1"), plain("./a//1")), "'./a//1' occurs twice"),
     "file and folder": (lambda: tar_bytes(plain("a"), plain("a/1")), "'a/1' needs the file 'a'"),
-    "long name": (lambda: tar_bytes(plain("n" * 300)), "too long a name"),
-    "nothing": (lambda: tar_bytes((member("a", type=tarfile.DIRTYPE), b"")), "holds no files"),
-    "cut tar": (lambda: tar_bytes(plain("a/1", b"x" * 5000))[:3000], "cut off or damaged"),
+    "long name": (lambda: tar_bytes(plain("n" * 300)), "a name that is too long"),
+    "nothing": (lambda: tar_bytes((member("a", type=tarfile.DIRTYPE), b"")), "contains no files"),
+    "cut tar": (lambda: tar_bytes(plain("a/1", b"x" * 5000))[:3000], "incomplete or damaged"),
     "tar cut between entries": (
         lambda: tar_bytes(plain("a/1"), plain("a/2"))[: 2 * 512],
-        "its end is cut off",
+        "its end is missing",
     ),
     "cut gzip": (
         lambda: tar_bytes(plain("a/1", bytes(range(256)) * 20), gz=True)[:-20],
-        "cut off or damaged",
+        "incomplete or damaged",
     ),
     "damaged header": (
         lambda: tar_bytes(plain("a/1"), plain("a/2")).replace(b"a/2", b"a/3"),
         "it is damaged at byte 1,024",
     ),
-    "cut zip": (lambda: zip_bytes(("a/1", b"x" * 999), ("a/2", b"x"))[:-30], "cut off or damaged"),
-    "web page": (lambda: b"<!doctype html><p>log in", "it is a web page"),
-    "empty file": (lambda: b"", "no .tar, .tar.gz or .zip archive"),
+    "cut zip": (
+        lambda: zip_bytes(("a/1", b"x" * 999), ("a/2", b"x"))[:-30],
+        "incomplete or damaged",
+    ),
+    "web page": (lambda: b"<!doctype html><p>log in", "but a web page"),
+    "empty file": (lambda: b"", "not a .tar, .tar.gz or .zip archive"),
 }
 
 
@@ -159,7 +162,7 @@ def test_it_is_refused_before_anything_is_written(
         unpacked(tmp_path, made())
 
     assert said in caught.value.problem
-    assert caught.value.problem.startswith("a.tar is ")
+    assert caught.value.problem.startswith(("a.tar is ", "a.tar was refused: "))
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["a.part", "folder", "inside"]
 
 
@@ -168,21 +171,23 @@ def test_a_bomb_by_count_is_refused(tmp_path: Path, make: Callable[..., bytes] |
     names = [f"a/{i}" for i in range(30)]
     data = make(*(plain(n) for n in names)) if make else zip_bytes(*((n, b"x") for n in names))
 
-    with pytest.raises(DataError, match=r"more than 20 entries, from 'a/20' on"):
-        unpacked(tmp_path, data, Limits(entries=20))
+    with pytest.raises(DataError, match=r"more than 20 entries"):
+        unpacked(tmp_path, data, ArchiveLimits(entries=20))
 
 
 def test_a_bomb_by_size_is_refused_by_what_its_header_says(tmp_path: Path) -> None:
     huge = member("huge.bmp", size=10**15)
 
-    with pytest.raises(DataError, match=r"'huge\.bmp' it holds 1,000,000,000,000,000 bytes"):
+    with pytest.raises(
+        DataError, match=r"'huge\.bmp' it unpacks 1,536 bytes to 1,000,000,000,000,000"
+    ):
         unpacked(tmp_path, huge.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
 
 
 def test_a_header_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
     header = member("x", type=tarfile.XHDTYPE, size=10**11)
 
-    with pytest.raises(DataError, match="made to fill the memory"):
+    with pytest.raises(DataError, match="would exhaust the memory"):
         unpacked(tmp_path, header.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
 
 
@@ -190,7 +195,7 @@ def test_a_zip_with_a_flipped_bit_is_damaged(tmp_path: Path) -> None:
     data = bytearray(zip_bytes(("a/1.jpg", bytes(range(256)) * 8)))
     data[60] ^= 1  # within the packed content
 
-    with pytest.raises(DataError, match="cut off or damaged"):
+    with pytest.raises(DataError, match="incomplete or damaged"):
         unpacked(tmp_path, bytes(data))
 
 

@@ -18,8 +18,8 @@ from tests.data.download.test_archive import plain, tar_bytes, zip_bytes
 from tests.support.pictures import encoded, scene
 from vitft.cli.main import build_parser
 from vitft.data.download.fetch import fetch_folder, folder_name
-from vitft.data.download.registry import KNOWN, Archive
-from vitft.data.download.resumable import DownloadLimits, download
+from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
+from vitft.data.download.resumable import DownloadLimits, download_file
 from vitft.data.folder import scan
 from vitft.system.errors import DataError, LockedError, ResourceError, RunError, UsageError
 
@@ -155,8 +155,8 @@ def test_what_is_known_beforehand_is_compared_and_not_written_down(
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        pytest.param({"sha256": "0" * 64}, "it was changed", id="digest"),
-        pytest.param({"size": 5}, "not the 5 that are known of it", id="size"),
+        pytest.param({"sha256": "0" * 64}, "instead of 0000", id="digest"),
+        pytest.param({"size": 5}, "instead of 5", id="size"),
     ],
 )
 def test_another_file_than_the_known_one_is_not_kept(
@@ -198,11 +198,11 @@ def test_a_broken_connection_is_gone_on_with_where_it_broke(
 def test_a_later_process_goes_on_from_what_an_earlier_one_left(site: Site, tmp_path: Path) -> None:
     part, once = tmp_path / "x.part", DownloadLimits(wait_s=0.01, attempts=1, pace=1)
     site.faults = ["drop"]
-    with pytest.raises(DataError, match=r"MB are kept\n.*goes on from what has come"):
-        download(site.url, part, limits=once)
+    with pytest.raises(DataError, match=r"MB are kept\n.*run it again later to resume"):
+        download_file(site.url, part, limits=once)
     left = part.stat().st_size
 
-    download(site.url, part, limits=once)
+    download_file(site.url, part, limits=once)
 
     assert site.asked == ["", f"bytes={left}-"]
     assert part.read_bytes() == site.files["/set.tar.gz"]
@@ -214,22 +214,22 @@ def test_a_part_of_another_version_is_begun_again(site: Site, tmp_path: Path, ch
     site.etag = "" if change == "no etag" else site.etag
     site.faults = ["drop"]
     with pytest.raises(DataError):
-        download(site.url, part, limits=DownloadLimits(attempts=1, pace=1))
+        download_file(site.url, part, limits=DownloadLimits(attempts=1, pace=1))
     if change == "other etag":
         site.etag, site.files["/set.tar.gz"] = '"two"', image_tar(extra=NOISE[::-1])
     site.ranges = change != "no ranges"
     if change == "shorter":  # and the server says that it is the same version
         site.files["/set.tar.gz"] = image_tar(extra=b"short")
 
-    download(site.url, part, limits=QUICK)
+    download_file(site.url, part, limits=QUICK)
 
     assert part.read_bytes() == site.files["/set.tar.gz"]
 
 
 def test_a_whole_part_is_not_asked_for_again(site: Site, tmp_path: Path) -> None:
-    download(site.url, tmp_path / "x.part", limits=QUICK)
+    download_file(site.url, tmp_path / "x.part", limits=QUICK)
 
-    download(site.url, tmp_path / "x.part", limits=QUICK)
+    download_file(site.url, tmp_path / "x.part", limits=QUICK)
 
     assert len(site.asked) == 1
 
@@ -251,9 +251,9 @@ def test_a_body_of_unknown_length_is_taken_to_its_end(site: Site, tmp_path: Path
 @pytest.mark.parametrize(
     ("faults", "said"),
     [
-        pytest.param(["404"], "the server answers 404", id="404 at once"),
-        pytest.param(["503"] * 3, "the server answers 503", id="busy for ever"),
-        pytest.param(["drip"] * 3, "came within 0.4 s", id="a byte at a time"),
+        pytest.param(["404"], "the server responded with 404", id="404 at once"),
+        pytest.param(["503"] * 3, "the server responded with 503", id="busy for ever"),
+        pytest.param(["drip"] * 3, "within 0.4 s", id="a byte at a time"),
     ],
 )
 def test_what_does_not_come_is_told_in_a_sentence(
@@ -270,7 +270,7 @@ def test_what_does_not_come_is_told_in_a_sentence(
 
 def test_more_than_the_limit_is_refused_by_what_is_announced(site: Site, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="larger than"):
-        download(site.url, tmp_path / "x.part", limits=DownloadLimits(max_bytes=1000))
+        download_file(site.url, tmp_path / "x.part", limits=DownloadLimits(max_bytes=1000))
 
     assert not (tmp_path / "x.part").exists()
 
@@ -279,8 +279,8 @@ def test_more_than_the_limit_is_refused_by_what_is_announced(site: Site, tmp_pat
     ("content", "said"),
     [
         pytest.param(tar_bytes(plain("../evil")), "'../evil' leads out", id="hostile"),
-        pytest.param(tar_bytes(plain("a/1.txt")), "holds no image folder", id="no images"),
-        pytest.param(b"<html>log in</html>", "it is a web page", id="login page"),
+        pytest.param(tar_bytes(plain("a/1.txt")), "contains no image folder", id="no images"),
+        pytest.param(b"<html>log in</html>", "but a web page", id="login page"),
     ],
 )
 def test_what_is_refused_leaves_nothing(
@@ -379,7 +379,7 @@ def test_the_command_takes_a_known_name_from_another_address(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(DataError, match="not the 228,813,984 that are known"):
+    with pytest.raises(DataError, match="instead of 228,813,984"):
         command("flower_photos", "--url", site.url)
 
     assert command("--url", site.url) == 0
@@ -392,8 +392,8 @@ def test_the_command_takes_a_known_name_from_another_address(
         pytest.param([], "no dataset given", id="nothing"),
         pytest.param(["flower_photo"], "did you mean flower_photos", id="near"),
         pytest.param(["http://x/y.tgz"], "use --url for an address", id="an address as a name"),
-        pytest.param(["--url", "ftp://x/y.tgz"], "is no address", id="ftp"),
-        pytest.param(["--url", "http://127.0.0.1/"], "does not tell a name", id="no name"),
+        pytest.param(["--url", "ftp://x/y.tgz"], "is not a web address", id="ftp"),
+        pytest.param(["--url", "http://127.0.0.1/"], "has no file name", id="no name"),
         pytest.param(["flower_photos", "--sha256", "12"], "invalid --sha256", id="digest"),
         pytest.param(["flower_photos", "--to", ".."], "invalid --to", id="up"),
     ],
@@ -408,13 +408,13 @@ def test_a_known_folder_that_is_not_there_names_the_command_that_brings_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    for name in KNOWN:
-        with pytest.raises(DataError, match=f"fix: get it first: vitft data fetch {name}"):
+    for name in KNOWN_ARCHIVES:
+        with pytest.raises(DataError, match=f"fix: fetch it first: vitft data fetch {name}"):
             scan(Path(name))
 
 
 def test_what_is_known_is_written_down_in_full() -> None:
-    for name, archive in KNOWN.items():
+    for name, archive in KNOWN_ARCHIVES.items():
         assert archive.name == name
         assert archive.url.startswith("https://")
         assert archive.what

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
-from vitft.data.sources import Source, fetched
+from vitft.data.sources import ImageSource, with_fetched
 from vitft.system.errors import ImageError
 
 BODY = bytes(range(256)) * 40
@@ -110,20 +110,25 @@ def test_blanks_and_accents_of_an_address_are_escaped(site: str) -> None:
 @pytest.mark.parametrize(
     ("path", "limits", "said"),
     [
-        pytest.param("nothing", {}, "the server answers 404 Not Found", id="404"),
+        pytest.param("nothing", {}, "the server responded with 404 Not Found", id="404"),
         pytest.param("announced", {}, "larger than 64 MB", id="says it is large"),
         pytest.param("endless", {"max_bytes": 2**20}, "larger than 1 MB", id="is large"),
-        pytest.param("short", {}, "cut off (9 of 100 bytes)", id="ends too early"),
+        pytest.param("short", {}, "incomplete (9 of 100 bytes)", id="ends too early"),
         pytest.param(
-            "dripping", {"seconds": 0.5}, "no whole answer within 0.5 s", id="a byte a time"
+            "dripping", {"seconds": 0.5}, "no complete response within 0.5 s", id="a byte a time"
         ),
-        pytest.param("silent", {"seconds": 0.5}, "no whole answer within 0.5 s", id="no answer"),
-        pytest.param("ftp", {}, "redirected to what is neither http nor https", id="to ftp"),
-        pytest.param("loop", {}, "redirected too often", id="redirects in a circle"),
+        pytest.param(
+            "silent", {"seconds": 0.5}, "no complete response within 0.5 s", id="no answer"
+        ),
+        pytest.param(
+            "ftp", {}, "redirected to an address that is neither http nor https", id="to ftp"
+        ),
+        pytest.param("loop", {}, "too many redirects", id="redirects in a circle"),
         pytest.param(
             "file",
             {},
-            "the server answers 302 Found - Redirection to url 'file:///etc/passwd' is not allowed",
+            "the server responded with 302 Found - Redirection to url 'file:///etc/passwd' is not "
+            "allowed",
             id="redirects to a file",
         ),
     ],
@@ -148,17 +153,17 @@ def test_other_schemes_are_no_addresses(url: str) -> None:
 
 def test_sources_on_the_web_keep_their_place_and_get_their_reason(site: str) -> None:
     wanted = [
-        Source("a.jpg", "a.jpg"),
-        Source(f"{site}/good"),
-        Source(f"{site}/nothing"),
-        Source("b.jpg", "b.jpg"),
-        *(Source(f"{site}/named/{i}") for i in range(40)),
+        ImageSource("a.jpg", "a.jpg"),
+        ImageSource(f"{site}/good"),
+        ImageSource(f"{site}/nothing"),
+        ImageSource("b.jpg", "b.jpg"),
+        *(ImageSource(f"{site}/named/{i}") for i in range(40)),
     ]
 
-    found = list(fetched(iter(wanted)))
+    found = list(with_fetched(iter(wanted)))
 
     assert [s.name for s in found] == [s.name for s in wanted]
     assert found[1].data == BODY
-    assert found[2].error == "the server answers 404 Not Found"
-    assert found[3] == Source("b.jpg", "b.jpg")
+    assert found[2].error == "the server responded with 404 Not Found"
+    assert found[3] == ImageSource("b.jpg", "b.jpg")
     assert [s.data for s in found[4:]] == [b"/named/%d" % i for i in range(40)]

@@ -49,7 +49,7 @@ def test_the_digits_in_the_name_of_a_published_file_are_those_of_its_digest(tmp_
     file = tmp_path / "jx_vit_base_patch16_224_in21k-e5005f0a.pth"
     torch.save(random_weights(CONFIG), file)
 
-    with pytest.raises(WeightsError, match=r"is not the file .*: its sha256 starts with"):
+    with pytest.raises(WeightsError, match=r"is not the published file .*: its sha256 starts with"):
         load_pretrained(file, allow_pickle=True)
 
 
@@ -186,7 +186,7 @@ def test_a_new_head_on_a_distilled_deit_reads_the_class_token_alone(
     assert torch.allclose(fresh(images), tokens[:, 0], atol=1e-6)
     assert torch.equal(fresh.state_dict()["reg_token"], state["dist_token"])
     assert {"head_dist.weight (7, 192)", "head.weight (7, 192)"} <= set(report.dropped)
-    assert any("kept as a register" in note for note in report.notes)
+    assert any("becomes a register" in note for note in report.notes)
 
 
 # other pixels

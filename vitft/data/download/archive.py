@@ -1,11 +1,10 @@
-"""Unpacks a tar or zip archive that may have been made to do harm.
+"""Safe unpacking of tar and zip archives from untrusted sources.
 
-Every entry is looked at before the first one is written, and again when its turn comes; what no
-folder of images needs (links, devices, ways out of the folder, contents out of all proportion) is
-refused with its name. Nothing but new plain files and folders is ever made, in a folder that was
-empty.
+Every entry is checked before the first one is written, and again when it is written; entries
+that no image folder needs (links, devices, paths out of the folder, disproportionate contents)
+are refused by name. Only new plain files and folders are created, in a folder that was empty.
 
-How entries are read is told in `archive_entries`, where the bytes come from in `download`.
+`download.entries` reads the entries.
 """
 
 import contextlib
@@ -21,14 +20,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.data.download.entries import Entry, Limits, Refusal, entries_of, kind_of
+from vitft.data.download.entries import (
+    ArchiveEntry,
+    ArchiveLimits,
+    ArchiveRefusedError,
+    archive_kind,
+    open_entries,
+)
 from vitft.system.errors import DataError, ResourceError
 from vitft.system.files import writing
 
 LONGEST_PART, LONGEST_NAME = 255, 1000
-"""Bytes of one part of a name, and of the whole of it."""
-CLUTTER = "__MACOSX"
-DAMAGE = (
+"""Longest part of a name and longest name, in bytes."""
+RESOURCE_FORKS = "__MACOSX"
+ARCHIVE_ERRORS = (
     tarfile.TarError,
     zipfile.BadZipFile,
     gzip.BadGzipFile,
@@ -39,128 +44,135 @@ DAMAGE = (
     RecursionError,
     ValueError,
 )
-"""What Python's readers raise on bytes that are no whole archive."""
+"""Raised by Python's readers on incomplete or damaged archives."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """What a look through a whole archive found."""
+class ArchiveContents:
+    """Summary of a whole archive."""
 
     files: int
     content: int
     """Bytes."""
     wrapper: tuple[str, ...]
-    """Folders that everything lies in."""
+    """Folders that contain everything."""
 
 
-def unpack(archive: Path, folder: Path, *, name: str, limits: Limits | None = None) -> Inside:
+def unpack(
+    archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | None = None
+) -> ArchiveContents:
     """Unpack an archive into an empty folder, without the folder that wraps everything in it.
 
     Args:
-        archive: A .tar, .tar.gz or .zip file, whatever it is called.
-        folder: Exists and is empty; what is in it after an error is for the caller to remove.
-        name: What the archive is called in errors.
-        limits: What it may hold.
+        archive: A .tar, .tar.gz or .zip file, whatever its name.
+        folder: Exists and is empty; after an error the caller removes its content.
+        name: Of the archive, for messages.
+        limits: On the content.
 
     Raises:
-        DataError: No archive, cut, damaged, or with an entry that is refused; only damage inside
-            a file of a zip is noticed after something was written.
+        DataError: Not an archive, incomplete, damaged, or with a refused entry; only damage inside
+            a
+            file of a zip is detected after something was written.
         ResourceError: The disk is or would be full.
     """
-    limits = limits or Limits()
+    limits = limits or ArchiveLimits()
     with archive.open("rb") as file, as_data_error(name):
-        packed, kind = os.fstat(file.fileno()).st_size, kind_of(file)
-        with contextlib.closing(entries_of(file, kind, packed, limits)) as entries:
-            inside = looked_through(checked(entries, packed, limits))
+        packed, kind = os.fstat(file.fileno()).st_size, archive_kind(file)
+        with contextlib.closing(open_entries(file, kind, packed, limits)) as entries:
+            inside = contents_of(accepted_entries(entries, packed, limits))
         if not inside.files:
-            raise Refusal("it holds no files")
+            raise ArchiveRefusedError("it contains no files")
         free = shutil.disk_usage(folder).free
         if inside.content > free:
             raise ResourceError(
-                f"{name} needs {inside.content / 1e9:.1f} GB unpacked and {free / 1e9:.1f} GB are "
-                f"free in {folder.parent}",
-                fix="free some space, or name a place on another disk with --to",
+                f"{name} takes {inside.content / 1e9:.1f} GB unpacked, but only "
+                f"{free / 1e9:.1f} GB are free in {folder.parent}",
+                fix="free some space, or choose a folder on another disk with --to",
             )
-        with contextlib.closing(entries_of(file, kind, packed, limits)) as entries:
-            for entry, parts in checked(entries, packed, limits):
-                if parts[: len(inside.wrapper)] == inside.wrapper:  # else an empty folder beside it
-                    write(entry, folder.joinpath(*parts[len(inside.wrapper) :]))
+        with contextlib.closing(open_entries(file, kind, packed, limits)) as entries:
+            for entry, parts in accepted_entries(entries, packed, limits):
+                if parts[: len(inside.wrapper)] == inside.wrapper:  # else an empty folder outside
+                    write_entry(entry, folder.joinpath(*parts[len(inside.wrapper) :]))
     return inside
 
 
 @contextlib.contextmanager
 def as_data_error(name: str) -> Iterator[None]:
-    """Refusals, and what Python's readers raise on bytes that are no whole archive, in words."""
+    """Convert refusals and the errors of Python's archive readers to a DataError."""
     try:
         yield
-    except Refusal as refusal:
+    except ArchiveRefusedError as refusal:
         raise DataError(
-            f"{name} is not unpacked: {refusal}",
-            fix="nothing of it was kept; take it from another place, or unpack what you trust "
-            "of it yourself",
+            f"{name} was refused: {refusal}",
+            fix="nothing was kept; get the archive from another source, or unpack the files "
+            "that you trust yourself",
         ) from refusal
-    except DAMAGE as error:
-        raise damaged(name, error) from error
+    except ARCHIVE_ERRORS as error:
+        raise damaged_archive(name, error) from error
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a place before the file's beginning: zipfile goes there
+        if error.errno != errno.EINVAL:  # zipfile seeks to a negative position
             raise
-        raise damaged(name, error) from error
+        raise damaged_archive(name, error) from error
 
 
-def damaged(name: str, error: Exception) -> DataError:
-    """The error of an archive that is not whole."""
+def damaged_archive(name: str, error: Exception) -> DataError:
+    """Return the error for an incomplete or damaged archive."""
     return DataError(
-        f"{name} is cut off or damaged ({told(error)})",
-        fix="nothing of it was kept; fetch it again, or take it from another place",
+        f"{name} is incomplete or damaged ({first_line(error)})",
+        fix="nothing was kept; fetch it again, or get it from another source",
     )
 
 
-def told(error: BaseException) -> str:
-    """The first line of an exception, short."""
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception, shortened."""
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
 
-def checked(
-    entries: Iterator[Entry], packed: int, limits: Limits
-) -> Iterator[tuple[Entry, tuple[str, ...]]]:
-    """The entries with the parts of their names, clutter left out.
+def accepted_entries(
+    entries: Iterator[ArchiveEntry], packed: int, limits: ArchiveLimits
+) -> Iterator[tuple[ArchiveEntry, tuple[str, ...]]]:
+    """Yield the entries with the parts of their names, without resource forks.
 
     Raises:
-        Refusal: At the first entry that no folder of images needs.
+        ArchiveRefusedError: At the first entry that no image folder needs.
     """
     content = 0
     files: set[tuple[str, ...]] = set()
     folders: set[tuple[str, ...]] = {()}
     for number, entry in enumerate(entries, start=1):
         if number > limits.entries:
-            raise Refusal(f"it holds more than {limits.entries:,} entries, from '{entry.name}' on")
+            raise ArchiveRefusedError(f"it has more than {limits.entries:,} entries")
         parts = parts_of(entry)
         content += entry.size
         if not limits.allows(content, packed):
-            raise Refusal(
-                f"with the entry '{entry.name}' it holds {content:,} bytes in {packed:,}, and "
-                f"{limits.content / 1e9:g} GB and {limits.ratio} times its size are the limits"
+            raise ArchiveRefusedError(
+                f"up to the entry '{entry.name}' it unpacks {packed:,} bytes to {content:,}; the "
+                f"limits are {limits.content / 1e9:g} GB and {limits.ratio} times its size"
             )
         if entry.is_folder and not parts:
             continue
         above = {parts[:i] for i in range(1, len(parts) + entry.is_folder)}
         if not entry.is_folder and (parts in files or parts in folders):
-            raise Refusal(f"the entry '{entry.name}' comes twice")
+            raise ArchiveRefusedError(f"the entry '{entry.name}' occurs twice")
         if blocking := above & files:
             blocked = "/".join(min(blocking))
-            raise Refusal(f"the entry '{entry.name}' needs the file '{blocked}' to be a folder")
+            raise ArchiveRefusedError(
+                f"the entry '{entry.name}' needs the file '{blocked}' to be a folder"
+            )
         folders |= above
         if not entry.is_folder:
             files.add(parts)
-        if parts[0] != CLUTTER:
+        if parts[0] != RESOURCE_FORKS:
             yield entry, parts
 
 
-def parts_of(entry: Entry) -> tuple[str, ...]:
-    """The name of an entry as folders and a file name.
+def parts_of(entry: ArchiveEntry) -> tuple[str, ...]:
+    """Return the name of an entry as folders and a file name.
 
     Raises:
-        Refusal: Its kind is refused, or the name leads out of the folder or cannot be a name here.
+        ArchiveRefusedError: The entry is of a refused kind, or its name leads out of the folder or
+            is
+            not a valid file name.
     """
     why, name = entry.refused, entry.name
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
@@ -174,17 +186,17 @@ def parts_of(entry: Entry) -> tuple[str, ...]:
         any(len(os.fsencode(part)) > LONGEST_PART for part in parts)
         or len(os.fsencode(name)) > LONGEST_NAME
     ):
-        why = "has too long a name"
+        why = "has a name that is too long"
     elif not why and not parts and not entry.is_folder:
-        why = "is a file without a name"
+        why = "has no file name"
     if why:
         shown = name if len(name) <= 200 else f"{name[:200]}..."
-        raise Refusal(f"the entry '{shown}' {why}")
+        raise ArchiveRefusedError(f"the entry '{shown}' {why}")
     return parts
 
 
-def looked_through(entries: Iterator[tuple[Entry, tuple[str, ...]]]) -> Inside:
-    """Go to the end, and tell what there is."""
+def contents_of(entries: Iterator[tuple[ArchiveEntry, tuple[str, ...]]]) -> ArchiveContents:
+    """Read all entries and return their summary."""
     files = content = 0
     wrapper: tuple[str, ...] | None = None
     for entry, parts in entries:
@@ -196,11 +208,11 @@ def looked_through(entries: Iterator[tuple[Entry, tuple[str, ...]]]) -> Inside:
             wrapper = above
         while wrapper != above[: len(wrapper)]:
             wrapper = wrapper[:-1]
-    return Inside(files, content, wrapper or ())
+    return ArchiveContents(files, content, wrapper or ())
 
 
-def write(entry: Entry, place: Path) -> None:
-    """Make a folder or a new file; nothing that exists is opened."""
+def write_entry(entry: ArchiveEntry, place: Path) -> None:
+    """Create a folder or a new file; existing files are never opened."""
     with writing(place, option="--to"):
         if entry.is_folder:
             place.mkdir(parents=True, exist_ok=True)
@@ -216,4 +228,6 @@ def write(entry: Entry, place: Path) -> None:
         with writing(place, option="--to"):
             file.flush()
     if size != entry.size:
-        raise Refusal(f"the entry '{entry.name}' has {size:,} bytes, not {entry.size:,} as stated")
+        raise ArchiveRefusedError(
+            f"the entry '{entry.name}' has {size:,} bytes instead of {entry.size:,}"
+        )

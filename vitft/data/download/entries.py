@@ -1,7 +1,8 @@
-"""The entries of a tar or a zip, read as if somebody had made it to do harm.
+"""Entries of tar and zip archives from untrusted sources.
 
-What a header says is bounded before it is believed, nothing is ever read backwards, and a tar must
-end as a tar ends; gzip and zip carry checksums. Which entries are accepted is told in `archive`.
+Values in headers are bounded before they are used, nothing is read backwards, and a tar must end
+with its end marker; gzip and zip have checksums. `download.archive` decides which entries are
+accepted.
 """
 
 import contextlib
@@ -15,71 +16,71 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import IO, BinaryIO, Literal, cast
 
-Kind = Literal["tar", "tar.gz", "zip"]
+ArchiveKind = Literal["tar", "tar.gz", "zip"]
 
-CHUNK = 2**20
-BLOCK = 512
-"""Of a tar: headers and contents fill whole blocks, and two blocks of zeros end it."""
-MOST_AT_ONCE = 4 * CHUNK
-"""Bytes that tarfile may ask for at once; a header that wants more is made to fill the memory."""
+CHUNK_BYTES = 2**20
+TAR_BLOCK = 512
+"""Block size of a tar in bytes: headers and contents fill whole blocks, two zero blocks end it."""
+MAX_READ = 4 * CHUNK_BYTES
+"""Most bytes that tarfile may read at once; larger headers are meant to exhaust the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What an archive may hold."""
+class ArchiveLimits:
+    """Limits on the content of an archive."""
 
     entries: int = 1_000_000
     content: int = 100 * 10**9
-    """Bytes of all files together."""
+    """Total bytes of all files."""
     ratio: int = 200
-    """Bytes of content for each byte of the archive."""
+    """Bytes of content per byte of the archive."""
     small: int = 2**24
-    """Bytes up to which the ratio does not matter."""
+    """Bytes up to which the ratio is ignored."""
 
     def allows(self, content: int, packed: int) -> bool:
-        """Whether so many bytes may come out of so many."""
+        """Return whether so much content may come from an archive of this size."""
         return content <= self.content and (content <= self.small or content <= self.ratio * packed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One entry, as its header describes it."""
+class ArchiveEntry:
+    """One entry as described by its header."""
 
     name: str
-    """As it stands in the archive."""
+    """As stored in the archive."""
     size: int = 0
     is_folder: bool = False
     refused: str = ""
-    """Why its kind is not accepted, if it is not."""
+    """Why its kind is refused, or an empty string."""
     content: Callable[[], Iterator[bytes]] = lambda: iter(())
 
 
-class Refusal(Exception):
-    """Why an archive is not unpacked, in words; becomes a DataError with the archive's name."""
+class ArchiveRefusedError(Exception):
+    """The reason why an archive is refused; becomes a DataError with its name."""
 
 
-def kind_of(file: BinaryIO) -> Kind:
-    """What the first bytes say.
+def archive_kind(file: BinaryIO) -> ArchiveKind:
+    """Return the kind of an archive by its first bytes.
 
     Raises:
-        Refusal: Neither tar, gzip nor zip.
+        ArchiveRefusedError: Neither tar, gzip nor zip.
     """
     file.seek(0)
-    head = file.read(BLOCK)
+    head = file.read(TAR_BLOCK)
     if head[:2] == b"\x1f\x8b":
         return "tar.gz"
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
         return "zip"
     if head[257:262] == b"ustar":
         return "tar"
-    seems = "; it is a web page" if head.lstrip()[:1] == b"<" else ""
-    raise Refusal(f"it is no .tar, .tar.gz or .zip archive{seems}")
+    seems = " but a web page" if head.lstrip()[:1] == b"<" else ""
+    raise ArchiveRefusedError(f"it is not a .tar, .tar.gz or .zip archive{seems}")
 
 
-def entries_of(
-    file: BinaryIO, kind: Kind, packed: int, limits: Limits
-) -> Generator[Entry, None, None]:
-    """Every entry in the order of the archive; its content can be read until the next one."""
+def open_entries(
+    file: BinaryIO, kind: ArchiveKind, packed: int, limits: ArchiveLimits
+) -> Generator[ArchiveEntry, None, None]:
+    """Yield every entry in the order of the archive; its content can be read until the next one."""
     file.seek(0)
     if kind == "zip":
         return zip_entries(file, limits)
@@ -89,86 +90,88 @@ def entries_of(
 # tar --------------------------------------------------------------------------------------------
 
 
-class Stream:
-    """The bytes of a tar in order, unzipped on the way, as far as tarfile needs a file."""
+class TarStream:
+    """Bytes of a tar in order, decompressed on the way, with the methods that tarfile needs."""
 
-    def __init__(self, file: IO[bytes], packed: int, limits: Limits) -> None:
+    def __init__(self, file: IO[bytes], packed: int, limits: ArchiveLimits) -> None:
         self.file, self.packed, self.limits = file, packed, limits
         self.place = 0
         self.last = b""
-        """What was read last."""
+        """Result of the last read."""
 
     def tell(self) -> int:
         return self.place
 
     def read(self, size: int) -> bytes:
-        if not 0 <= size <= MOST_AT_ONCE:
-            raise Refusal("one of its headers is made to fill the memory")
+        if not 0 <= size <= MAX_READ:
+            raise ArchiveRefusedError("one of its headers would exhaust the memory")
         data = self.file.read(size)
         self.place, self.last = self.place + len(data), data
         if not self.limits.allows(self.place, self.packed):
-            raise Refusal(
-                f"it unpacks to more than {self.place:,} bytes, {self.limits.ratio} times its size"
+            raise ArchiveRefusedError(
+                f"it unpacks to more than {self.place:,} bytes; the limit is "
+                f"{self.limits.ratio} times its size"
             )
         return data
 
     def seek(self, place: int) -> int:
-        """Forwards only."""
+        """Seek forwards; going backwards is refused."""
         if place < self.place:
-            raise Refusal("its headers overlap")
-        while self.place < place and self.read(min(CHUNK, place - self.place)):
+            raise ArchiveRefusedError("its headers overlap")
+        while self.place < place and self.read(min(CHUNK_BYTES, place - self.place)):
             pass
         return self.place
 
     def content(self, start: int, size: int) -> Iterator[bytes]:
-        """The bytes of one file."""
+        """Yield the bytes of one file."""
         self.seek(start)
-        while size > 0 and (piece := self.read(min(CHUNK, size))):
+        while size > 0 and (piece := self.read(min(CHUNK_BYTES, size))):
             size -= len(piece)
             yield piece
 
     def finish(self) -> None:
-        """Make sure that the block after the last entry, just read, and all that follows is zeros.
+        """Check that the last header block and everything after it are zeros.
 
         Raises:
-            Refusal: tarfile takes anything that is no header for the end; then entries are missing.
+            ArchiveRefusedError: tarfile takes any invalid header for the end; then entries are
+                missing.
         """
-        if len(self.last) < BLOCK:
-            raise Refusal("its end is cut off")
+        if len(self.last) < TAR_BLOCK:
+            raise ArchiveRefusedError("its end is missing")
         while True:
             if self.last.strip(b"\0"):
-                raise Refusal(f"it is damaged at byte {self.place - len(self.last):,}")
-            if not self.read(CHUNK):
+                raise ArchiveRefusedError(f"it is damaged at byte {self.place - len(self.last):,}")
+            if not self.read(CHUNK_BYTES):
                 return
 
 
 def tar_entries(
-    file: BinaryIO, packed: int, limits: Limits, *, is_zipped: bool
-) -> Generator[Entry, None, None]:
-    """The entries of a tar, read once from front to back."""
+    file: BinaryIO, packed: int, limits: ArchiveLimits, *, is_zipped: bool
+) -> Generator[ArchiveEntry, None, None]:
+    """Yield the entries of a tar, read once from front to back."""
     with contextlib.ExitStack() as stack:
         plain = gzip.GzipFile(fileobj=file) if is_zipped else file
-        stream = Stream(cast("IO[bytes]", plain), packed, limits)
-        # What tarfile asks of a file is what a Stream has.
+        stream = TarStream(cast("IO[bytes]", plain), packed, limits)
+        # A TarStream has the methods that tarfile calls.
         tar = stack.enter_context(tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:"))
         while (member := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined] # else a million stay in memory
+            tar.members.clear()  # type: ignore[attr-defined] # else all members stay in memory
             yield tar_entry(member, stream)
         stream.finish()
 
 
-def tar_entry(member: tarfile.TarInfo, stream: Stream) -> Entry:
-    """One member in our words."""
+def tar_entry(member: tarfile.TarInfo, stream: TarStream) -> ArchiveEntry:
+    """Convert a `TarInfo` to an `ArchiveEntry`."""
     if member.isdir():
-        return Entry(name=member.name, is_folder=True)
+        return ArchiveEntry(name=member.name, is_folder=True)
     refused = ""
     if member.issym() or member.islnk():
         refused = f"is a link to '{member.linkname[:200]}'"
     elif member.issparse():
-        refused = "is a file with holes"
+        refused = "is a sparse file"
     elif not member.isreg():
         refused = "is a device or another special file"
-    return Entry(
+    return ArchiveEntry(
         name=member.name,
         size=max(0, member.size),
         refused=refused or ("has a negative size" if member.size < 0 else ""),
@@ -179,17 +182,17 @@ def tar_entry(member: tarfile.TarInfo, stream: Stream) -> Entry:
 # zip --------------------------------------------------------------------------------------------
 
 
-def zip_entries(file: BinaryIO, limits: Limits) -> Generator[Entry, None, None]:
-    """The entries of a zip, by its directory."""
-    if directory_size(file) > 120 * limits.entries:  # zipfile makes objects of all of it at once
-        raise Refusal(f"it holds more than {limits.entries:,} entries")
+def zip_entries(file: BinaryIO, limits: ArchiveLimits) -> Generator[ArchiveEntry, None, None]:
+    """Yield the entries of a zip in the order of its directory."""
+    if directory_size(file) > 120 * limits.entries:  # zipfile reads the whole directory at once
+        raise ArchiveRefusedError(f"it has more than {limits.entries:,} entries")
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             yield zip_entry(info, archive)
 
 
 def directory_size(file: BinaryIO) -> int:
-    """Bytes of the list of entries at the end of a zip.
+    """Return the size of a zip's central directory in bytes.
 
     Source: APPNOTE.TXT of PKWARE, sections 4.3.14 to 4.3.16.
     """
@@ -206,11 +209,11 @@ def directory_size(file: BinaryIO) -> int:
     return max(sizes)
 
 
-def zip_entry(info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> Entry:
-    """One member in our words."""
+def zip_entry(info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> ArchiveEntry:
+    """Convert a `ZipInfo` to an `ArchiveEntry`."""
     kind = stat.S_IFMT(info.external_attr >> 16)
     if info.is_dir():
-        return Entry(name=info.orig_filename, is_folder=True)
+        return ArchiveEntry(name=info.orig_filename, is_folder=True)
     refused = ""
     if kind == stat.S_IFLNK:
         refused = "is a link"
@@ -219,11 +222,13 @@ def zip_entry(info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> Entry:
     elif info.flag_bits & 1:
         refused = "is encrypted"
     elif info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        refused = "is compressed by a method that is not read here"
+        refused = "has an unsupported compression method"
 
     def content() -> Iterator[bytes]:
         with archive.open(info) as member:
-            while piece := member.read(CHUNK):
+            while piece := member.read(CHUNK_BYTES):
                 yield piece
 
-    return Entry(name=info.orig_filename, size=info.file_size, refused=refused, content=content)
+    return ArchiveEntry(
+        name=info.orig_filename, size=info.file_size, refused=refused, content=content
+    )

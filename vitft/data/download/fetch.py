@@ -1,7 +1,7 @@
-"""`vitft data fetch`: from an address to an image folder, or to nothing at all.
+"""Fetching of an image folder as an archive (`vitft data fetch`).
 
-The order is: download into a `.part` file beside the folder, compare size and digest, unpack into
-a hidden folder, make sure that there is an image folder inside, and only then give it its name.
+The steps are: download into a `.part` file beside the folder, compare size and digest, unpack
+into a hidden folder, check that there is an image folder inside, and rename it last.
 """
 
 import contextlib
@@ -14,55 +14,56 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from vitft.data.download.archive import unpack
-from vitft.data.download.entries import Limits
-from vitft.data.download.registry import KNOWN, Archive
-from vitft.data.download.resumable import DownloadLimits, download, forget
+from vitft.data.download.entries import ArchiveLimits
+from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
+from vitft.data.download.resumable import DownloadLimits, download_file, remove_part
 from vitft.data.download.web_image import is_url
 from vitft.data.folder import Folder, scan
-from vitft.data.walk import CLUTTER
+from vitft.data.walk import SYSTEM_FILES
 from vitft.system.errors import DataError, LockedError, RunError, UsageError
 from vitft.system.files import whole_folder, write_atomically, writing
 
-ENDINGS = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
-DEEPEST = 5
-"""Folders that an image folder may be wrapped in."""
+ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
+MAX_NESTING = 5
+"""Most folders that may wrap an image folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedFolder:
-    """Images that were fetched."""
+    """An image folder that was fetched."""
 
     root: Path
-    """The image folder: the target, or a folder in it."""
+    """The image folder: the target or a folder inside it."""
     folder: Folder
     sha256: str
-    """Of the archive."""
+    """Digest of the archive."""
     record: Path | None = None
-    """Where the digest was written down, if nobody had stated it before."""
+    """File in which the digest was recorded, if it was not known before."""
 
 
 def fetch_folder(
     archive: Archive,
     target: Path,
     *,
-    limits: Limits | None = None,
+    limits: ArchiveLimits | None = None,
     patience: DownloadLimits | None = None,
 ) -> FetchedFolder:
-    """Fetch an archive and make `target` of what is inside.
+    """Fetch an archive and make `target` from its content.
 
-    A part of an archive that an earlier process left is gone on with. If anything is wrong with
-    what came, nothing is left of it; after a broken connection or a full disk the part stays.
+    A partial download of an earlier process is resumed. If the archive is refused, nothing is
+    left of it; after a broken connection or with a full disk the partial download is kept.
 
     Args:
-        archive: Its address, and what is known of it.
+        archive: Its address, and what is known about it.
         target: Must not exist.
-        limits: What may be inside.
-        patience: What the download may cost.
+        limits: On the content.
+        patience: Limits on the download.
 
     Raises:
         RunError: `target` exists already, or cannot be written.
-        DataError: It cannot be fetched, is another file than it should be, is refused (`archive`),
-            or holds no image folder.
+        DataError: The archive cannot be fetched, has another digest, is refused (`archive.unpack`),
+            or
+            contains no image folder.
         ResourceError: The disk is or would be full.
         LockedError: Another process fetches it.
     """
@@ -70,23 +71,23 @@ def fetch_folder(
     part = target.with_name(f"{target.name}.part")
     with writing(part, option="--to"):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with alone(target):
-        check_target(target)  # by now
-        download(archive.url, part, size=archive.size, limits=patience)
-        sha256 = digest_of(part)
+    with locked_target(target):
+        check_target(target)  # again, now that it is locked
+        download_file(archive.url, part, size=archive.size, limits=patience)
+        sha256 = archive_sha256(part)
         record, recorded = target.with_name(f"{target.name}.sha256"), ""
         try:
-            recorded = compare(archive, sha256, part.stat().st_size, record)
+            recorded = check_digest(archive, sha256, part.stat().st_size, record)
             with whole_folder(target) as folder:
                 unpack(part, folder, name=archive.url, limits=limits)
                 inside = image_root(folder, archive.url).relative_to(folder)
         except DataError:
-            forget(part)
+            remove_part(part)
             raise
-        forget(part)
+        remove_part(part)
         is_new = not (archive.sha256 or recorded)
         if is_new:
-            remember(record, sha256, archive.url)
+            record_digest(record, sha256, archive.url)
     return FetchedFolder(
         root=target / inside,
         folder=scan(target / inside),
@@ -96,24 +97,24 @@ def fetch_folder(
 
 
 def check_target(target: Path) -> None:
-    """Refuse a place where something is.
+    """Check that nothing exists at the target.
 
     Raises:
-        RunError: Something is there, be it an empty folder.
+        RunError: Something does, even if it is an empty folder.
     """
     if target.exists() or target.is_symlink():
         raise RunError(
-            f"{target} exists already; nothing was fetched, nothing is overwritten",
-            fix=f"use it (--data {target}), or name another place with --to DIR",
+            f"{target} exists already; nothing was fetched or overwritten",
+            fix=f"use it with --data {target}, or choose another folder with --to DIR",
         )
 
 
 @contextlib.contextmanager
-def alone(target: Path) -> Iterator[None]:
-    """Keep other processes from fetching to the same place; a dead one's lock holds nobody up.
+def locked_target(target: Path) -> Iterator[None]:
+    """Lock the target against other processes; the lock of a dead process has no effect.
 
     Raises:
-        LockedError: A live process does.
+        LockedError: A live process holds the lock.
     """
     try:
         import fcntl
@@ -128,7 +129,7 @@ def alone(target: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise LockedError(
-                f"another process is fetching {target}", fix="wait until it has ended, or end it"
+                f"another process is fetching {target}", fix="wait until it ends, or stop it"
             ) from error
         try:
             yield
@@ -136,40 +137,40 @@ def alone(target: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def digest_of(path: Path) -> str:
-    """sha256 of a file, hexadecimal."""
+def archive_sha256(path: Path) -> str:
+    """Return the hexadecimal sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def compare(archive: Archive, sha256: str, size: int, record: Path) -> str:
-    """Make sure that the archive is the one that is known; the digest an earlier one had.
+def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
+    """Compare an archive with what is known about it; return the digest recorded earlier.
 
     Raises:
-        DataError: It is not.
+        DataError: It is a different archive.
     """
     if archive.size not in (None, size):
         raise DataError(
-            f"{archive.url} has {size:,} bytes, not the {archive.size:,} that are known of it",
-            fix="nothing of it was kept; a login page may stand in front of the network",
+            f"{archive.url} has {size:,} bytes instead of {archive.size:,}",
+            fix="nothing was kept; check whether the network requires a login page",
         )
     if archive.sha256 and archive.sha256 != sha256:
         raise DataError(
-            f"{archive.url} has the sha256 {sha256}, not {archive.sha256}: it was changed",
-            fix="nothing of it was kept; run it again, or take it from another place with --url",
+            f"{archive.url} has the sha256 {sha256} instead of {archive.sha256}",
+            fix="nothing was kept; run it again, or use another source with --url",
         )
     recorded = "" if archive.sha256 else recorded_digest(record, archive.url)
     if recorded and recorded != sha256:
         raise DataError(
-            f"{archive.url} has changed: its sha256 is {sha256}, and {recorded} was written down "
-            f"in {record} when it was first fetched",
-            fix=f"nothing of it was kept; if a new version is what you want, remove {record}",
+            f"{archive.url} has changed: its sha256 is {sha256}, but {recorded} was recorded in "
+            f"{record} when it was first fetched",
+            fix=f"nothing was kept; to accept the new version, remove {record}",
         )
     return recorded
 
 
 def recorded_digest(record: Path, url: str) -> str:
-    """The digest that this address had before; empty if it was never fetched."""
+    """Return the digest recorded for this address, or an empty string."""
     try:
         lines = record.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
@@ -178,8 +179,8 @@ def recorded_digest(record: Path, url: str) -> str:
     return next((sha256 for sha256, _, address in found if address == url), "")
 
 
-def remember(record: Path, sha256: str, url: str) -> None:
-    """Write the digest of an address behind those of others, as `sha256sum` does."""
+def record_digest(record: Path, sha256: str, url: str) -> None:
+    """Append the digest of an address to the record, in the format of `sha256sum`."""
     try:
         before = record.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -188,13 +189,13 @@ def remember(record: Path, sha256: str, url: str) -> None:
 
 
 def image_root(folder: Path, name: str) -> Path:
-    """The image folder in what was unpacked: the first that holds classes, from the top down.
+    """Return the first folder with classes in the unpacked archive, from the top down.
 
     Raises:
         DataError: There is none.
     """
     place, problem = folder, ""
-    for _ in range(DEEPEST):
+    for _ in range(MAX_NESTING):
         try:
             scan(place)
             return place
@@ -203,40 +204,40 @@ def image_root(folder: Path, name: str) -> Path:
         inner = [
             entry
             for entry in place.iterdir()
-            if entry.is_dir() and entry.name[0] != "." and entry.name.lower() not in CLUTTER
+            if entry.is_dir() and entry.name[0] != "." and entry.name.lower() not in SYSTEM_FILES
         ]
         if len(inner) != 1:
             break
         place = inner[0]
     raise DataError(
-        f"{name} holds no image folder ({problem})",
-        fix="nothing of it was kept; take an archive with one folder per class, or arrange the "
-        "images yourself",
+        f"{name} contains no image folder ({problem})",
+        fix="nothing was kept; use an archive with one folder per class, or arrange the images "
+        "yourself",
     )
 
 
 def check_address(url: str) -> None:
-    """Refuse what is no address on the web.
+    """Check that a URL is an http or https address.
 
     Raises:
-        UsageError: Neither http nor https.
+        UsageError: It is not.
     """
     if not is_url(url):
         raise UsageError(
-            f"{url!r} is no address", fix="give one that begins with https:// or http://"
+            f"{url!r} is not a web address", fix="give one that begins with https:// or http://"
         )
 
 
 def folder_name(url: str) -> str:
-    """The folder that an address becomes: the last part of its path, without `.tar.gz`.
+    """Return the folder name for an address: the last part of its path, without `.tar.gz`.
 
     Raises:
-        UsageError: Its path says nothing.
+        UsageError: The path has no usable name.
     """
     last = PurePosixPath(unquote(urlsplit(url).path)).name
-    name = re.sub(r"[^\w.-]+", "_", ENDINGS.sub("", last)).strip("._")
+    name = re.sub(r"[^\w.-]+", "_", ARCHIVE_SUFFIX.sub("", last)).strip("._")
     if not name:
-        raise UsageError(f"the address {url} does not tell a name", fix="name one with --to DIR")
+        raise UsageError(f"the address {url} has no file name", fix="name a folder with --to DIR")
     return name
 
 
@@ -258,11 +259,11 @@ def select_archive(
     Raises:
         UsageError: The name is unknown, the address or the digest invalid, or both are missing.
     """
-    names = ", ".join(KNOWN)
+    names = ", ".join(KNOWN_ARCHIVES)
     if name is None and url is None:
         raise UsageError("no dataset given", fix=f"give a name ({names}), or an address with --url")
-    if name is not None and name not in KNOWN:
-        near = get_close_matches(name, KNOWN, n=1)
+    if name is not None and name not in KNOWN_ARCHIVES:
+        near = get_close_matches(name, KNOWN_ARCHIVES, n=1)
         also = "use --url for an address" if ":" in name else f"known datasets: {names}"
         raise UsageError(
             f"unknown dataset {name!r}",
@@ -271,7 +272,7 @@ def select_archive(
     if url is not None:
         check_address(url)
     if name is not None:
-        archive = replace(KNOWN[name], url=url or KNOWN[name].url)
+        archive = replace(KNOWN_ARCHIVES[name], url=url or KNOWN_ARCHIVES[name].url)
     else:
         assert url is not None
         archive = Archive(name=folder or folder_name(url), url=url)

@@ -1,6 +1,6 @@
-"""Public archives of images that `vitft data fetch` knows by name.
+"""Public image archives that `vitft data fetch` knows by name.
 
-Size and digest stand here only where somebody trustworthy publishes them in full.
+Size and digest are given only where a trustworthy publisher states them.
 """
 
 from collections.abc import Mapping
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """One archive with an image folder inside."""
+    """One archive that contains an image folder."""
 
     name: str
-    """Also the folder that it becomes."""
+    """Also the name of the folder."""
     url: str
     size: int | None = None
-    """Bytes, if known beforehand."""
+    """Bytes, if known."""
     sha256: str = ""
-    """Of the archive, hexadecimal; empty if not known beforehand."""
+    """Hexadecimal digest of the archive; empty if unknown."""
     what: str = ""
     licence: str = ""
 
 
-KNOWN: Mapping[str, Archive] = {
+KNOWN_ARCHIVES: Mapping[str, Archive] = {
     "flower_photos": Archive(
         name="flower_photos",
         url="https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",

@@ -1,9 +1,8 @@
-"""One large file by its address, in pieces if need be: what has come is never fetched twice.
+"""Resumable download of one large file.
 
-The bytes are collected in a `.part` file; beside it, `.part.json` tells which version of which
-address they belong to (ETag or Last-Modified), so that a later process goes on where an earlier
-one stopped, and begins again if the file behind the address has changed. What the bytes are is
-told in `archive`.
+The bytes are collected in a `.part` file; `.part.json` beside it records which version of which
+address they belong to (ETag or Last-Modified), so that a later process resumes the download, or
+starts again if the file on the server has changed.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitft.data.download.web_image import Clock, WebLimits, opened, why_not
+from vitft.data.download.web_image import Deadline, WebLimits, failure_reason, open_url
 from vitft.system import console
 from vitft.system.errors import DataError, ResourceError
 from vitft.system.files import write_atomically, writing
@@ -28,120 +27,120 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadLimits:
-    """What a download may cost."""
+    """Limits of a download."""
 
     max_bytes: int = 100 * 10**9
     stall_s: float = 30.0
-    """Seconds in which `pace` bytes must come, or the first answer."""
+    """Seconds in which `pace` bytes must arrive, or the first response."""
     pace: int = 2**16
     attempts: int = 4
-    """Times in a row that a connection may break off with less than `pace` bytes."""
+    """Consecutive times that a connection may break off with fewer than `pace` bytes."""
     wait_s: float = 1.0
-    """Before the second attempt; doubles with every further one."""
+    """Seconds before the second attempt; doubles with every further one."""
 
 
 class BrokeOffError(Exception):
-    """A connection ended early, in words; another attempt may do better."""
+    """A connection ended early; another attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
-    """What the bytes of a part are the beginning of."""
+class RemoteVersion:
+    """The version of a remote file that a partial download belongs to."""
 
     url: str
     etag: str = ""
     modified: str = ""
     size: int | None = None
-    """Of the whole."""
+    """Bytes of the whole file."""
 
     @property
     def validator(self) -> str:
-        """What If-Range may name: no weak ETag, which promises too little (RFC 9110, 13.1.5)."""
+        """Value for If-Range: not a weak ETag (RFC 9110, 13.1.5)."""
         return self.etag if self.etag and not self.etag.startswith("W/") else self.modified
 
 
-def download(
+def download_file(
     url: str, part: Path, *, size: int | None = None, limits: DownloadLimits | None = None
 ) -> None:
-    """Bring the whole file behind an address into `part`, going on from what is there.
+    """Download a file into `part`, resuming from what is there.
 
     Args:
         url: http or https.
-        part: Where the bytes are collected; it and `part`.json are left to the caller.
-        size: Bytes that it must have, if known.
-        limits: Of size and patience.
+        part: Collects the bytes; it and `part`.json are left to the caller.
+        size: Expected bytes, if known.
+        limits: On size, pace and attempts.
 
     Raises:
-        DataError: No such file there, another size, too large, or no progress.
+        DataError: The file does not exist, has another size, is too large, or no bytes arrive.
         ResourceError: The disk is full or too small.
         RunError: The part cannot be written.
     """
     limits = limits or DownloadLimits()
     failures = 0
     while True:
-        before = length(part)
+        before = file_size(part)
         try:
             attempt(url, part, size, limits)
             return
         except BrokeOffError as broke:
-            failures = failures + 1 if length(part) - before < limits.pace else 1
+            failures = failures + 1 if file_size(part) - before < limits.pace else 1
             if failures >= limits.attempts:
-                kept = f"; {length(part) / 1e6:.1f} MB are kept" if length(part) else ""
+                kept = f"; {file_size(part) / 1e6:.1f} MB are kept" if file_size(part) else ""
                 raise DataError(
                     f"{url} cannot be fetched: {broke}{kept}",
-                    fix="run it again later: it goes on from what has come"
+                    fix="run it again later to resume"
                     if kept
-                    else "check the address and the network, then run it again",
+                    else "check the address and the network, and run it again",
                 ) from broke
             wait = limits.wait_s * 2 ** (failures - 1)
             log.info(f"{broke!s}; trying again in {wait:g} s")
             time.sleep(wait)
 
 
-def length(path: Path) -> int:
-    """Bytes of a file, 0 if there is none."""
+def file_size(path: Path) -> int:
+    """Return the bytes of a file, 0 if it does not exist."""
     return path.stat().st_size if path.exists() else 0
 
 
 def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> None:
-    """One connection; what it brings is kept.
+    """Open one connection and keep what it delivers.
 
     Raises:
         BrokeOffError: It ended before the file did.
-        DataError: No other attempt would do better.
+        DataError: Another attempt would fail as well.
     """
     known = read_version(part, url)
-    start = length(part) if known else 0
+    start = file_size(part) if known else 0
     if known and known.size is not None and start == known.size:
         return
     headers = {"Accept-Encoding": "identity"}
     if known and start:
         headers |= {"Range": f"bytes={start}-", "If-Range": known.validator}
-    with Clock(limits.stall_s) as clock:
+    with Deadline(limits.stall_s) as clock:
         try:
             web = WebLimits(seconds=limits.stall_s)
-            with contextlib.closing(opened(url, web, clock, headers)) as answer:
+            with contextlib.closing(open_url(url, web, clock, headers)) as answer:
                 receive(answer, url, part, size, start, limits, clock)
         except urllib.error.HTTPError as error:
-            with error:  # it holds the connection
-                raise refused(url, part, error) from error
+            with error:  # closes the connection
+                raise error_for_status(url, part, error) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = why_not(error)
+            reason = failure_reason(error)
             if clock.is_up or isinstance(getattr(error, "reason", error), TimeoutError):
-                reason = f"nothing came within {limits.stall_s:g} s"
-            elif isinstance(error, ValueError):  # redirected to where nothing is fetched from
+                reason = f"no data within {limits.stall_s:g} s"
+            elif isinstance(error, ValueError):  # a refused redirect
                 raise DataError(
                     f"{url} cannot be fetched: {reason}", fix="check the address"
                 ) from error
             raise BrokeOffError(reason) from error
 
 
-def refused(url: str, part: Path, error: urllib.error.HTTPError) -> Exception:
-    """What an answer other than the file means."""
-    said = f"the server answers {error.code} {error.reason}".splitlines()[0][:160]
-    if error.code == 416:  # there is less behind the address than was fetched
-        forget(part)
-        return BrokeOffError(f"{said}: beginning again")
+def error_for_status(url: str, part: Path, error: urllib.error.HTTPError) -> Exception:
+    """Return the error for a response other than the file."""
+    said = f"the server responded with {error.code} {error.reason}".splitlines()[0][:160]
+    if error.code == 416:  # the remote file is shorter than the part
+        remove_part(part)
+        return BrokeOffError(f"{said}: starting again")
     if error.code in (408, 425, 429) or error.code >= 500:
         return BrokeOffError(said)
     return DataError(f"{url} cannot be fetched: {said}", fix="check the address")
@@ -154,21 +153,21 @@ def receive(
     size: int | None,
     start: int,
     limits: DownloadLimits,
-    clock: Clock,
+    clock: Deadline,
 ) -> None:
-    """Write the body of an answer behind what is there, or over it if it begins again."""
-    total, start = extent(answer, start)
+    """Append the body of a response to the part, or overwrite it from the start."""
+    total, start = body_range(answer, start)
     if size is not None and total not in (None, size):
         raise DataError(
-            f"{url} has {total:,} bytes, not the {size:,} that are known of it",
-            fix="it is another file, or a login page stands in front of the network",
+            f"{url} has {total:,} bytes instead of {size:,}",
+            fix="check the address, and whether the network requires a login page",
         )
     if (total or 0) > limits.max_bytes:
-        raise too_large(url, limits)
-    check_room(part, (total or size or 0) - start)
-    told = answer.headers.get
-    version = Version(
-        url=url, etag=told("ETag", ""), modified=told("Last-Modified", ""), size=total
+        raise file_too_large(url, limits)
+    check_free_space(part, (total or size or 0) - start)
+    header = answer.headers.get
+    version = RemoteVersion(
+        url=url, etag=header("ETag", ""), modified=header("Last-Modified", ""), size=total
     )
     with writing(part, option="--to"):
         part.touch()
@@ -177,47 +176,47 @@ def receive(
         with writing(part, option="--to"):
             file.truncate(start)
             file.seek(start)
-        write_atomically(beside(part), json.dumps(asdict(version)))
-        done = copy(answer, file, part, start, total, limits, clock)
+        write_atomically(version_file(part), json.dumps(asdict(version)))
+        done = copy_body(answer, file, part, start, total, limits, clock)
     if done > limits.max_bytes:
-        raise too_large(url, limits)
+        raise file_too_large(url, limits)
     if clock.is_up:
-        raise BrokeOffError(f"less than {limits.pace} bytes came within {limits.stall_s:g} s")
+        raise BrokeOffError(f"fewer than {limits.pace} bytes within {limits.stall_s:g} s")
     if total is None:
-        write_atomically(beside(part), json.dumps(asdict(version) | {"size": done}))
+        write_atomically(version_file(part), json.dumps(asdict(version) | {"size": done}))
     elif done < total:
         raise BrokeOffError(f"the connection ended after {done:,} of {total:,} bytes")
 
 
-def extent(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN401
-    """Bytes of the whole file, if the server says so, and where this answer begins.
+def body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN401
+    """Return the bytes of the whole file, if known, and the start of this response.
 
     Raises:
-        BrokeOffError: Another part than was asked for.
+        BrokeOffError: The server sends another range than requested.
     """
     said = answer.headers.get("Content-Length", "")
     if answer.status != 206:
         return (int(said) if said.isdecimal() else None), 0
     match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
     if match is None or int(match[1]) != start:
-        raise BrokeOffError("the server sends another part than it was asked for")
+        raise BrokeOffError("the server sends another range than requested")
     return int(match[2]), start
 
 
-def copy(
+def copy_body(
     answer: Any,  # noqa: ANN401
     file: BinaryIO,
     part: Path,
     start: int,
     total: int | None,
     limits: DownloadLimits,
-    clock: Clock,
+    clock: Deadline,
 ) -> int:
-    """Bytes in the file when the answer ended, the clock ran out or there were too many."""
+    """Copy the body until it ends, the deadline passes or it is too large; return the file size."""
     done = paced = start
     label = f"fetching {console.visible(part.name.removesuffix('.part'))}"
     if start:
-        label += f", behind {start / 1e6:.0f} MB that are here"
+        label += f", resuming at {start / 1e6:.0f} MB"
     rest = max(1, round(((total or start) - start) / 1e6))
     with console.Progress(label, rest, unit="MB") as progress:
         while piece := answer.read1(2**18):
@@ -235,46 +234,47 @@ def copy(
     return done
 
 
-def check_room(part: Path, needed: int) -> None:
-    """Refuse at once what cannot fit.
+def check_free_space(part: Path, needed: int) -> None:
+    """Check the free disk space.
 
     Raises:
-        ResourceError: The disk has less room than is needed.
+        ResourceError: It is less than needed.
     """
     free = shutil.disk_usage(part.parent).free
     if needed > free:
         raise ResourceError(
-            f"{needed / 1e9:.1f} GB are to come and {free / 1e9:.1f} GB are free in {part.parent}",
-            fix="free some space, or name a place on another disk with --to",
+            f"the download takes {needed / 1e9:.1f} GB more, but only {free / 1e9:.1f} GB are "
+            f"free in {part.parent}",
+            fix="free some space, or choose a folder on another disk with --to",
         )
 
 
-def too_large(url: str, limits: DownloadLimits) -> DataError:
-    """The error of a file that nobody should wait for."""
+def file_too_large(url: str, limits: DownloadLimits) -> DataError:
+    """Return the error for a file above the size limit."""
     return DataError(
         f"{url} is larger than {limits.max_bytes / 1e9:g} GB",
-        fix="fetch it by other means, and name the folder with --data",
+        fix="download it by other means, and use its folder with --data",
     )
 
 
-def beside(part: Path) -> Path:
-    """The file that tells what a part belongs to."""
+def version_file(part: Path) -> Path:
+    """Return the file that records the version of a part."""
     return part.with_name(f"{part.name}.json")
 
 
-def read_version(part: Path, url: str) -> Version | None:
-    """What the part there is the beginning of; None if it cannot be gone on with."""
+def read_version(part: Path, url: str) -> RemoteVersion | None:
+    """Return the version of an existing part, or None if it cannot be resumed."""
     try:
-        fields = json.loads(beside(part).read_text(encoding="utf-8"))
-        version = Version(**fields)
+        fields = json.loads(version_file(part).read_text(encoding="utf-8"))
+        version = RemoteVersion(**fields)
         usable = part.is_file() and version.url == url and isinstance(version.size, int | None)
-        whole = version.size is not None and length(part) == version.size
+        whole = version.size is not None and file_size(part) == version.size
         return version if usable and (whole or version.validator) else None
     except (OSError, ValueError, TypeError):
         return None
 
 
-def forget(part: Path) -> None:
-    """Remove a part and what is known of it."""
+def remove_part(part: Path) -> None:
+    """Remove a part and its version file."""
     part.unlink(missing_ok=True)
-    beside(part).unlink(missing_ok=True)
+    version_file(part).unlink(missing_ok=True)

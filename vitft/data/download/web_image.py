@@ -1,7 +1,7 @@
-"""Fetches one image by its address, within limits of size, time and redirects.
+"""Fetching of one image by its address, with limits on size, time and redirects.
 
-Only http and https are spoken, whatever a redirect says, and https is never left for http. What
-the bytes are is not decided here (`data.images`).
+Only http and https are used, also after a redirect, and https never redirects to http. The bytes
+are decoded in `data.images`.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ SCHEMES = ("http://", "https://")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebLimits:
-    """What one address may cost."""
+    """Limits of one request."""
 
     max_bytes: int = 64 * 2**20
     seconds: float = 30.0
-    """From the first connection to the last byte, redirects included."""
+    """From the first connection to the last byte, including redirects."""
     redirects: int = 5
 
 
-class Clock:
-    """Shuts the connections of one fetch when its time is up: a byte a second is not waited for."""
+class Deadline:
+    """A deadline that shuts the connections of a request down, however slowly bytes arrive."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -45,13 +45,13 @@ class Clock:
         return self
 
     def set(self) -> None:
-        """Make ready for the whole time from now on."""
+        """Set the deadline to the full time from now on."""
         self.deadline = time.monotonic() + self.seconds
         self.timer = threading.Timer(self.seconds, self.cut)
         self.timer.daemon = True
 
     def renew(self) -> None:
-        """Begin to count again: enough came."""
+        """Restart the deadline."""
         self.timer.cancel()
         self.set()
         self.timer.start()
@@ -60,14 +60,14 @@ class Clock:
         self.timer.cancel()
 
     def cut(self) -> None:
-        """End what is still open; whoever reads there wakes up."""
+        """Shut down the open sockets, which wakes up their readers."""
         for sock in self.sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
     @property
     def left(self) -> float:
-        """Seconds, a little over 0 when there are none."""
+        """Remaining seconds, at least 0.01."""
         return max(0.01, self.deadline - time.monotonic())
 
     @property
@@ -76,78 +76,80 @@ class Clock:
 
 
 def is_url(name: str) -> bool:
-    """Whether a name is the address of something on the web."""
+    """Return whether a name is a web address."""
     return name[:8].lower().startswith(SCHEMES)
 
 
 def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
-    """The bytes behind an address.
+    """Return the bytes at an address.
 
     Raises:
-        ImageError: With a short reason: the server's answer, no answer in time, too large.
+        ImageError: With a short reason: the status of the response, no response in time, too large.
     """
     limits = limits or WebLimits()
-    with Clock(limits.seconds) as clock:
+    with Deadline(limits.seconds) as clock:
         try:
-            with contextlib.closing(opened(url, limits, clock)) as answer:
-                return content(url, answer, limits, clock)
+            with contextlib.closing(open_url(url, limits, clock)) as answer:
+                return read_body(url, answer, limits, clock)
         except ImageError as error:
             reason = error.reason
         except urllib.error.HTTPError as error:
-            with error:  # it holds the connection
-                reason = f"the server answers {error.code} {error.reason}".splitlines()[0][:160]
+            with error:  # closes the connection
+                reason = f"the server responded with {error.code} {error.reason}".splitlines()[0][
+                    :160
+                ]
         except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = why_not(error)
+            reason = failure_reason(error)
         if clock.is_up:
-            reason = f"no whole answer within {limits.seconds:g} s"
+            reason = f"no complete response within {limits.seconds:g} s"
     raise ImageError(url, reason)
 
 
-def opened(
-    url: str, limits: WebLimits, clock: Clock, headers: Mapping[str, str] | None = None
+def open_url(
+    url: str, limits: WebLimits, clock: Deadline, headers: Mapping[str, str] | None = None
 ) -> Any:  # noqa: ANN401 - urllib's response
-    """The answer, before its body is read."""
-    address = quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]")  # blanks and accents
+    """Return the response before its body is read."""
+    address = quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]")  # escapes blanks and accents
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
-        Redirects(limits.redirects),
-        Handler(clock),
+        LimitedRedirects(limits.redirects),
+        DeadlineHandler(clock),
     ):
         opener.add_handler(handler)
     request = urllib.request.Request(address, headers={"User-Agent": "vitft", **(headers or {})})
     return opener.open(request, timeout=clock.left)
 
 
-def content(url: str, answer: Any, limits: WebLimits, clock: Clock) -> bytes:  # noqa: ANN401
-    """The body of an answer, read as far as the limits allow."""
+def read_body(url: str, answer: Any, limits: WebLimits, clock: Deadline) -> bytes:  # noqa: ANN401
+    """Read the body of a response within the limits."""
     announced = answer.headers.get("Content-Length", "")
     if announced.isdigit() and int(announced) > limits.max_bytes:
-        raise too_large(url, limits)
+        raise image_too_large(url, limits)
     data = bytearray()
     while piece := answer.read1(2**16):
         data += piece
         if len(data) > limits.max_bytes:
-            raise too_large(url, limits)
+            raise image_too_large(url, limits)
         if clock.is_up:
             break
     if announced.isdigit() and len(data) != int(announced):
-        raise ImageError(url, f"cut off ({len(data)} of {announced} bytes)")
+        raise ImageError(url, f"incomplete ({len(data)} of {announced} bytes)")
     return bytes(data)
 
 
-def too_large(url: str, limits: WebLimits) -> ImageError:
-    """The error of an answer that nobody should wait for."""
+def image_too_large(url: str, limits: WebLimits) -> ImageError:
+    """Return the error for a response above the size limit."""
     return ImageError(url, f"larger than {limits.max_bytes / 2**20:g} MB")
 
 
-def why_not(error: Exception) -> str:
-    """A failure in a few words, without Python's class names."""
-    cause = getattr(error, "reason", error)  # urllib wraps what happened
+def failure_reason(error: Exception) -> str:
+    """Return a failure in a few words, without Python's class names."""
+    cause = getattr(error, "reason", error)  # urllib wraps the cause
     if isinstance(cause, TimeoutError):
-        return "no answer in time"
+        return "no response in time"
     if isinstance(cause, socket.gaierror):
         return "no such host"
     if isinstance(cause, ConnectionRefusedError):
@@ -156,10 +158,10 @@ def why_not(error: Exception) -> str:
     return " ".join(text.split())[:120]
 
 
-class Redirects(urllib.request.HTTPRedirectHandler):
+class LimitedRedirects(urllib.request.HTTPRedirectHandler):
     """A few redirects, to http and https only, never from https to http."""
 
-    max_repeats = max_redirections = 1000  # counted here instead
+    max_repeats = max_redirections = 1000  # counted in redirect_request
 
     def __init__(self, most: int) -> None:
         self.left = most
@@ -175,33 +177,33 @@ class Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         self.left -= 1
         if self.left < 0:
-            raise ValueError("redirected too often")
+            raise ValueError("too many redirects")
         was, becomes = req.full_url[:8].lower(), newurl[:8].lower()
         if not becomes.startswith(SCHEMES):
-            raise ValueError("redirected to what is neither http nor https")
+            raise ValueError("redirected to an address that is neither http nor https")
         if was.startswith("https://") and not becomes.startswith("https://"):
             raise ValueError("redirected from https to http")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-class Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
-    """http and https over connections that know when to give up."""
+class DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+    """http and https over connections with a deadline."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Deadline) -> None:
         super().__init__()
         self.clock = clock
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(functools.partial(Timed, clock=self.clock), req)
+        return self.do_open(functools.partial(DeadlineConnection, clock=self.clock), req)
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(functools.partial(TimedTLS, clock=self.clock), req)
+        return self.do_open(functools.partial(DeadlineTLSConnection, clock=self.clock), req)
 
 
-class Timed(http.client.HTTPConnection):
-    """A connection that its clock may end."""
+class DeadlineConnection(http.client.HTTPConnection):
+    """A connection that its deadline can shut down."""
 
-    def __init__(self, *args: Any, clock: Clock, **options: Any) -> None:  # noqa: ANN401
+    def __init__(self, *args: Any, clock: Deadline, **options: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **options)
         self.clock = clock
 
@@ -211,5 +213,5 @@ class Timed(http.client.HTTPConnection):
         self.clock.sockets.append(self.sock)
 
 
-class TimedTLS(Timed, http.client.HTTPSConnection):
-    """The same, encrypted and with the server's certificate checked."""
+class DeadlineTLSConnection(DeadlineConnection, http.client.HTTPSConnection):
+    """An encrypted connection with a deadline; the server's certificate is verified."""

@@ -1,4 +1,14 @@
-"""Foreign names and layouts -> ours, which are timm's: pure functions over dictionaries of tensors.
+"""Convert tensor names and layouts of other tools to vitft's, which are timm's.
+
+Pure functions over dictionaries of tensors. Every name in a file is converted, listed as dropped or
+named in an error. Shapes are checked elsewhere (`infer`). Values do not change, with one exception:
+where register tokens follow, the class token's position is added to it, as in timm.
+
+Letters: D width, H heads, K head width.
+
+Sources: transformers' `modeling_vit.py` (old and new names), `modeling_deit.py` and
+`modeling_dinov2.py`; vit_jax `checkpoint.py`, big_vision `models/vit.py` (Google's layout); timm's
+`_convert_dinov2` (Meta's names).
 
 Every key of a file is mapped, named as dropped or named in an error; nothing is passed over in
 silence. Shapes are not judged here (`source` does). Values stay as they are, but for one case: the
@@ -24,9 +34,9 @@ from vitft.system.errors import WeightsError
 Flavour = Literal["timm", "hf", "npz", "vitft"]
 
 PREFIXES = ("module.", "_orig_mod.", "model.")
-"""What DistributedDataParallel, torch.compile and training scripts put before every name."""
+"""Prefixes that DistributedDataParallel, torch.compile and training scripts add to every name."""
 
-OURS = re.compile(
+VITFT_NAMES = re.compile(
     r"cls_token|dist_token|reg_token|pos_embed|patch_embed\.proj\.(weight|bias)"
     r"|blocks\.\d{1,4}\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)\.(weight|bias)"
     r"|blocks\.\d{1,4}\.ls[12]\.gamma"
@@ -35,13 +45,13 @@ OURS = re.compile(
     r"|patch_embed\.backbone\.stages\.\d\.blocks\.\d{1,2}\."
     r"(conv[123]\.weight|norm[123]\.(weight|bias)|downsample\.(conv\.weight|norm\.(weight|bias)))"
 )
-"""Every name of our Vision Transformers, but those of `convs`, which only a file's card tells."""
+"""Every name of vitft's Vision Transformers, except for `convs`, which only a card describes."""
 
-IDLE = ("mask_token", "embeddings.mask_token")
-"""Tensors of masked pre-training that no image classifier uses."""
+UNUSED_TENSORS = ("mask_token", "embeddings.mask_token")
+"""Tensors of masked pretraining that no image classifier uses."""
 
 HF_PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers)\.")
-HF_ALONE = {
+HF_TOKENS = {
     "embeddings.cls_token": "cls_token",
     "embeddings.distillation_token": "dist_token",
     "embeddings.register_tokens": "register_tokens",
@@ -79,7 +89,7 @@ HF_BLOCK = {
     "layer_scale2": "ls2",
 }
 
-NPZ_ALONE = {
+NPZ_TOKENS = {
     "cls": "cls_token",
     "Transformer/posembed_input/pos_embedding": "pos_embed",
     "pos_embedding": "pos_embed",  # big_vision
@@ -101,7 +111,7 @@ NPZ_BLOCK = {
     "LayerNorm_2": "norm2",
     "MlpBlock_3/Dense_0": "mlp.fc1",
     "MlpBlock_3/Dense_1": "mlp.fc2",
-    # big_vision counts each kind for itself
+    # big_vision numbers each kind separately
     "MultiHeadDotProductAttention_0/query": "attn.q",
     "MultiHeadDotProductAttention_0/key": "attn.k",
     "MultiHeadDotProductAttention_0/value": "attn.v",
@@ -112,14 +122,14 @@ NPZ_BLOCK = {
 }
 NPZ_LEAF = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
-CAUSES = {
+LIKELY_CAUSES = {
     "mlp.w12": "SwiGLU, as in the giant DINOv2",
     "mlp.weights_in": "SwiGLU, as in the giant DINOv2",
-    "gamma": "LayerScale under a name that is not known",
+    "gamma": "LayerScale under an unknown name",
     "norm_pre": "a CLIP tower",
     "attn_pool": "attention pooling, as in SigLIP",
     "MAPHead": "attention pooling, as in SigLIP",
-    "backbone": "a convolutional stem that is not Google's ResNet, or our own without its card",
+    "backbone": "a convolutional stem other than Google's ResNet, or vitft's own without its card",
     "relative_position": "relative positions, as in BEiT",
     "decoder": "a masked autoencoder's decoder",
     "q_norm": "normalised queries and keys",
@@ -129,37 +139,40 @@ CAUSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """Tensors under our names."""
+    """Tensors under vitft's names."""
 
     flavour: Flavour
     tensors: Mapping[str, Tensor]
     heads: int | None = None
-    """Heads, where the layout shows them."""
+    """Number of attention heads, if the layout shows it."""
     dropped: tuple[str, ...] = ()
-    """Names with shapes of tensors that have no use here."""
+    """Unused tensors, as names with shapes."""
 
 
 def convert(tensors: Mapping[str, Tensor]) -> Converted:
-    """Recognise the flavour of foreign tensors and give them our names, in float32.
+    """Recognise the flavour of tensors and convert names and layout, in float32.
 
     Raises:
-        WeightsError: No flavour that is known, or a name that has no counterpart here.
+        WeightsError: An unknown flavour, or a name without a counterpart.
     """
     names = strip_prefixes(tensors)
     flavour = flavour_of(names)
     heads: int | None = None
-    idle = tuple(f"{n} {tuple(names.pop(n).shape)}" for n in IDLE if n in names)
+    unused = tuple(f"{n} {tuple(names.pop(n).shape)}" for n in UNUSED_TENSORS if n in names)
     if flavour == "hf":
         names = convert_hf(names)
     elif flavour == "npz":
         names, heads = convert_npz(names)
     names = fold_class_position(names)
-    refuse_unmapped(name for name in names if not OURS.fullmatch(name))
-    return Converted(flavour=flavour, tensors=in_float32(names), heads=heads, dropped=idle)
+    refuse_unmapped(name for name in names if not VITFT_NAMES.fullmatch(name))
+    return Converted(flavour=flavour, tensors=in_float32(names), heads=heads, dropped=unused)
 
 
 def fold_class_position(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Meta's register tokens have no positions, but the class token has: timm adds it once."""
+    """Add the class token's position to it where register tokens follow, as timm does.
+
+    Meta's register tokens have no positions.
+    """
     names = dict(tensors)
     if "register_tokens" in names and {"cls_token", "pos_embed"} <= names.keys():
         names["reg_token"] = names.pop("register_tokens")
@@ -169,7 +182,7 @@ def fold_class_position(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names without what a wrapper put before every one of them."""
+    """Remove prefixes that all names have."""
     names = dict(tensors)
     while names:
         prefix = next((p for p in PREFIXES if all(n.startswith(p) for n in names)), None)
@@ -180,32 +193,36 @@ def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def flavour_of(names: Iterable[str]) -> Flavour:
-    """Who named these tensors."""
+    """Return the naming scheme of tensors.
+
+    Raises:
+        WeightsError: It is unknown.
+    """
     present = set(names)
-    if "cls_token" in present or any(OURS.fullmatch(n) and "blocks" in n for n in present):
+    if "cls_token" in present or any(VITFT_NAMES.fullmatch(n) and "blocks" in n for n in present):
         return "timm"
     if any(HF_PREFIX.sub("", n).startswith("embeddings.") for n in present):
         return "hf"
     if any(n.endswith("embedding/kernel") for n in present):
         return "npz"
     raise WeightsError(
-        f"these are not the weights of a Vision Transformer: {', '.join(sorted(present)[:5])} ..."
+        f"not the weights of a Vision Transformer: {', '.join(sorted(present)[:5])} ..."
         if present
-        else "the file holds no tensors",
-        fix="vitft reads ViTs of timm, Hugging Face and Google; vitft weights list names some",
+        else "the file contains no tensors",
+        fix="use a ViT of timm, Hugging Face or Google, e.g. one from `vitft weights list`",
     )
 
 
 def convert_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Hugging Face's ViT, under the names of its files or of transformers >= 5 in memory."""
+    """Convert Hugging Face's ViT, with the names of its files or of transformers >= 5 in memory."""
     return fuse_qkv(rename_all(tensors, hf_name))
 
 
 def hf_name(name: str) -> str | None:
-    """Our name of a Hugging Face tensor, with q, k and v still apart."""
+    """Return vitft's name of a Hugging Face tensor, with q, k and v still separate."""
     name = HF_PREFIX.sub("", name)
-    if name in HF_ALONE:
-        return HF_ALONE[name]
+    if name in HF_TOKENS:
+        return HF_TOKENS[name]
     stem, _, leaf = name.rpartition(".")
     block = re.fullmatch(r"(?:encoder\.)?layers?\.(\d{1,4})\.(.+)", stem)
     ours = HF_BLOCK.get(block[2]) if block else HF_OUTER.get(stem)
@@ -217,18 +234,18 @@ def hf_name(name: str) -> str | None:
 
 
 def convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
-    """Google's layout: kernels are transposed, heads are axes; also the number of heads."""
+    """Convert Google's layout and return the number of heads, which are axes of its kernels."""
     tensors = {re.sub(r"^(params/img|params|opt/target)/", "", n): t for n, t in tensors.items()}
     names = rename_all(unstacked(tensors), npz_name)
     queries = [t for n, t in names.items() if n.endswith("attn.q.weight") and t.ndim == 3]
     heads = queries[0].shape[1] if queries else None  # kernels of q, k, v are (D, H, K)
-    if not any("backbone.stages" in name for name in names):  # timm's name of a root alone
+    if not any("backbone.stages" in name for name in names):  # timm's name of a single root
         names = {n.replace("backbone.stem.", "backbone."): t for n, t in names.items()}
     return fuse_qkv({n: from_flax(n, t) for n, t in names.items()}), heads
 
 
 def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One array per block where big_vision scanned over blocks and stacked theirs."""
+    """Split arrays that big_vision stacked over the blocks into one array per block."""
     scanned = "Transformer/encoderblock/"
     result = {n: t for n, t in tensors.items() if not n.startswith(scanned)}
     for name, stack in tensors.items():
@@ -239,9 +256,9 @@ def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def npz_name(name: str) -> str | None:
-    """Our name of one of Google's arrays, with q, k and v still apart."""
-    if name in NPZ_ALONE:
-        return NPZ_ALONE[name]
+    """Return vitft's name of one of Google's arrays, with q, k and v still separate."""
+    if name in NPZ_TOKENS:
+        return NPZ_TOKENS[name]
     stem, _, leaf = name.rpartition("/")
     block = re.fullmatch(r"Transformer/encoderblock_(\d{1,4})/(.+)", stem)
     unit = re.fullmatch(r"block(\d)/unit(\d{1,2})/(conv|gn)(\d|_proj)", stem)
@@ -258,7 +275,7 @@ def npz_name(name: str) -> str | None:
 
 
 def from_flax(name: str, array: Tensor) -> Tensor:
-    """One array in torch's layout."""
+    """Return one array in torch's layout."""
     if re.search(r"attn\.[qkv]\.weight$", name) and array.ndim == 3:
         return array.flatten(1).T  # (D, H, K) -> (H*K, D)
     if re.search(r"attn\.[qkv]\.bias$", name) or ("backbone" in name and "norm" in name):
@@ -275,22 +292,30 @@ def from_flax(name: str, array: Tensor) -> Tensor:
 def rename_all(
     tensors: Mapping[str, Tensor], rule: Callable[[str], str | None]
 ) -> dict[str, Tensor]:
-    """Every tensor under the name that `rule` gives it."""
+    """Return every tensor under the name that `rule` gives it.
+
+    Raises:
+        WeightsError: A name that `rule` does not know, or two tensors with the same new name.
+    """
     pairs = [(name, rule(name)) for name in tensors]
     refuse_unmapped(name for name, ours in pairs if ours is None)
     result: dict[str, Tensor] = {}
     for name, ours in pairs:
         if ours in result:
             raise WeightsError(
-                f"two tensors of the file are both {ours} here; one is {name}",
-                fix="the file mixes two ways of naming; save the model again",
+                f"two tensors of the file correspond to {ours}; one of them is {name}",
+                fix="save the model again with one naming scheme",
             )
         result[str(ours)] = tensors[name]
     return result
 
 
 def fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Queries, keys and values of each block stacked into the one matrix that we and timm use."""
+    """Concatenate queries, keys and values of each block into one matrix, as in timm.
+
+    Raises:
+        WeightsError: One of them is missing or has another shape.
+    """
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         part = re.fullmatch(r"(blocks\.\d+\.attn\.)[qkv](\.weight|\.bias)", name)
@@ -302,8 +327,8 @@ def fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         shapes = {tensors[n].shape for n in three if n in tensors}
         if missing or len(shapes) > 1:
             raise WeightsError(
-                f"queries, keys and values do not belong together: {', '.join(missing or three)}",
-                fix="the file is incomplete or of another architecture (BEiT has no key bias)",
+                f"queries, keys and values do not match: {', '.join(missing or three)}",
+                fix="use a complete file of a plain Vision Transformer (BEiT has no key bias)",
             )
         fused = f"{part[1]}qkv{part[2]}"
         if fused not in result:
@@ -312,26 +337,35 @@ def fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def refuse_unmapped(names: Iterable[str]) -> None:
-    """Say which tensors have no place here, and of what they are a sign."""
+    """Refuse tensors without a counterpart and name the likely cause.
+
+    Raises:
+        WeightsError: `names` is not empty.
+    """
     unknown = sorted(names)
     if not unknown:
         return
-    causes = [cause for sign, cause in CAUSES.items() if any(sign in name for name in unknown)]
+    causes = [
+        cause for sign, cause in LIKELY_CAUSES.items() if any(sign in name for name in unknown)
+    ]
     more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
     raise WeightsError(
-        f"no place here for {', '.join(unknown[:5])}{more}"
-        + (f": a sign of {causes[0]}" if causes else ""),
-        fix="vitft reads plain Vision Transformers; take one of those, "
-        "or remove these tensors if you are sure that they do nothing",
+        f"unknown tensors {', '.join(unknown[:5])}{more}"
+        + (f", which suggest {causes[0]}" if causes else ""),
+        fix="use a plain Vision Transformer, or remove these tensors if they have no effect",
     )
 
 
 def in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All numbers as the model computes with them; float32 is passed on as it is."""
+    """Return all tensors in float32; float32 tensors are not copied.
+
+    Raises:
+        WeightsError: A tensor does not contain floating point numbers.
+    """
     whole = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
     if whole:
         raise WeightsError(
             f"{whole[0]} holds {tensors[whole[0]].dtype}, not floating point numbers",
-            fix="quantised weights cannot be fine-tuned; take the original ones",
+            fix="use the original weights; quantised ones cannot be fine-tuned",
         )
     return {name: tensor.float().contiguous() for name, tensor in tensors.items()}

@@ -17,36 +17,36 @@ from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.errors import UsageError, WeightsError
 
 HEADS = {size.width: size.heads for size in SIZES.values()}
-"""Number of heads of every width that has a name."""
+"""Number of attention heads by width, for the named sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """What tensors cannot tell about their model, where something else does."""
+    """Facts about a model that its tensors do not contain, if they are known."""
 
     heads: int | None = None
     image_size: tuple[int, int] | None = None
     """Height and width in pixels."""
     norm_eps: float | None = None
-    """Of the LayerNorms."""
+    """Epsilon of the LayerNorms."""
 
 
 def square(count: int) -> tuple[int, int]:
-    """Rows and columns of a square grid of `count` patches."""
+    """Return rows and columns of a square grid of `count` patches."""
     side = math.isqrt(max(count, 0))
     if side == 0 or side * side != count:
         raise WeightsError(
             f"{count} positions do not form a square grid of patches",
-            fix="put the config.json of the weights beside them, so that the grid is known",
+            fix="put the config.json of the weights into the same folder; it states the grid",
         )
     return side, side
 
 
 def infer_config(tensors: Mapping[str, Tensor], hints: Hints = Hints()) -> ViTConfig:
-    """Read an architecture off tensors under our names; only heads and eps are looked up.
+    """Infer the architecture from tensor shapes; only heads and eps are taken from elsewhere.
 
     Raises:
-        WeightsError: Something essential is missing, or the shapes contradict each other.
+        WeightsError: An essential tensor is missing, or the shapes contradict each other.
     """
     depth, stem = depth_of(tensors), stem_of(tensors)
     kernel = shape_of(tensors, "patch_embed.proj.weight", 4)  # (D, channels, height, width)
@@ -61,8 +61,8 @@ def infer_config(tensors: Mapping[str, Tensor], hints: Hints = Hints()) -> ViTCo
     hidden = shape_of(tensors, "blocks.0.mlp.fc1.weight", 2)[0]
     if shape_of(tensors, "blocks.0.mlp.fc2.weight", 2)[1] * 2 == hidden:
         raise WeightsError(
-            "these weights have SwiGLU instead of an MLP, as the giant DINOv2 has",
-            fix="take the large model; vitft builds Vision Transformers with a GELU MLP",
+            "these weights have SwiGLU instead of an MLP, like the giant DINOv2",
+            fix="use the large model; vitft supports Vision Transformers with a GELU MLP",
         )
     head = tensors.get("head.weight")
     try:
@@ -85,14 +85,15 @@ def infer_config(tensors: Mapping[str, Tensor], hints: Hints = Hints()) -> ViTCo
             distilled="dist_token" in tensors,
             stem=stem,
         )
-    except UsageError as error:  # an empty kernel, say: the file's mistake, not the user's
+    except UsageError as error:  # an error in the file, e.g. an empty kernel
         raise WeightsError(
-            f"these tensors make no Vision Transformer: {error.problem}", fix="take other weights"
+            f"these tensors are not those of a Vision Transformer: {error.problem}",
+            fix="use other weights",
         ) from error
 
 
 def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
-    """Bottlenecks per stage of a hybrid's ResNet; None for a plain model."""
+    """Return the bottlenecks per stage of a hybrid's ResNet; None for a plain model."""
     place = re.compile(r"patch_embed\.backbone\.(?:stages\.(\d)\.blocks\.(\d{1,2})\.)?")
     found = [m for name in tensors if (m := place.match(name))]
     if not found:
@@ -103,30 +104,37 @@ def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
     ]
     if 0 in counts or len(counts) > 4:
         raise WeightsError(
-            f"the stages of the convolutional stem have {counts} blocks", fix="take other weights"
+            f"unsupported convolutional stem: its stages have {counts} blocks",
+            fix="use other weights",
         )
     return tuple(counts)
 
 
 def depth_of(tensors: Mapping[str, Tensor]) -> int:
-    """Number of blocks; they are numbered from 0 without a gap."""
+    """Return the number of blocks, which must be numbered from 0 without a gap."""
     numbers = {int(m[1]) for name in tensors if (m := re.match(r"blocks\.(\d+)\.", name))}
     gap = next((i for i in range(len(numbers)) if i not in numbers), None)
     if not numbers or gap is not None:
         raise WeightsError(
-            f"block {gap or 0} is missing from the weights, of {len(numbers)} that are there",
-            fix="the file is incomplete; copy or save it again",
+            f"block {gap or 0} is missing from the weights, which have {len(numbers)} blocks",
+            fix="copy or save the file again; it is incomplete",
         )
     return len(numbers)
 
 
 def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:
-    """Shape of a tensor without which nothing can be told."""
+    """Return the shape of an essential tensor.
+
+    Raises:
+        WeightsError: It is missing, empty, or has another number of dimensions.
+    """
     shape = tuple(tensors[name].shape) if name in tensors else None
     if shape is None or len(shape) != dimensions or 0 in shape:
         raise WeightsError(
-            f"{name} is {'missing' if shape is None else shape} in the weights",
-            fix=f"a plain Vision Transformer has it, with {dimensions} dimensions",
+            f"{name} is missing from the weights"
+            if shape is None
+            else f"{name} has the unexpected shape {shape}",
+            fix=f"use a plain Vision Transformer, where this tensor has {dimensions} dimensions",
         )
     return shape
 
@@ -134,9 +142,9 @@ def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple
 def grid_of(
     positions: int, prefix: int, patch: tuple[int, int], image_size: tuple[int, int] | None
 ) -> tuple[tuple[int, int], int]:
-    """Rows and columns of patches, and how many of the positions belong to prefix tokens.
+    """Return rows and columns of patches, and how many of the positions belong to prefix tokens.
 
-    Some models have positions for patches alone; an image size that does not fit is not believed.
+    Some models have positions for patches only. An image size that does not match is ignored.
     """
     if image_size is not None:
         rows, columns = image_size[0] // patch[0], image_size[1] // patch[1]
@@ -150,7 +158,7 @@ def grid_of(
 
 
 def heads_of(width: int, hinted: int | None) -> int:
-    """Number of heads: as stated, as the published model of this width has, or of 64 each."""
+    """Return the number of heads: as stated, as in the named size of this width, or width / 64."""
     if hinted is not None and hinted > 0 and width % hinted == 0:
         return hinted
     if hinted is None and width in HEADS:
@@ -158,24 +166,24 @@ def heads_of(width: int, hinted: int | None) -> int:
     if hinted is None and width % 64 == 0:
         return width // 64
     raise WeightsError(
-        f"the number of heads is not known for a width of {width}"
+        f"the number of attention heads is unknown for a width of {width}"
         if hinted is None
-        else f"{hinted} heads cannot share a width of {width}",
-        fix='put a config.json beside the weights that states it ("num_attention_heads")',
+        else f"a width of {width} is not a multiple of {hinted} heads",
+        fix='state it as "num_attention_heads" in a config.json in the same folder',
     )
 
 
 def ratio_of(hidden: int, width: int) -> float:
-    """`mlp_ratio` from which the model computes exactly `hidden` again."""
+    """Return the `mlp_ratio` from which the model computes exactly `hidden`."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
 
 
 def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
-    """Refuse tensors that are not exactly those of `config`, with the likely cause.
+    """Refuse tensors that are not exactly those of `config`, and name the likely cause.
 
     Raises:
-        WeightsError: The first five missing, unexpected and misshapen tensors are named.
+        WeightsError: Contains the first five missing, unexpected and misshapen tensors.
     """
     with torch.device("meta"):
         model = VisionTransformer(config)
@@ -184,20 +192,22 @@ def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
     missing = [name for name in wanted if name not in found]
     unexpected = [name for name in found if name not in wanted]
     misshapen = [
-        f"{n} {found[n]} for {wanted[n]}" for n in wanted if found.get(n, wanted[n]) != wanted[n]
+        f"{n} {found[n]} instead of {wanted[n]}"
+        for n in wanted
+        if found.get(n, wanted[n]) != wanted[n]
     ]
     lists = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
-    said = [f"{kind}: {first_five(names)}" for kind, names in lists.items() if names]
-    if not said:
+    problems = [f"{kind}: {first_five(names)}" for kind, names in lists.items() if names]
+    if not problems:
         return
-    cause = "the file was cut or edited" if missing else "it mixes tensors of two models"
+    cause = "incomplete or edited" if missing else "a mixture of two models"
     raise WeightsError(
-        f"the weights do not fit {config.width} wide, {config.depth} deep, patches of "
-        f"{config.patch_size[0]}x{config.patch_size[1]}; {'; '.join(said)}",
-        fix=f"the likely cause is that {cause}; save or download it again",
+        f"the weights do not match a width of {config.width}, {config.depth} blocks and patches of "
+        f"{config.patch_size[0]}x{config.patch_size[1]}; {'; '.join(problems)}",
+        fix=f"save or download the file again; it is probably {cause}",
     )
 
 
 def first_five(names: list[str]) -> str:
-    """A short list for a sentence."""
+    """Join the first five names."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

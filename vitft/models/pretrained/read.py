@@ -1,6 +1,6 @@
-"""A weight file of any kind -> named tensors, with nothing in the file executed.
+"""Read a weight file of any kind into named tensors, without executing anything in it.
 
-Names and layouts stay as they are in the file; their meaning is told in `convert`.
+Names and layouts stay as they are in the file; `convert` interprets them.
 """
 
 import math
@@ -23,23 +23,23 @@ from vitft.models.pretrained.locate import check_pickle, check_weight_file
 from vitft.system.errors import WeightsError
 
 WRAPPERS = ("state_dict", "model", "model_state_dict", "model_ema", "net", "module")
-"""Keys under which training scripts put the weights in a pickle."""
+"""Keys under which training scripts store the weights in a pickle."""
 MAX_UNPACKED = 16 * 2**30
-"""Bytes that a zip archive may unpack to; ViT-H has 2.5 GB."""
+"""Largest unpacked size of a zip archive in bytes; ViT-H has 2.5 GB."""
 MAX_RATIO = 20
-"""How many times its own size a zip archive may unpack to; weights hardly compress."""
+"""Largest ratio of unpacked to packed size of a zip archive; weights hardly compress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawWeights:
-    """The content of a weight file, unchanged."""
+    """Content of a weight file, unchanged."""
 
     path: Path
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Texts in the header of a safetensors file."""
+    """Metadata in the header of a safetensors file."""
     sha256: str | None = None
-    """Of the file, if somebody computed it."""
+    """Digest of the file, if it was computed."""
 
 
 def read_weights(
@@ -49,16 +49,16 @@ def read_weights(
     sha256: str | None = None,
     verified: str | None = None,
 ) -> RawWeights:
-    """All tensors of a weight file; those of a .safetensors file are mapped, not copied.
+    """Read all tensors of a weight file; those of a .safetensors file are memory-mapped.
 
     Args:
-        path: The suffix decides how it is read.
+        path: The file; its suffix determines the format.
         allow_pickle: Also read .pth, .pt and .bin, with `weights_only=True`.
         sha256: Digest that the file must have.
-        verified: Digest that was computed already.
+        verified: Digest of the file, if it was computed already.
 
     Raises:
-        WeightsError: Missing, damaged, refused, another digest, or numbers that are not finite.
+        WeightsError: Missing, damaged, refused, another digest, or values that are not finite.
     """
     if not path.exists():
         raise WeightsError(f"weights not found: {path}", fix="check the path")
@@ -82,18 +82,22 @@ def read_weights(
 
 
 def check_published_digest(path: Path, digest: str) -> None:
-    """Refuse another content under the name of a published file that carries its digits."""
+    """Refuse other content under the name of a published file whose name contains its digest.
+
+    Raises:
+        WeightsError: The digest differs.
+    """
     published = {entry.was for entry in catalog.catalog_entries() if entry.was}
     digits = re.search(r"-([0-9a-f]{8})\.", path.name)
     if path.name in published and digits and not digest.startswith(digits[1]):
         raise WeightsError(
-            f"{path} is not the file of that name: its sha256 starts with {digest[:8]}",
-            fix="download it again; if it holds other weights, give it another name",
+            f"{path} is not the published file of that name: its sha256 starts with {digest[:8]}",
+            fix="download it again; if it contains other weights, rename it",
         )
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    """Tensors that are views of the mapped file, and the texts of its header."""
+    """Return memory-mapped tensors and the metadata of the header."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -103,33 +107,33 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
-    """The state dict of a torch pickle, out of what a training script wrapped around it."""
+    """Return the state dict in a torch pickle, without what a training script wrapped around it."""
     if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 10):
         raise WeightsError(
             f"torch {torch.__version__} reads pickles unsafely (CVE-2026-24747)",
-            fix="update to torch 2.10 or later, or take a .safetensors file",
+            fix="update to torch 2.10 or later, or use a .safetensors file",
         )
     with path.open("rb") as file:
-        zipped = file.read(4) == b"PK\x03\x04"  # torch's own rule; older files are bare pickles
+        zipped = file.read(4) == b"PK\x03\x04"  # as in torch; older files are plain pickles
     if zipped:
-        open_archive(path, "torch file").close()  # refuses what unpacks to too much
+        open_archive(path, "torch file").close()  # refuses zip bombs
     try:
         content = torch.load(path, weights_only=True, map_location="cpu", mmap=False)
     except MemoryError:
         raise
-    except Exception as error:  # damaged pickles raise half a dozen kinds, see faults C8
+    except Exception as error:  # damaged pickles raise many kinds of exceptions
         refused = re.search(r"GLOBAL ([\w.]+)", str(error))
         if refused:
             raise WeightsError(
-                f"refused: {path} needs {refused[1]}, and vitft never runs pickled code",
-                fix="save the state dict alone, or take a .safetensors file",
+                f"refused: {path} needs {refused[1]}, but vitft never runs code from a pickle",
+                fix="save only the state dict, or use a .safetensors file",
             ) from error
         raise damaged_weights("torch file", path, error) from error
     return state_dict_in(content, path)
 
 
 def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN401
-    """The named tensors inside the wrapping of a training script."""
+    """Return the named tensors inside the structure of a training script."""
     for _ in WRAPPERS:
         inner = [content[key] for key in WRAPPERS if isinstance(content, dict) and key in content]
         if not inner or not isinstance(inner[0], dict):
@@ -137,20 +141,20 @@ def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN40
         content = inner[0]
     if not isinstance(content, dict) or not content:
         raise WeightsError(
-            f"{path} holds {type(content).__name__}, not named tensors",
+            f"{path} contains {type(content).__name__} instead of named tensors",
             fix="save model.state_dict() instead",
         )
     odd = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if odd:
         raise WeightsError(
-            f"{path} holds things that are not tensors: {', '.join(odd[:5])}",
-            fix="save model.state_dict() alone",
+            f"{path} contains values that are not tensors: {', '.join(odd[:5])}",
+            fix="save only model.state_dict()",
         )
     return {str(name): value for name, value in content.items()}
 
 
 def read_npz_weights(path: Path) -> dict[str, Tensor]:
-    """The arrays of a numpy archive, each checked against the archive before reading."""
+    """Return the arrays of a NumPy archive, each verified against the archive before it is read."""
     tensors: dict[str, Tensor] = {}
     with open_archive(path, ".npz file") as archive:
         for member in archive.infolist():
@@ -159,14 +163,14 @@ def read_npz_weights(path: Path) -> dict[str, Tensor]:
                     array = read_array(file, member.file_size)
             except MemoryError:
                 raise
-            except Exception as error:  # zipfile, zlib, tokenize and ast each raise their own
+            except Exception as error:  # zipfile, zlib, tokenize and ast raise different ones
                 raise damaged_weights(".npz file", path, error) from error
             tensors[member.filename.removesuffix(".npy")] = torch.from_numpy(array)
     return tensors
 
 
 def read_array(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
-    """One .npy file of `size` bytes; nothing is allocated that its header does not justify.
+    """Read one .npy file of `size` bytes; allocates no more than its header justifies.
 
     Raises:
         ValueError: Damaged, or not plain floating point numbers.
@@ -189,7 +193,11 @@ def read_array(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
 
 
 def open_archive(path: Path, kind: str) -> zipfile.ZipFile:
-    """A zip archive whose members, by its directory, unpack to a believable size."""
+    """Open a zip archive whose members, according to its directory, unpack to a plausible size.
+
+    Raises:
+        WeightsError: Damaged, or a size that weights cannot have.
+    """
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
@@ -199,33 +207,37 @@ def open_archive(path: Path, kind: str) -> zipfile.ZipFile:
         archive.close()
         raise WeightsError(
             f"refused: {path} has {path.stat().st_size} bytes and unpacks to {unpacked}",
-            fix="weights do not shrink like that; take the file from its publisher",
+            fix="download it from its publisher; weights do not compress like that",
         )
     return archive
 
 
 def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse NaN and infinity, which would spread to every prediction."""
+    """Refuse NaN and infinity, which would affect every prediction.
+
+    Raises:
+        WeightsError: A tensor contains such values.
+    """
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or bool(torch.isfinite(tensor.float().sum())):
-            continue  # one number that is not finite makes the sum so
-        count = int((~torch.isfinite(tensor.float())).sum())
-        if count:
+            continue  # a single value that is not finite makes the sum not finite
+        number = int((~torch.isfinite(tensor.float())).sum())
+        if number:
             raise WeightsError(
-                f"{path}: tensor {name} has {count} values that are not finite",
-                fix="take an earlier checkpoint of that training, or other weights",
+                f"{path}: tensor {name} contains {number} values that are not finite",
+                fix="use an earlier checkpoint, or other weights",
             )
 
 
 def damaged_weights(kind: str, path: Path, error: Exception) -> WeightsError:
-    """The error of a file that is not what its suffix says, with a guess why."""
+    """Return the error for a file that is not what its suffix says, with the likely cause."""
     reason = first_line(error)
     with path.open("rb") as file:
         start = file.read(64)
     if not start:
         reason = "it is empty"
     elif start.startswith(b"version https://git-lfs"):
-        reason = "it is a Git LFS pointer, so run: git lfs pull"
+        reason = "it is a Git LFS pointer; run: git lfs pull"
     elif start.lstrip().lower().startswith((b"<!doctype", b"<html")):
         reason = "it is a web page"
     return WeightsError(f"damaged {kind}: {path} ({reason})", fix="copy or download the file again")

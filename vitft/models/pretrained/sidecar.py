@@ -1,7 +1,7 @@
-"""What the config.json (and preprocessor_config.json) beside a weight file say about it.
+"""Read facts about weights from the config.json (and preprocessor_config.json) in the same folder.
 
-Written by timm or by transformers, or by somebody hostile: every value is checked for its kind,
-nothing is built from it, and what concerns shapes is only believed where the tensors agree.
+The files are written by timm or transformers, or by an attacker: the type of every value is
+checked, nothing is built from them, and what concerns shapes is used only if the tensors agree.
 """
 
 import json
@@ -18,12 +18,12 @@ MAX_BYTES = 16 * 2**20
 MAX_SIDE = 16384
 MAX_CLASSES = 1_000_000
 PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers, as transformers writes them."""
+"""Pillow's numbers for filters, as transformers writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarFacts:
-    """Facts about a model that its tensors do not hold; None where the files are silent."""
+    """Facts about a model that its tensors do not contain; None if the files do not state them."""
 
     heads: int | None = None
     image_size: tuple[int, int] | None = None
@@ -34,18 +34,18 @@ class SidecarFacts:
     interpolation: str | None = None
     fit: Fit = "crop"
     norm_eps: float | None = None
-    """Of the LayerNorms."""
+    """Epsilon of the LayerNorms."""
     averages: bool = False
     """Whether the head reads the mean of the patches after the last LayerNorm, as timm can."""
     classes: tuple[str, ...] = ()
     source: str = ""
-    """Where the pixel statistics come from, in words."""
+    """Description of where the pixel statistics come from."""
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class JsonTable:
-    """A JSON object whose values are taken out by kind; errors name file and key."""
+    """A JSON object with typed access to its values; errors name the file and the key."""
 
     path: Path
     values: Mapping[str, Any]
@@ -53,13 +53,13 @@ class JsonTable:
     def wrong(self, key: str, wanted: str) -> WeightsError:
         found = str(self.values.get(key))[:60]
         return WeightsError(
-            f"{self.path}: {key} is {found}, not {wanted}", fix="correct or remove that file"
+            f"{self.path}: {key} is {found} instead of {wanted}", fix="correct or remove that file"
         )
 
     def table(self, key: str) -> "JsonTable":
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
-            raise self.wrong(key, "a table")
+            raise self.wrong(key, "an object")
         return JsonTable(self.path, value or {})
 
     def whole(self, key: str, most: int) -> int | None:
@@ -81,7 +81,7 @@ class JsonTable:
     def text(self, key: str) -> str | None:
         value = self.values.get(key)
         if value is not None and not isinstance(value, str):
-            raise self.wrong(key, "a text")
+            raise self.wrong(key, "a string")
         return value
 
     def numbers(self, key: str) -> tuple[float, ...] | None:
@@ -95,7 +95,7 @@ class JsonTable:
         return tuple(float(item) for item in value)
 
     def size(self, key: str) -> tuple[int, int] | None:
-        """Height and width from 224, [224, 224] or [3, 224, 224]."""
+        """Return height and width from 224, [224, 224] or [3, 224, 224]."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -106,10 +106,10 @@ class JsonTable:
 
 
 def read_sidecar(path: Path) -> SidecarFacts:
-    """What stands beside the weight file `path`; an empty answer if there is no config.json.
+    """Return the facts from the folder of the weight file `path`; empty without a config.json.
 
     Raises:
-        WeightsError: A file that is not JSON, or a value of the wrong kind, named by its key.
+        WeightsError: A file that is not JSON, or a value of the wrong type, named by its key.
     """
     config = read_table_file(path.parent / "config.json")
     if config is None:
@@ -120,24 +120,28 @@ def read_sidecar(path: Path) -> SidecarFacts:
 
 
 def read_table_file(path: Path) -> JsonTable | None:
-    """A JSON file that holds an object, or None if there is no such file."""
+    """Return the object in a JSON file, or None if there is no such file."""
     if not path.is_file():
         return None
     if path.stat().st_size > MAX_BYTES:
-        raise WeightsError(f"{path} has {path.stat().st_size} bytes", fix="remove that file")
+        raise WeightsError(
+            f"{path} is too large ({path.stat().st_size} bytes)", fix="remove that file"
+        )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(
-            f"{path} is not JSON: {str(error)[:100]}", fix="correct or remove that file"
+            f"{path} is not valid JSON: {str(error)[:100]}", fix="correct or remove that file"
         ) from error
     if not isinstance(values, dict):
-        raise WeightsError(f"{path} holds no JSON object", fix="correct or remove that file")
+        raise WeightsError(
+            f"{path} does not contain a JSON object", fix="correct or remove that file"
+        )
     return JsonTable(path, values)
 
 
 def timm_facts(config: JsonTable) -> SidecarFacts:
-    """The config.json that timm writes; older ones have the statistics at the top."""
+    """Return the facts of a config.json by timm; older ones have statistics at the top level."""
     cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
     arguments = config.table("model_args")
     check_gelu(arguments, "act_layer")
@@ -158,11 +162,11 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
 
 
 def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
-    """The config.json and preprocessor_config.json that transformers writes."""
+    """Return the facts of a config.json and preprocessor_config.json by transformers."""
     check_gelu(config, "hidden_act")
     epsilon = config.number("layer_norm_eps")
     if epsilon is not None and not 0 < epsilon < 1:
-        raise config.wrong("layer_norm_eps", "a small number over 0")
+        raise config.wrong("layer_norm_eps", "a number between 0 and 1")
     preprocessing = hf_preprocessing(processor) if processor else {}
     return SidecarFacts(
         heads=config.whole("num_attention_heads", 1024),
@@ -174,7 +178,7 @@ def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
 
 
 def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
-    """Fields of `Beside` that transformers' image processor states."""
+    """Return the fields of `SidecarFacts` that the image processor of transformers states."""
     mean, std = processor.numbers("image_mean"), processor.numbers("image_std")
     if processor.values.get("do_normalize") is False:
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
@@ -184,7 +188,7 @@ def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
         "std": std if mean else None,
         "interpolation": known_filter(processor, PIL_FILTERS.get(number) if number else None),
         "source": f"from {processor.path}" if mean and std else "",
-        "fit": "squash",  # its ViT processor resizes both sides, whatever the aspect ratio
+        "fit": "squash",  # its ViT processor ignores the aspect ratio
         "crop": 1.0,
     }
     size = processor.values.get("size")
@@ -202,7 +206,7 @@ def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
 
 
 def class_names(table: JsonTable, key: str) -> tuple[str, ...]:
-    """Class names in the order of the head's outputs, from a list or from {"0": name}."""
+    """Return class names in the order of the head's outputs, from a list or from {"0": name}."""
     value = table.values.get(key)
     if value is None:
         return ()
@@ -216,7 +220,7 @@ def class_names(table: JsonTable, key: str) -> tuple[str, ...]:
 
 
 def known_filter(table: JsonTable, name: str | None) -> str | None:
-    """A resampling filter's name; timm's "random" and the like mean its default."""
+    """Return the name of a resampling filter; "random" and the like are timm's default."""
     if name is None or name in ("", "random"):
         return None
     if name not in RESAMPLING:
@@ -225,10 +229,14 @@ def known_filter(table: JsonTable, name: str | None) -> str | None:
 
 
 def check_gelu(table: JsonTable, key: str) -> None:
-    """Refuse another activation: it changes what the model computes, not its shapes."""
+    """Refuse another activation function, which would change the outputs but not the shapes.
+
+    Raises:
+        WeightsError: The file states another activation function.
+    """
     name = table.text(key)
     if name not in (None, "gelu", "gelu_python"):
         raise WeightsError(
-            f"{table.path}: {key} is {name}, and this model computes the exact GELU",
-            fix="take weights trained with gelu",
+            f"{table.path}: {key} is {name}, but vitft only supports the exact GELU",
+            fix="use weights trained with gelu",
         )
