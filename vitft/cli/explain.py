@@ -164,10 +164,10 @@ def draw_images(
 
 def draw_model(model: "ExplainedModel", images: list[str], out: Path) -> int:
     """Write plots of the weights and print their names; return 3 if an image was unreadable."""
-    from vitft.explain.model import validation_images
+    from vitft.explain.model import validation_files
     from vitft.explain.model_figures import write_model_figures
 
-    figures = write_model_figures(model, images or validation_images(model.run), out)
+    figures = write_model_figures(model, images or validation_files(model.run), out)
     for error in figures.failed:
         output.warn(error.problem)
     if "distance.png" not in figures.names:

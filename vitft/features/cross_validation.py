@@ -17,7 +17,7 @@ from vitft.features.logistic import (
     linear_logits,
     solve_logistic,
 )
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import CrossValidation, LearningCurvePoint, WeakClass
 
 FOLDS = 5
@@ -182,7 +182,7 @@ def cross_validate(
         "images": len(y),
         "of": total,
         "top1": right / len(y),
-        "top1_interval": wilson(right, len(y)),
+        "top1_interval": wilson_interval(right, len(y)),
         "curve": curve,
         "gain_from_twice": gain_from_twice([(p["images"], 1 - p["top1"]) for p in curve]),
         "weak_spots": weakest_classes(logits, y, names),

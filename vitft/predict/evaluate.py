@@ -23,8 +23,12 @@ from vitft.data.images import read_bytes, read_image
 from vitft.data.labelled import LabelledImages
 from vitft.data.loading import in_order
 from vitft.data.split import Manifest
-from vitft.metrics.calibration import binned, calibration_error, confidences
-from vitft.metrics.classification import evaluation, fixed_probabilities
+from vitft.metrics.calibration import (
+    bin_by_confidence,
+    calibration_error,
+    confidence_and_correctness,
+)
+from vitft.metrics.classification import classification_metrics, probability_metrics
 from vitft.metrics.results import EvaluatedData, EvaluationResults
 from vitft.models.checkpoint import Card
 from vitft.models.find import find_model
@@ -141,8 +145,8 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     predictions += [LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
     ece_before, temperature = before_temperature(folder, all_logits, labels)
     results: EvaluationResults = {
-        **evaluation(all_logits, labels, classes),
-        **fixed_probabilities(
+        **classification_metrics(all_logits, labels, classes),
+        **probability_metrics(
             all_logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
         ),
         "data": evaluated_data(data, predictions, digests, splits),
@@ -250,7 +254,9 @@ def before_temperature(
     if not isinstance(temperature, float | int) or not temperature > 0:
         return None, None
     raw = logits.double().numpy() * temperature
-    return calibration_error(binned(*confidences(raw, labels.numpy())))[0], float(temperature)
+    return calibration_error(bin_by_confidence(*confidence_and_correctness(raw, labels.numpy())))[
+        0
+    ], float(temperature)
 
 
 def evaluated_data(
