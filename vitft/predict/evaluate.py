@@ -33,9 +33,9 @@ from vitft.metrics.results import EvaluatedData, EvaluationResults
 from vitft.models.checkpoint import Card
 from vitft.models.find import find_model
 from vitft.predict.engine import Views
-from vitft.predict.postprocess import FloatArray, Postprocess
+from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
-from vitft.predict.rows import csv_cell
+from vitft.predict.rows import format_csv_cell
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.predict.validation import read_json
 from vitft.system import console
@@ -71,7 +71,7 @@ class LabelledPrediction(NamedTuple):
         label_probability = self.prediction.target_probability if name else None
         is_correct = str(int(self.is_correct)) if name else None
         cells = (path, self.label, name, probability, label_probability, is_correct, notes, error)
-        return csv_line([csv_cell(cell) for cell in cells])
+        return csv_line([format_csv_cell(cell) for cell in cells])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     index = {name: number for number, name in enumerate(classes)}
     postprocess = Postprocess.for_run(folder, classes, predictor.feature_size)
     predictions: list[LabelledPrediction] = []
-    logits: list[FloatArray] = []
+    logits: list[ScoreArray] = []
     digests: list[str] = []
     with console.Progress("evaluate", len(data.images)) as progress:
         for group in image_groups(data, predictor.card, splits):

@@ -18,15 +18,15 @@ from vitft.metrics.softmax import softmax
 from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.system.errors import RunError
 
-FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+ScoreArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Scores(NamedTuple):
     """Output of a model for a batch of images."""
 
-    logits: FloatArray
+    logits: ScoreArray
     """(B, C)"""
-    features: FloatArray = np.empty((0, 0), np.float32)
+    features: ScoreArray = np.empty((0, 0), np.float32)
     """Input of the head, (B, D); read only for out-of-distribution notes."""
 
 

@@ -57,7 +57,7 @@ class RowWriter:
         """Write the row of a prediction."""
         if self.style == "csv":
             cells = prediction.to_cells(self.top_k)
-            self.write(csv_line([csv_cell(cell) for cell in cells]))
+            self.write(csv_line([format_csv_cell(cell) for cell in cells]))
         elif self.style == "jsonl":
             self.write(json_line(prediction.to_dict()))
         elif self.style == "json":
@@ -98,7 +98,7 @@ class RowWriter:
             self.align()
 
 
-def csv_cell(cell: str | float | None) -> str:
+def format_csv_cell(cell: str | float | None) -> str:
     """Format one cell of CSV: a probability with all its decimals, nothing for None."""
     if isinstance(cell, float):
         return f"{cell:.{DECIMALS}f}"

@@ -21,7 +21,7 @@ from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
 from vitft.models.vit import VisionTransformer
 from vitft.predict.engine import LoadedImage, Pipeline, Views, decode_view
-from vitft.predict.postprocess import FloatArray, Postprocess
+from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.limits import MAX_BATCH, MAX_IMAGE_PIXELS, MAX_SCANS, TIDY_SECONDS, ServeLimits
@@ -181,16 +181,16 @@ class BatchQueue:
             raise ImageError(name, f"JPEG with more than {MAX_SCANS} scans")
         return decode_view(data, name, self.transform, max_pixels=MAX_IMAGE_PIXELS)
 
-    def relevance(self, view: Views, target: int | None) -> FloatArray:
+    def relevance(self, view: Views, target: int | None) -> ScoreArray:
         """Return the relevance (gh, gw) of a view's patches for a class, from 0 to 1."""
         targets = None if target is None else torch.tensor([target])
-        heat: FloatArray = relevance_map(
+        heat: ScoreArray = relevance_map(
             self.predictor.model, self.predictor.inputs(view[None]), targets
         )[0]
         return heat
 
 
-def overlay_png(view: Views, heat: FloatArray) -> bytes:
+def overlay_png(view: Views, heat: ScoreArray) -> bytes:
     """Draw heat (gh, gw) over a view (S, S, 3) as a PNG without metadata."""
     buffer = io.BytesIO()
     overlay(Image.fromarray(view), heat).save(buffer, "PNG")
