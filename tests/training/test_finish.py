@@ -16,7 +16,7 @@ from tests.support.fail_points import FailPoints
 from tests.training.test_run import run_it
 from vitft.data.images import open_image
 from vitft.data.split import Manifest
-from vitft.metrics.calibration import Temperature
+from vitft.metrics.calibration import FittedTemperature
 from vitft.models.checkpoint import load_checkpoint, save_checkpoint
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import ResourceError
@@ -73,10 +73,10 @@ def test_the_temperature_is_in_the_head_and_nowhere_else(
     fitted = calibration["temperature"]
     assert fitted is not None
 
-    def left_alone(logits: Any, labels: Any) -> Temperature:
-        return Temperature(value=1.0, held_out=np.ones(len(labels)), note="for the test")
+    def left_alone(logits: Any, labels: Any) -> FittedTemperature:
+        return FittedTemperature(value=1.0, held_out=np.ones(len(labels)), note="for the test")
 
-    monkeypatch.setattr(ending, "temperature_for", left_alone)
+    monkeypatch.setattr(ending, "calibrate_temperature", left_alone)
     plain = run_on(mixed_up, tiny_weights, tmp_path / "plain")
 
     assert not 0.95 < fitted < 1.05

@@ -14,7 +14,7 @@ from vitft.config.training import OptimSpec
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import DivergedError, ResourceError
 from vitft.training.gradients import Batch
-from vitft.training.loop import StepResult, Trainer, fit, predict_logits
+from vitft.training.loop import StepResult, Trainer, predict_logits, train_epochs
 from vitft.training.trainer_state import load_trainer_state, trainer_state
 
 
@@ -39,7 +39,7 @@ def run(
     """Train a model to its end."""
     spec = spec or OptimSpec(solver="adamw", lr=0.1, epochs=2)
     trainer = Trainer(model, spec, steps_per_epoch=steps_per_epoch, **options)
-    fit(trainer, batches, epochs=range(spec.epochs), on_step=on_step, on_epoch=on_epoch)
+    train_epochs(trainer, batches, epochs=range(spec.epochs), on_step=on_step, on_epoch=on_epoch)
     return trainer
 
 
@@ -161,7 +161,7 @@ def test_a_training_taken_up_after_any_step_ends_as_if_it_had_never_stopped(
     second = Trainer(Noisy(), spec, steps_per_epoch=4, seed=3)
     load_trainer_state(second, tensors, json.loads(json.dumps(facts)))
     torch.manual_seed(stop)  # whatever else was drawn meanwhile
-    fit(second, toy_batches, epochs=range(stop // 4, 3))
+    train_epochs(second, toy_batches, epochs=range(stop // 4, 3))
 
     wanted, found = trainer_state(whole)[0], trainer_state(second)[0]
     assert wanted.keys() == found.keys()

@@ -22,7 +22,7 @@ from vitft.predict.validation import (
     thumb_name,
 )
 from vitft.system.rundir import RunDir
-from vitft.training.thumbnails import SIDE, thumbnail_jpeg, write_thumbnails
+from vitft.training.thumbnails import THUMBNAIL_SIDE, thumbnail_jpeg, write_thumbnails
 
 TRANSFORM = EvalTransform(image_size=(16, 16))
 
@@ -61,7 +61,7 @@ def test_mistakes_are_kept_with_the_attention_and_right_answers_without(
     assert len(names) == 6 + 3
     for file in (run.path / "thumbs").iterdir():
         with Image.open(file, formats=["JPEG"]) as image:
-            assert max(image.size) <= SIDE
+            assert max(image.size) <= THUMBNAIL_SIDE
 
 
 def test_suspects_of_the_check_are_kept_too(
@@ -150,7 +150,7 @@ def test_every_shape_becomes_a_small_picture(size: tuple[int, int]) -> None:
     import io
 
     with Image.open(io.BytesIO(thumbnail_jpeg(Image.new("RGB", size))), formats=["JPEG"]) as image:
-        assert max(image.size) == min(SIDE, max(size))
+        assert max(image.size) == min(THUMBNAIL_SIDE, max(size))
         assert min(image.size) >= 1
 
 

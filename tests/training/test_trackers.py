@@ -17,7 +17,7 @@ from vitft.training import trackers
 from vitft.training.tracker_clients import (
     CLIENTS,
     Connection,
-    Points,
+    MetricPoints,
     TensorBoard,
     TrackedRun,
     without_password,
@@ -63,7 +63,7 @@ class Notebook:
         assert run.settings["train.tracker"] == "mlflow"
         return Connection(id=run.id or "one", location="here")
 
-    def log(self, points: Points) -> None:
+    def log(self, points: MetricPoints) -> None:
         if points[-1][0] >= 2 * self.fails_at:
             raise ConnectionError("gone\nwith a long story")
         self.pages.extend(points)

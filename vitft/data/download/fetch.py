@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from vitft.data.download.archive import unpack
 from vitft.data.download.entries import ArchiveLimits
 from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
-from vitft.data.download.resumable import DownloadLimits, download_file, remove_part
+from vitft.data.download.resumable import DownloadLimits, fetch_to_part, remove_part
 from vitft.data.download.web_image import is_url
 from vitft.data.folder import Folder, scan
 from vitft.data.walk import SYSTEM_FILES
@@ -73,7 +73,7 @@ def fetch_folder(
         target.parent.mkdir(parents=True, exist_ok=True)
     with locked_target(target):
         check_target(target)  # again, now that it is locked
-        download_file(archive.url, part, size=archive.size, limits=patience)
+        fetch_to_part(archive.url, part, size=archive.size, limits=patience)
         sha256 = archive_sha256(part)
         record, recorded = target.with_name(f"{target.name}.sha256"), ""
         try:
