@@ -16,7 +16,7 @@ from vitft.features.cache import Store, key_of, open_store
 from vitft.predict.output import ProcessShard, ResumePoint, find_resume_point, open_rows
 from vitft.predict.prediction import Prediction
 from vitft.system.errors import ResourceError, RunError
-from vitft.system.files import whole_folder, write_atomically
+from vitft.system.files import atomic_folder, write_atomically
 from vitft.system.rundir import RunDir
 from vitft.training.state import (
     State,
@@ -106,7 +106,7 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", HOWS)
 def test_a_folder_gets_its_name_when_all_of_it_is_there(tmp_path: Path, how: str) -> None:
     def write(home: Path) -> None:
-        with whole_folder(home / "export") as fresh:
+        with atomic_folder(home / "export") as fresh:
             write_atomically(fresh / "config.json", "{}")
             write_atomically(fresh / "model", "weights")
 

@@ -26,8 +26,8 @@ from vitft.data.inspection import (
     collect,
     inspect_file,
 )
-from vitft.data.jpeg import Pixels, is_supported, resized
-from vitft.data.loading import in_order
+from vitft.data.jpeg import can_resize, resized
+from vitft.data.loading import Pixels, in_order
 from vitft.features.cache import Store, key_of, open_store
 from vitft.features.cut import Prefix, run_prefix
 from vitft.features.facts import FACTS_BYTES, FactsRow, decode_facts, encode_facts, facts_key
@@ -162,7 +162,7 @@ class Extractor:
     ) -> Iterator[ExtractedImage]:
         """Yield every file in order with its row cached."""
         store, on_cpu = self.store(view), self.device.type == "cpu"
-        fast = not self.is_exact and view.crop is None and is_supported(view.transform)
+        fast = not self.is_exact and view.crop is None and can_resize(view.transform)
         size = batch_size(self.device.type, self.prefix.shape[-1])
         chunks = (files[i : i + size] for i in range(0, len(files), size))
 

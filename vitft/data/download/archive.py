@@ -118,12 +118,12 @@ def as_data_error(name: str) -> Iterator[None]:
 def damaged_archive(name: str, error: Exception) -> DataError:
     """Return the error for an incomplete or damaged archive."""
     return DataError(
-        f"{name} is incomplete or damaged ({first_line(error)})",
+        f"{name} is incomplete or damaged ({short_error(error)})",
         fix="nothing was kept; fetch it again, or get it from another source",
     )
 
 
-def first_line(error: BaseException) -> str:
+def short_error(error: BaseException) -> str:
     """Return the first line of an exception, shortened."""
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
