@@ -112,9 +112,9 @@ def test_a_dry_run_describes_each_stage(
     code, out, err = dry_run(capsys, *data, *place, *steps)
 
     assert code == 0, err
-    assert "30 files in 3 classes, not opened yet: about 24 train, 6 validate" in err
-    assert "head: 99 parameters train, solved at once by lbfgs" in err
-    assert "adamw at 0.0005: 10 epochs of 3 steps of 10 images" in err
+    assert "30 files in 3 classes, not opened yet: about 24 for training, 6 for validation" in err
+    assert "head: 99 parameters train, solved by lbfgs without a training loop" in err
+    assert "adamw with learning rate 0.0005: 10 epochs of 3 steps of 10 images" in err
     assert tomllib.loads(out)["optim"]["lr"] == 5e-4  # the default is filled in
     assert not (tmp_path / "run").exists()
 

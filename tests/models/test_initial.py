@@ -307,7 +307,7 @@ def test_images_in_memory_give_the_batches_that_their_files_would(
     held = batches_of(config, epoch=1)
     assert begin(config, ProcessGroup()).inputs.images is not None
 
-    monkeypatch.setattr("vitft.data.in_memory.MAX_BYTES", 0)
+    monkeypatch.setattr("vitft.data.in_memory.MEMORY_BYTES", 0)
     read = batches_of(config, epoch=1)
 
     assert begin(config, ProcessGroup()).inputs.images is None

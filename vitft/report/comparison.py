@@ -66,7 +66,7 @@ class RunPair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """Several runs with their shared images and the test of each pair."""
 
     runs: Sequence[Run]
@@ -193,7 +193,7 @@ def p_text(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def compare_runs(runs: Sequence[Run]) -> Comparison:
+def compare_runs(runs: Sequence[Run]) -> RunComparison:
     """Compare runs on the validation images that they share.
 
     Raises:
@@ -218,7 +218,7 @@ def compare_runs(runs: Sequence[Run]) -> Comparison:
                 tuple(one.probability for one in predictions),
             )
         )
-    return Comparison(
+    return RunComparison(
         runs=runs,
         names=distinct_names(runs),
         notes=comparison_notes(runs, by_digest, len(common), relabelled),

@@ -3,7 +3,7 @@
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import Interval
 from vitft.report import charts
-from vitft.report.comparison import Comparison, SharedImage
+from vitft.report.comparison import RunComparison, SharedImage
 from vitft.report.reproduce import dotted, setting_text
 from vitft.report.summary import weights_name
 from vitft.report.thumbnails import Thumbnails
@@ -14,7 +14,7 @@ Proportion = tuple[float, Interval]
 """A proportion with its interval."""
 
 
-def comparison_page(comparison: Comparison) -> dict[str, object]:
+def comparison_page(comparison: RunComparison) -> dict[str, object]:
     """Return the values of the template `compare.html.j2`."""
     names, runs = comparison.names, range(len(comparison.runs))
 
@@ -41,7 +41,7 @@ def comparison_page(comparison: Comparison) -> dict[str, object]:
     }
 
 
-def shared_accuracies(comparison: Comparison) -> list[Proportion]:
+def shared_accuracies(comparison: RunComparison) -> list[Proportion]:
     """Return the accuracy of each run on the shared images; empty without such images."""
     shared = comparison.shared
     return [
@@ -49,7 +49,7 @@ def shared_accuracies(comparison: Comparison) -> list[Proportion]:
     ]
 
 
-def different_settings(comparison: Comparison) -> list[tuple[str, list[str]]]:
+def different_settings(comparison: RunComparison) -> list[tuple[str, list[str]]]:
     """Return the settings that differ between the runs, with their values."""
     tables = [dotted(run.config) for run in comparison.runs]
     rows = []
@@ -60,7 +60,7 @@ def different_settings(comparison: Comparison) -> list[tuple[str, list[str]]]:
     return rows
 
 
-def class_recalls(comparison: Comparison) -> list[tuple[str, int, list[Proportion], float]]:
+def class_recalls(comparison: RunComparison) -> list[tuple[str, int, list[Proportion], float]]:
     """Return name, shared images, recalls of the runs and their difference for each class.
 
     Returns:
