@@ -1,4 +1,4 @@
-"""Pictures of where the model looked, written while a stream of predictions passes."""
+"""Relevance overlays of a stream of predictions, written to a folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
