@@ -23,13 +23,12 @@ from vitft.explain.heatmaps import overlay
 from vitft.models.find import find_model
 from vitft.models.timm_model import require_vit
 from vitft.predict.engine import LoadedImage, Pipeline, Views
-from vitft.predict.postprocess import FloatArray, Postprocess
+from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.system.errors import ImageError, UsageError
 from vitft.training.checks import check_request
-from vitft.training.run import Result
-from vitft.training.run import finetune as train
+from vitft.training.run import Result, run_finetuning
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any]
 """A path, the bytes of a file, a PIL image, or an array uint8 (H, W, 3) or (H, W)."""
@@ -107,7 +106,9 @@ def finetune(  # noqa: PLR0913 - the options of the command, see `config.options
     table = read_recipe(os.fspath(recipe)) if recipe else {}
     named = [*options, *(settings or {}).items()]
     config = demo_data(config_from_table(merge_settings(table, named)))
-    return train(config, out=check_request(config, None if out is None else os.fspath(out)))
+    return run_finetuning(
+        config, out=check_request(config, None if out is None else os.fspath(out))
+    )
 
 
 def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> "Trained":
@@ -157,7 +158,7 @@ class Trained:
             predictions += pipeline.predict_batch([self.load_image(i, p) for i, p in batch])
         return predictions
 
-    def features(self, images: Picture | Iterable[Picture]) -> FloatArray:
+    def features(self, images: Picture | Iterable[Picture]) -> ScoreArray:
         """Return the input of the head for each image: float32 (n, D).
 
         Raises:

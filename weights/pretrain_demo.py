@@ -32,7 +32,7 @@ from vitft.models.pretrained.adapt import resize_positions
 from vitft.models.vit import Attention, Block, VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.training.gradients import Batch
-from vitft.training.loop import StepResult, Trainer, fit
+from vitft.training.loop import StepResult, Trainer, train_epochs
 
 CLASSES = 200
 FORM = 3 / 4
@@ -101,7 +101,7 @@ def main() -> None:
     print(f"drawn after {time.perf_counter() - began:.0f} s")
     model = started_model(ARCHITECTURE)
     trainer = Trainer(model, SPEC, steps_per_epoch=args.steps, precision="bf16")
-    fit(
+    train_epochs(
         trainer,
         lambda epoch, _: batches(drawn, epoch, steps=args.steps, seed=args.seed),
         epochs=range(SPEC.epochs),

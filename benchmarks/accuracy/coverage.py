@@ -31,8 +31,16 @@ from benchmarks.folders import merge_splits
 from benchmarks.timing import mean_deviation
 from vitft.data.split import Manifest, draw
 from vitft.features.head import solve_head
-from vitft.metrics.calibration import binned, confidences, temperature_for
-from vitft.metrics.classification import confusion, evaluation, probabilities
+from vitft.metrics.calibration import (
+    bin_by_confidence,
+    calibrate_temperature,
+    confidence_and_correctness,
+)
+from vitft.metrics.classification import (
+    calibrated_metrics,
+    classification_metrics,
+    confusion_matrix,
+)
 
 FRESH = 100_000
 RESAMPLES = 1000
@@ -80,7 +88,7 @@ WORLDS = (
 
 def truths(logits: Tensor, labels: Tensor, prior: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Return the metrics of the head on new images, with the class frequencies of the data."""
-    matrix = confusion(logits, labels).double().numpy()
+    matrix = confusion_matrix(logits, labels).double().numpy()
     rates = matrix / matrix.sum(axis=1, keepdims=True)
     mass = rates * prior[:, None]
     hit = mass.diagonal()
@@ -90,7 +98,9 @@ def truths(logits: Tensor, labels: Tensor, prior: np.ndarray[Any, Any]) -> dict[
         "recall": rates.diagonal(),
         "precision": hit / np.maximum(mass.sum(axis=0), 1e-12),
         "F1": 2 * hit / (mass.sum(axis=0) + mass.sum(axis=1)),
-        "calibration error": binned(*confidences(logits.double().numpy(), labels.numpy())).gap,
+        "calibration error": bin_by_confidence(
+            *confidence_and_correctness(logits.double().numpy(), labels.numpy())
+        ).gap,
         "log-loss": F.cross_entropy(logits, labels).item(),
     }
 
@@ -103,13 +113,13 @@ def bootstrap(
     logits: Tensor, labels: Tensor, rng: np.random.Generator
 ) -> dict[str, tuple[Any, Any]]:
     """Return intervals of the percentile bootstrap, stratified by class where labels are counted."""
-    matrix = confusion(logits, labels).numpy()
+    matrix = confusion_matrix(logits, labels).numpy()
     drawn = np.stack(
         [rng.multinomial(row.sum(), row / row.sum(), RESAMPLES) for row in matrix], axis=1
     )
     hits = np.diagonal(drawn, axis1=1, axis2=2)
     rows, columns = drawn.sum(axis=2), drawn.sum(axis=1)
-    conf, right = confidences(logits.double().numpy(), labels.numpy())
+    conf, right = confidence_and_correctness(logits.double().numpy(), labels.numpy())
     picks = rng.integers(0, len(labels), (200, len(labels)))
     loss = F.cross_entropy(logits, labels, reduction="none").numpy()
     many = rng.integers(0, len(labels), (RESAMPLES, len(labels)))
@@ -119,7 +129,9 @@ def bootstrap(
         "recall": percentile(hits / rows),
         "precision": percentile(hits / np.maximum(columns, 1)),
         "F1": percentile(2 * hits / (rows + columns)),
-        "calibration error": percentile(np.array([binned(conf[i], right[i]).gap for i in picks])),
+        "calibration error": percentile(
+            np.array([bin_by_confidence(conf[i], right[i]).gap for i in picks])
+        ),
         "log-loss": percentile(loss[many].mean(axis=1)),
     }
 
@@ -160,10 +172,10 @@ def simulate(world: World, splits: int, slow: int) -> None:
         )
         logits, labels = x[back] @ head.weight.T + head.bias, y[back]
         names = [str(i) for i in range(len(counts))]
-        figures = evaluation(logits, labels, names)
-        temperature = temperature_for(logits.double().numpy(), labels.numpy())
+        figures = classification_metrics(logits, labels, names)
+        temperature = calibrate_temperature(logits.double().numpy(), labels.numpy())
         if number < slow:
-            figures |= probabilities(logits, labels, temperature)
+            figures |= calibrated_metrics(logits, labels, temperature)
         fresh = [int(FRESH * p) for p in prior]
         fresh_x, fresh_y = world.draw(fresh, rng)
         raw = fresh_x @ head.weight.T + head.bias
@@ -178,7 +190,9 @@ def simulate(world: World, splits: int, slow: int) -> None:
                 inside = (low <= truth[name]) & (truth[name] <= high)
                 kept[name] += np.atleast_1d(inside).tolist()
                 rough[name] += np.atleast_1d(high - low).tolist()
-            before = binned(*confidences(raw.double().numpy(), fresh_y.numpy())).gap
+            before = bin_by_confidence(
+                *confidence_and_correctness(raw.double().numpy(), fresh_y.numpy())
+            ).gap
             calibration = figures["calibration"]
             errors["true, before"].append(before)
             errors["estimated, before"].append(calibration["ece_before"])
@@ -217,7 +231,8 @@ def real(data: Path, weights: Path, seeds: int, into: Path) -> None:
             rows["error after"].append(100 * calibration["ece"])
             rows["upper end after"].append(100 * calibration["ece_interval"][1])
             rows["plain sum, before"].append(
-                100 * binned(*confidences(logits.numpy(), labels.numpy())).gap
+                100
+                * bin_by_confidence(*confidence_and_correctness(logits.numpy(), labels.numpy())).gap
             )
             rows["plain sum, after"].append(100 * calibration["ece_binned"])
             rows["loss before"].append(F.cross_entropy(logits, labels).item())

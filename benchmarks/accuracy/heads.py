@@ -19,15 +19,8 @@ from benchmarks.accuracy.seeds import run_arm
 from benchmarks.folders import merge_splits
 from benchmarks.timing import mean_deviation
 
-TUTORIAL = {
-    "solver": "sgd",
-    "lr": 1e-3,
-    "final_lr": 0.01,
-    "warmup": 0.0,
-    "weight_decay": 5e-5,
-    "batch_size": 8,
-    "epochs": 10,
-}
+TUTORIAL = {"solver": "sgd", "lr": 1e-3, "final_lr": 0.01, "warmup": 0.0, "weight_decay": 5e-5,
+            "batch_size": 8, "epochs": 10}  # fmt: skip
 ARMS: dict[str, dict[str, dict[str, Any]]] = {
     "tutorial, new crops": {"optim": TUTORIAL, "train": {"augment": "crop"}},
     "tutorial, plain view": {"optim": TUTORIAL},

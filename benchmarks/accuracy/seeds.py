@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.timing import cpu_seconds
 from vitft.config.run import config_from_table
-from vitft.training.run import finetune
+from vitft.training.run import run_finetuning
 
 Settings = Mapping[str, Mapping[str, Any]]
 
@@ -40,7 +40,7 @@ def run_arm(name: str, settings: Settings, data: Path, weights: Path, seed: int,
     }
     out = into / f"{data.name}-{name}-{seed}".replace(" ", "_").replace(":", "")
     before = cpu_seconds()
-    result = finetune(config_from_table(table), out=out)
+    result = run_finetuning(config_from_table(table), out=out)
     if result.interrupted:
         raise SystemExit(result.exit_code)
     top1 = result.figures["top1"]

@@ -70,7 +70,7 @@ def main() -> None:
     prefix = cut_model(model, "head").prefix
     assert prefix is not None
     transform, workers = EvalTransform(image_size=model.config.image_size), torch.get_num_threads()
-    seconds: dict[str, list[float]] = {"pass": [], "forward": [], "gemm": []}
+    measured: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         link_images(args.data, Path(temporary) / "d", args.images, 0)
         source = Path(temporary) / "d" / "train"
@@ -79,42 +79,31 @@ def main() -> None:
         pixels = np.random.default_rng(0).integers(0, 256, (batch, *model.config.image_size, 3))
         decoded = transform.normalise(torch.from_numpy(pixels.astype(np.uint8)))
         lean = prefix.in_precision("bf16")
-        n = batch * (1 + model.config.grid[0] * model.config.grid[1])
-        x = torch.randn(n, model.config.width).bfloat16()
+        tokens = batch * (1 + model.config.grid[0] * model.config.grid[1])
+        x = torch.randn(tokens, model.config.width).bfloat16()
         w = torch.randn(4 * model.config.width, model.config.width).bfloat16()
+        count = len(folder.files) // batch
+        operated = count * batch * operations(model.config)
+        per_product = 8.0 * tokens * model.config.width**2
+        products = max(4, int(operated / per_product / 4))
         for repeat in range(args.repeats):
             extractor = Extractor(prefix, folder=None, precision="bf16", max_pixels=10**8)
             begin = time.perf_counter()
             extractor.inspect(
                 folder, eval_view(transform), allow_bad=False, progress=lambda _: None
             )
-            seconds["pass"].append(time.perf_counter() - begin)
-            count = len(folder.files) // batch
-            seconds["forward"].append(
-                in_workers(lambda _: run_prefix(lean, decoded), count, workers)
-            )
-            products = max(
-                4,
-                int(
-                    count * batch * operations(model.config) / (8.0 * n * model.config.width**2) / 4
-                ),
-            )
-            seconds["gemm"].append(
-                in_workers(lambda _: torch.nn.functional.linear(x, w), products, workers)
-            )
-            flops = products * 8.0 * n * model.config.width**2 / seconds["gemm"][-1]
-            seconds.setdefault("gemm GFLOP/s", []).append(flops / 1e9)
-            forward = count * batch * operations(model.config) / seconds["forward"][-1]
-            seconds.setdefault("forward GFLOP/s", []).append(forward / 1e9)
-            seconds.setdefault("pass / forward", []).append(
-                seconds["pass"][-1] / seconds["forward"][-1]
-            )
-            seconds.setdefault("fraction of peak", []).append(forward / flops)
-            print(
-                f"  repeat {repeat}: " + "  ".join(f"{k} {v[-1]:.3g}" for k, v in seconds.items())
-            )
+            whole_s = time.perf_counter() - begin
+            forward_s = in_workers(lambda _: run_prefix(lean, decoded), count, workers)
+            gemm_s = in_workers(lambda _: torch.nn.functional.linear(x, w), products, workers)
+            peak, reached = products * per_product / gemm_s, operated / forward_s
+            row = {"pass": whole_s, "forward": forward_s, "gemm": gemm_s, "gemm GFLOP/s": peak / 1e9,
+                   "forward GFLOP/s": reached / 1e9, "pass / forward": whole_s / forward_s,
+                   "fraction of peak": reached / peak}  # fmt: skip
+            print(f"  repeat {repeat}: " + "  ".join(f"{k} {v:.3g}" for k, v in row.items()))
+            for name, value in row.items():
+                measured.setdefault(name, []).append(value)
     print(f"{args.model}, {len(folder.files)} images, {workers} workers, medians of {args.repeats}")
-    for name, values in seconds.items():
+    for name, values in measured.items():
         print(f"| {name} | {median_range(values)} |")
 
 

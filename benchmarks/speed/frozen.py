@@ -71,23 +71,11 @@ def tutorial(model_name: str, data: Path, weights: Path, epochs: int, part: int 
     from torchvision import datasets, transforms
 
     normalise = transforms.Normalize([0.5] * 3, [0.5] * 3)
+    crop = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
+    centre = [transforms.Resize(256), transforms.CenterCrop(224)]
     views = {
-        "train": transforms.Compose(
-            [
-                transforms.RandomResizedCrop(224),
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                normalise,
-            ]
-        ),
-        "val": transforms.Compose(
-            [
-                transforms.Resize(256),
-                transforms.CenterCrop(224),
-                transforms.ToTensor(),
-                normalise,
-            ]
-        ),
+        part: transforms.Compose([*view, transforms.ToTensor(), normalise])
+        for part, view in (("train", crop), ("val", centre))
     }
     loaders = {
         part: DataLoader(

@@ -310,11 +310,8 @@ def cold(args: argparse.Namespace, home: Path) -> None:
     for i, unit in enumerate(("s wall", "s cpu", "MiB peak"), 1):
         show(unit, {name: [row[i] for row in rows] for name, rows in found.items()})
     medians = {name: statistics.median(row.wall_s for row in rows) for name, rows in found.items()}
-    for one, other in (
-        ("vitft torch", "timm"),
-        ("vitft torch", "transformers"),
-        ("vitft numpy", "timm"),
-    ):
+    pairs = ("vitft torch", "timm"), ("vitft torch", "transformers"), ("vitft numpy", "timm")
+    for one, other in pairs:
         print(f"{one} / {other}: {medians[one] / medians[other]:.3f}")
 
 
@@ -389,19 +386,8 @@ def main() -> None:
         # In a process of its own: a child's peak memory counts from that of its parent.
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.speed.predict", "prepare"]
         command += ["--run", args.run] if args.run else []
-        subprocess.run(
-            [
-                *command,
-                "--home",
-                temporary,
-                "--model",
-                args.model,
-                "--precisions",
-                *args.precisions,
-            ],
-            check=True,
-            stderr=subprocess.DEVNULL,
-        )
+        command += ["--home", temporary, "--model", args.model, "--precisions", *args.precisions]
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         {"throughput": throughput, "cold": cold, "load": load}[args.what](args, Path(temporary))
     return None
 

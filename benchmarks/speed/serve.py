@@ -142,33 +142,14 @@ def bomb(_: bytes, rng: random.Random) -> bytes:
 
 def chunked(size: int, count: int, end: bytes = b"") -> bytes:
     piece = b"%x\r\n" % size + b"x" * size + b"\r\n"
-    return (
-        b"POST /predict HTTP/1.1\r\n"
-        + HOST
-        + b"Content-Type: image/png\r\nTransfer-Encoding: chunked\r\n\r\n"
-        + piece * count
-        + end
-    )
+    head = b"POST /predict HTTP/1.1\r\n" + HOST + b"Content-Type: image/png\r\n"
+    return head + b"Transfer-Encoding: chunked\r\n\r\n" + piece * count + end
 
 
-PATHS = (
-    b"/../../etc/passwd",
-    b"/%00",
-    b"/..%2f..%2f",
-    b"/\\..\\",
-    b"/predict/../../x",
-    b"/%ff%fe",
-    b"/" + b"a" * 60_000,
-)
-QUERIES = (
-    b"top_k=-1",
-    b"top_k=1e9",
-    b"top_k[]=1",
-    b"top_k=%00",
-    b"top_k=" + b"9" * 5000,
-    b"%",
-    b"a=" * 9000,
-)
+PATHS = (b"/../../etc/passwd", b"/%00", b"/..%2f..%2f", b"/\\..\\", b"/predict/../../x", b"/%ff%fe",
+         b"/" + b"a" * 60_000)  # fmt: skip
+QUERIES = (b"top_k=-1", b"top_k=1e9", b"top_k[]=1", b"top_k=%00", b"top_k=" + b"9" * 5000, b"%",
+           b"a=" * 9000)  # fmt: skip
 METHODS = (b"TRACE", b"CONNECT", b"PUT", b"PATCH", b"PROPFIND", b"get", b"POST")
 
 KINDS: dict[str, Callable[[bytes, random.Random], bytes]] = {

@@ -18,14 +18,9 @@ from typing import Any
 
 from benchmarks.timing import interleave, run_contestant
 
-VARIANTS = (
-    "timm fp32",
-    "timm bf16",
-    "transformers fp32",
-    "transformers bf16",
-    "vitft fp32",
-    "vitft bf16",
-)
+VARIANTS = [
+    f"{tool} {kind}" for tool in ("timm", "transformers", "vitft") for kind in ("fp32", "bf16")
+]
 
 
 def pixels_and_labels(batch: int, classes: int) -> tuple[Any, Any]:
@@ -49,15 +44,8 @@ def peer_step(library: str, precision: str, batch: int) -> Any:
     else:
         from transformers import ViTConfig, ViTForImageClassification
 
-        model = ViTForImageClassification(
-            ViTConfig(
-                hidden_size=192,
-                num_hidden_layers=12,
-                num_attention_heads=3,
-                intermediate_size=768,
-                num_labels=5,
-            )
-        )
+        shape = {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3}
+        model = ViTForImageClassification(ViTConfig(**shape, intermediate_size=768, num_labels=5))
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.05)
     pixels, labels = pixels_and_labels(batch, 5)

@@ -1,4 +1,4 @@
-"""Findings as a table, and what is proposed: only what is sure is dropped."""
+"""Findings of an audit and proposed fixes: only certain findings are dropped."""
 
 from typing import Any
 
@@ -19,21 +19,21 @@ def actions(audit: AuditResults, probabilities: Any = None) -> dict[str, tuple[s
     return {fix.path: (fix.action, fix.kind) for fix in propose_fixes(audit, probabilities or {})}
 
 
-def test_copies_of_one_label_are_dropped_but_the_first() -> None:
+def test_identical_files_with_one_label_are_dropped_except_the_first() -> None:
     audit = audit_images([item("cat/1.jpg", A), item("cat/2.jpg", A), item("cat/3.jpg", A)])
 
     assert audit["duplicates"][0]["kind"] == "exact"
     assert actions(audit) == {"cat/2.jpg": ("drop", "exact"), "cat/3.jpg": ("drop", "exact")}
 
 
-def test_of_a_copy_across_the_split_the_validation_image_stays() -> None:
+def test_of_copies_across_the_split_the_validation_image_is_kept() -> None:
     audit = audit_images([item("cat/1.jpg", A, "train"), item("cat/2.jpg", A, "val")])
 
     assert audit["duplicates"][0]["across_split"]
     assert actions(audit) == {"cat/1.jpg": ("drop", "exact")}
 
 
-def test_a_picture_under_two_labels_is_kept_while_nobody_knows_better() -> None:
+def test_an_image_with_two_labels_is_kept_without_probabilities() -> None:
     audit = audit_images([item("cat/1.jpg", A), item("dog/1.jpg", A), item("dog/2.jpg", A)])
 
     assert audit["duplicates"][0]["labels_differ"]
@@ -47,12 +47,12 @@ def test_a_picture_under_two_labels_is_kept_while_nobody_knows_better() -> None:
 @pytest.mark.parametrize(
     ("cat", "dog", "bird", "dropped"),
     [
-        pytest.param(0.98, 0.01, 0.01, {"dog/1.jpg"}, id="sure"),
-        pytest.param(0.70, 0.29, 0.01, set(), id="unsure"),
+        pytest.param(0.98, 0.01, 0.01, {"dog/1.jpg"}, id="certain"),
+        pytest.param(0.70, 0.29, 0.01, set(), id="uncertain"),
         pytest.param(0.10, 0.001, 0.899, set(), id="neither of the two"),
     ],
 )
-def test_a_picture_under_two_labels_loses_the_one_that_is_surely_wrong(
+def test_an_image_with_two_labels_loses_a_far_less_probable_one(
     cat: float, dog: float, bird: float, dropped: set[str]
 ) -> None:
     audit = audit_images([item("cat/1.jpg", A), item("dog/1.jpg", A)])
@@ -63,7 +63,7 @@ def test_a_picture_under_two_labels_loses_the_one_that_is_surely_wrong(
     assert {fix.path for fix in fixes if fix.action == "drop"} == dropped
 
 
-def test_near_copies_and_suspected_labels_are_kept_with_their_reason() -> None:
+def test_near_duplicates_and_doubtful_labels_are_kept_with_a_reason() -> None:
     audit = audit_images(
         [item("cat/1.jpg", A), item("dog/1.jpg", B)],
         groups={A: A, B: A},
@@ -103,7 +103,7 @@ def test_one_row_per_image_with_the_strongest_action_first() -> None:
     assert audit["odd"] == [{"path": "cat/2.jpg", "reason": "blurry"}]
 
 
-def test_imbalance_is_told_by_the_largest_and_the_smallest_class() -> None:
+def test_imbalance_names_the_largest_and_the_smallest_class() -> None:
     items = [item(f"cat/{i}", f"{i:064}") for i in range(6)] + [item("dog/1", A), item("dog/2", B)]
 
     assert audit_images(items)["imbalance"] == {
@@ -114,7 +114,7 @@ def test_imbalance_is_told_by_the_largest_and_the_smallest_class() -> None:
     assert audit_images([])["imbalance"]["ratio"] is None
 
 
-def test_a_clean_folder_has_nothing_to_say() -> None:
+def test_a_clean_folder_has_no_findings() -> None:
     audit = audit_images([item("cat/1", A), item("dog/1", B)])
 
     assert audit_summary(audit) == ""

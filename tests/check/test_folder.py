@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def faulty(tmp_path: Path) -> Path:
-    """Two classes of five scenes, and one fault of each kind."""
+    """Return a folder of two classes of five scenes with one problem of each kind."""
     root = scenes_folder(tmp_path / "pets")
     shutil.copy(root / "cat" / "0.jpg", root / "cat" / "same.jpg")
     shutil.copy(root / "cat" / "1.jpg", root / "dog" / "other.jpg")
@@ -47,7 +47,7 @@ def table(path: Path) -> dict[str, dict[str, str]]:
         return {row["path"]: row for row in csv.DictReader(file)}
 
 
-def test_every_kind_of_fault_is_found_and_nothing_is_touched(
+def test_every_kind_of_problem_is_found_and_no_file_changes(
     here: Path, faulty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = contents(faulty)
@@ -74,7 +74,7 @@ def test_every_kind_of_fault_is_found_and_nothing_is_touched(
     assert contents(faulty) == before
 
 
-def test_the_summary_names_counts_examples_and_the_next_step(
+def test_the_summary_shows_counts_examples_and_the_next_command(
     here: Path, faulty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", str(faulty)]) == 0
@@ -93,7 +93,7 @@ def test_a_second_check_decodes_nothing_and_finds_the_same(
     first = checked(capsys, str(faulty))
 
     def refuse(*_: object) -> None:
-        raise AssertionError("a picture was decoded again")
+        raise AssertionError("an image was decoded again")
 
     monkeypatch.setattr("vitft.features.fingerprints.fingerprint_of", refuse)
     second = checked(capsys, str(faulty))
@@ -101,7 +101,7 @@ def test_a_second_check_decodes_nothing_and_finds_the_same(
     assert second | {"fixes": ""} == first | {"fixes": ""}
 
 
-def test_no_table_is_overwritten_and_none_lies_in_the_data(
+def test_fixes_are_never_overwritten_nor_written_into_the_data(
     here: Path, faulty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "fixes.csv").write_text("mine")
@@ -112,7 +112,7 @@ def test_no_table_is_overwritten_and_none_lies_in_the_data(
     assert "lies inside the data" in capsys.readouterr().err
 
 
-def test_a_clean_folder_leaves_no_table(
+def test_a_clean_folder_has_no_table_of_fixes(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", str(scenes_folder(tmp_path / "pets"))]) == 0
@@ -131,7 +131,7 @@ def test_a_clean_folder_leaves_no_table(
         pytest.param(["{data}", "--weights", "demo", "--run", "x"], 2, "not allowed", id="both"),
     ],
 )
-def test_a_wrong_request_is_one_sentence(
+def test_an_impossible_request_is_refused(
     here: Path,
     faulty: Path,
     capsys: pytest.CaptureFixture[str],
@@ -162,7 +162,7 @@ def test_without_weights_torch_is_not_imported(here: Path, faulty: Path) -> None
 # ---- labels, and fine-tuning with the table
 
 
-def test_weights_judge_the_labels(
+def test_weights_find_a_label_error(
     here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = draw_folder(tmp_path / "colours", per_class=25)
@@ -179,7 +179,7 @@ def finetune(data: Path, weights: Path, out: str, *more: str) -> int:
     return main(["finetune", "--data", str(data), "--weights", str(weights), "--out", out, *more])
 
 
-def test_finetune_applies_the_table_and_records_it(
+def test_finetune_applies_and_records_the_fixes(
     here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = draw_folder(tmp_path / "colours", per_class=25)
@@ -203,7 +203,7 @@ def test_finetune_applies_the_table_and_records_it(
     assert contents(data) == before
 
 
-def test_a_table_that_does_not_fit_is_refused_before_anything_loads(
+def test_fixes_for_another_folder_are_refused_before_loading(
     here: Path, image_folder: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("fixes.csv").write_text("path,action\nred/nope.png,drop\n")
@@ -249,10 +249,10 @@ def test_group_duplicates_is_refused_where_the_split_is_given(
     assert finetune(data, tiny_weights, "run", "--group-duplicates", *more) == 2
 
     said = capsys.readouterr().err
-    assert ("needs data.split=random" if kind == "reference" else "brings its own split") in said
+    assert ("needs data.split=random" if kind == "reference" else "has its own split") in said
 
 
-def test_a_run_says_what_it_noticed_about_its_images(
+def test_a_run_logs_the_findings_about_its_images(
     here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = draw_folder(tmp_path / "colours", per_class=25)
@@ -278,7 +278,7 @@ def test_a_run_says_what_it_noticed_about_its_images(
         pytest.param(["--freeze", "none", "--epochs", "1"], False, id="nothing cached"),
     ],
 )
-def test_every_run_has_an_audit_and_labels_are_judged_where_features_are_cached(
+def test_every_run_has_an_audit_and_checks_labels_if_features_are_cached(
     here: Path, tmp_path: Path, tiny_weights: Path, freeze: list[str], judged: bool
 ) -> None:
     data = draw_folder(tmp_path / "colours", per_class=25)
@@ -291,7 +291,7 @@ def test_every_run_has_an_audit_and_labels_are_judged_where_features_are_cached(
     assert bool(audit["mislabels"]) == judged
 
 
-def test_a_check_with_a_run_knows_its_split_and_its_weights(
+def test_a_check_with_a_run_uses_its_split_and_weights(
     here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = draw_folder(tmp_path / "colours", per_class=10)

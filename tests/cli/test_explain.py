@@ -179,9 +179,9 @@ def test_distances_are_taken_over_the_runs_own_validation_images(
     rows.append("red/005.png,red,train," + "f" * 64)
     (run / "split.csv").write_text("path,label,split,sha256\n" + "\n".join(rows) + "\n")
     (run / "config.toml").write_text(f"[data]\npath = {json.dumps(str(image_folder))}\n")
-    from vitft.explain.model import validation_images
+    from vitft.explain.model import validation_files
 
-    assert [Path(name).name for name in validation_images(run)] == ["000.png", "001.png", "002.png"]
+    assert [Path(name).name for name in validation_files(run)] == ["000.png", "001.png", "002.png"]
     assert main(["explain", "--model", "--run", str(run), "--out", "o"]) == 0
     assert "distance.png" in files_in(Path("o"))
 

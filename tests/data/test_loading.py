@@ -159,9 +159,9 @@ def test_larger_images_than_allowed_are_errors(numbered: list[str]) -> None:
 def test_stacks_hold_full_batches_and_say_whose_rows_they_are(numbered: list[str]) -> None:
     stacks = list(stack_batches(decode_images(numbered, as_array), 4))
 
-    assert [stack.numbers for stack in stacks] == [(0, 1, 3, 4), (5, 6, 7, 8), (9, 10)]
+    assert [stack.indices for stack in stacks] == [(0, 1, 3, 4), (5, 6, 7, 8), (9, 10)]
     assert [stack.pixels.shape for stack in stacks] == [(4, 4, 4, 3), (4, 4, 4, 3), (2, 4, 4, 3)]
-    assert all((s.pixels[:, 0, 0, 0] == s.numbers).all() for s in stacks)
+    assert all((s.pixels[:, 0, 0, 0] == s.indices).all() for s in stacks)
     assert [[n for n, _ in stack.failed] for stack in stacks] == [[2], [], [11]]
 
 
@@ -169,7 +169,7 @@ def test_a_stack_of_nothing_but_errors_still_reports_them(numbered: list[str]) -
     stacks = list(stack_batches(decode_images([numbered[2], numbered[11]], as_array), 4))
 
     assert len(stacks) == 1
-    assert stacks[0].numbers == ()
+    assert stacks[0].indices == ()
     assert [number for number, _ in stacks[0].failed] == [0, 1]
 
 

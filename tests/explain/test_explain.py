@@ -1,4 +1,4 @@
-"""Where a model looked: maps that are the model's own, for any shape, pointing at what decides."""
+"""Attribution maps, heat maps and model figures, for every shape of Vision Transformer."""
 
 from dataclasses import replace
 from typing import Any
@@ -73,7 +73,7 @@ def images_for(model: VisionTransformer, count: int = 2) -> Tensor:
 
 @pytest.mark.parametrize("options", SHAPES)
 @torch.no_grad()
-def test_the_traced_answer_is_the_one_of_forward(options: dict[str, Any]) -> None:
+def test_traced_logits_equal_those_of_forward(options: dict[str, Any]) -> None:
     model = random_model(**options)
     pixels = images_for(model)
 
@@ -102,7 +102,7 @@ def test_rows_of_rollout_sum_to_one(options: dict[str, Any], fusion: str, discar
 
 @pytest.mark.parametrize("options", SHAPES)
 @pytest.mark.parametrize("name", ["relevance", "rollout", "attention"])
-def test_every_shape_of_model_has_one_number_per_patch(options: dict[str, Any], name: str) -> None:
+def test_every_model_shape_gets_one_value_per_patch(options: dict[str, Any], name: str) -> None:
     model = random_model(**options)
     pixels = images_for(model)
 
@@ -117,7 +117,7 @@ def test_every_shape_of_model_has_one_number_per_patch(options: dict[str, Any], 
 
 
 @torch.no_grad()
-def test_rollout_is_the_product_of_attention_and_shortcuts() -> None:
+def test_rollout_is_the_product_of_attention_and_residuals() -> None:
     model = random_model()
     pixels = images_for(model, 1)
     eye = np.eye(17)  # 4x4 patches and the class token
@@ -132,7 +132,7 @@ def test_rollout_is_the_product_of_attention_and_shortcuts() -> None:
     assert held[0].numpy() == pytest.approx(expected, abs=1e-5)
 
 
-def test_discarding_zeroes_the_weakest_of_each_image_but_not_the_class_tokens_own() -> None:
+def test_discarding_zeroes_the_weakest_connections_except_class_token_to_itself() -> None:
     fused = torch.tensor([[[0.01, 0.9, 0.09], [0.2, 0.5, 0.3], [0.6, 0.35, 0.05]]])
     both = torch.cat([fused, fused.flip(1)])
 
@@ -144,7 +144,7 @@ def test_discarding_zeroes_the_weakest_of_each_image_but_not_the_class_tokens_ow
     assert torch.equal(discard_weakest(both, 0.0), both)
 
 
-def test_relevance_of_one_block_is_its_map_times_what_the_map_did() -> None:
+def test_relevance_of_one_block_is_attention_times_gradient() -> None:
     model = random_model(depth=1)
     pixels, block = images_for(model, 1), model.blocks[0]
     drawn, _ = relevance(model, pixels, torch.tensor([2]))
@@ -167,7 +167,7 @@ def test_relevance_of_one_block_is_its_map_times_what_the_map_did() -> None:
     assert drawn[0].tolist() == pytest.approx(by_hand.tolist(), rel=1e-4, abs=1e-7)
 
 
-def test_relevance_with_mean_pooling_and_no_mixing_is_each_patchs_own_part() -> None:
+def test_relevance_with_mean_pooling_and_no_mixing_is_the_contribution_of_each_patch() -> None:
     model = random_model(pool="mean", depth=1)
     block = model.blocks[0]
     for layer in (block.attn.proj, block.mlp.fc2):  # both branches add nothing
@@ -188,7 +188,7 @@ def test_relevance_with_mean_pooling_and_no_mixing_is_each_patchs_own_part() -> 
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_the_explanation_moves_to_what_decides(pool: Pool) -> None:
+def test_relevance_is_highest_on_the_patch_that_decides(pool: Pool) -> None:
     # The class is the colour of one patch in noise; a small model learns it from random places.
     torch.manual_seed(0)
     model = VisionTransformer(replace(TINY, depth=2, pool=pool))
@@ -221,7 +221,7 @@ def dotted(count: int, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return pixels, places, labels
 
 
-def test_relevance_is_of_the_class_that_is_asked_for_and_by_default_of_the_best() -> None:
+def test_relevance_is_for_the_target_class_and_by_default_for_the_predicted_one() -> None:
     model = random_model()
     pixels = images_for(model, 4)
     best = model(pixels).argmax(dim=-1)
@@ -233,7 +233,7 @@ def test_relevance_is_of_the_class_that_is_asked_for_and_by_default_of_the_best(
     assert np.abs(of_other - default).max() > 0.1
 
 
-def test_an_image_is_explained_alike_alone_and_among_others(
+def test_explanations_do_not_depend_on_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = random_model()
@@ -248,7 +248,7 @@ def test_an_image_is_explained_alike_alone_and_among_others(
     assert alone == pytest.approx(together, abs=1e-6)
 
 
-def test_explaining_leaves_the_model_as_it_was_and_works_where_gradients_are_off() -> None:
+def test_explaining_leaves_the_model_unchanged_and_works_without_gradients() -> None:
     model = random_model()
     pixels = images_for(model)
     expected = relevance_map(model, pixels)
@@ -263,7 +263,7 @@ def test_explaining_leaves_the_model_as_it_was_and_works_where_gradients_are_off
     assert relevance_map(model, pixels[:0]).shape == (0, 4, 4)
 
 
-def test_one_block_and_head_is_that_row_of_its_map() -> None:
+def test_attention_of_a_block_and_head_is_a_row_of_its_map() -> None:
     model = random_model()
     pixels = images_for(model)
 
@@ -286,14 +286,14 @@ def test_one_block_and_head_is_that_row_of_its_map() -> None:
         pytest.param({"discard": float("nan")}, "invalid --discard nan", id="nan"),
     ],
 )
-def test_what_does_not_exist_is_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_methods_are_refused(options: dict[str, Any], message: str) -> None:
     model = random_model()
 
     with pytest.raises(UsageError, match=message):
         explain(model, images_for(model), Method(**options))
 
 
-def test_a_model_without_classes_has_no_relevance_but_a_rollout() -> None:
+def test_a_model_without_classes_has_rollout_but_no_relevance() -> None:
     model = random_model(num_classes=0)
 
     with pytest.raises(UsageError, match=r"no classes\n.*rollout"):
@@ -301,12 +301,12 @@ def test_a_model_without_classes_has_no_relevance_but_a_rollout() -> None:
     assert explain(model, images_for(model), Method(name="rollout")).values.shape == (2, 4, 4)
 
 
-def test_another_makers_model_is_refused_by_name() -> None:
+def test_another_kind_of_model_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"explain needs .* and the model is Sequential"):
         relevance_map(nn.Sequential(), torch.zeros(1, 3, 16, 16))
 
 
-def test_a_broken_model_is_not_explained() -> None:
+def test_nan_attention_is_an_error() -> None:
     model = random_model()
     nn.init.constant_(model.get_parameter("blocks.0.attn.qkv.bias"), float("nan"))
 
@@ -314,7 +314,7 @@ def test_a_broken_model_is_not_explained() -> None:
         explain(model, images_for(model), Method(name="rollout"))
 
 
-def test_scaling_goes_from_zero_to_one_and_a_flat_map_shows_nothing() -> None:
+def test_maps_are_scaled_to_0_1_and_a_constant_map_to_0() -> None:
     values = np.array([[[1, 2], [3, 5]], [[7, 7], [7, 7]], [[0, 0], [0, 0]]], np.float32)
 
     shown = scale_maps(values)
@@ -323,10 +323,10 @@ def test_scaling_goes_from_zero_to_one_and_a_flat_map_shows_nothing() -> None:
     assert not shown[1:].any()
 
 
-# pictures ---------------------------------------------------------------------------------------
+# heat maps ---------------------------------------------------------------------------------------
 
 
-def test_an_overlay_glows_where_the_patch_counted_and_leaves_the_image_alone() -> None:
+def test_an_overlay_is_bright_where_the_map_is_high_and_keeps_the_image() -> None:
     image = Image.new("RGB", (60, 40), (90, 90, 90))
     heat = np.zeros((4, 6), np.float32)
     heat[1, 4] = 1  # rows from the top, columns from the left: around pixel (45, 15)
@@ -340,13 +340,13 @@ def test_an_overlay_glows_where_the_patch_counted_and_leaves_the_image_alone() -
     assert image.getcolors() == [(2400, (90, 90, 90))]
 
 
-def test_heat_grows_brighter_all_the_way() -> None:
+def test_the_colour_map_rises_in_luminance() -> None:
     light = apply_colour_map(np.linspace(0, 1, 101, dtype=np.float32)) @ (0.2126, 0.7152, 0.0722)
 
     assert (np.diff(light) > 0).all()
 
 
-def test_sheets_hold_every_tile_whatever_its_text(tmp_path: Any) -> None:
+def test_sheets_show_every_tile_whatever_its_text(tmp_path: Any) -> None:
     picture = Image.new("RGB", (30, 20), (255, 0, 0))
     texts = ("a", "long " * 99, "", "花\u202e<b>") * 2
     tiles = [SheetTile((picture, picture), text) for text in texts]
@@ -368,7 +368,7 @@ def test_a_png_carries_no_metadata_of_its_source() -> None:
     assert b"secret" not in png_bytes(picture)
 
 
-# figures of the weights -------------------------------------------------------------------------
+# model figures -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [*SHAPES, pytest.param({"in_channels": 5}, id="5 channels")])
@@ -406,7 +406,7 @@ def test_the_first_component_is_the_direction_in_which_filters_differ_most() -> 
     assert shares[0] == pytest.approx(1)
 
 
-def test_distances_are_in_pixels_along_both_sides() -> None:
+def test_patch_distances_are_in_pixels() -> None:
     distance = patch_distances((2, 3), (8, 4))
 
     assert distance[0].tolist() == pytest.approx([0, 4, 8, 8, (64 + 16) ** 0.5, (64 + 64) ** 0.5])

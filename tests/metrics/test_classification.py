@@ -1,4 +1,4 @@
-"""Scores and labels to numbers."""
+"""Classification metrics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,18 +8,18 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, log_loss, precision_recall_fscore_support
 
-from vitft.metrics.calibration import Temperature
+from vitft.metrics.calibration import FittedTemperature
 from vitft.metrics.classification import (
-    confusion,
-    evaluation,
-    fixed_probabilities,
-    probabilities,
-    top_k,
+    calibrated_metrics,
+    classification_metrics,
+    confusion_matrix,
+    count_top_k,
+    probability_metrics,
 )
 
 
 def some(images: int = 90, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores that are right about half of the time."""
+    """Return logits with an accuracy of about one half."""
     rng = torch.Generator().manual_seed(0)
     labels = torch.randint(0, classes, (images,), generator=rng)
     logits = torch.randn(images, classes, generator=rng)
@@ -30,7 +30,7 @@ def some(images: int = 90, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor
 def test_rows_of_the_confusion_are_true_classes() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
 
-    matrix = confusion(logits, torch.tensor([0, 0, 2]))
+    matrix = confusion_matrix(logits, torch.tensor([0, 0, 2]))
 
     assert matrix.tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 1]]
 
@@ -38,13 +38,13 @@ def test_rows_of_the_confusion_are_true_classes() -> None:
 def test_top_k_counts_the_class_among_the_best_k() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
 
-    assert top_k(logits, torch.tensor([1, 2]), 2) == 1
+    assert count_top_k(logits, torch.tensor([1, 2]), 2) == 1
 
 
 def test_an_evaluation_counts_every_image_once() -> None:
     logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [2.0, 0.0]])
 
-    figures = evaluation(logits, torch.tensor([0, 0, 1, 1]), ["cat", "dog"])
+    figures = classification_metrics(logits, torch.tensor([0, 0, 1, 1]), ["cat", "dog"])
 
     assert (figures["images"], figures["top1"]) == (4, 0.75)
     assert figures["per_class"]["dog"]["recall"] == 0.5
@@ -53,12 +53,12 @@ def test_an_evaluation_counts_every_image_once() -> None:
     assert figures["majority"] == 0.5
 
 
-def test_every_figure_is_scikit_learns() -> None:
+def test_metrics_equal_those_of_scikit_learn() -> None:
     logits, labels = some()
     names = [str(i) for i in range(7)]
     named = logits.argmax(dim=-1)
 
-    figures: Mapping[str, Any] = evaluation(logits, labels, names)
+    figures: Mapping[str, Any] = classification_metrics(logits, labels, names)
 
     table = precision_recall_fscore_support(labels, named, labels=range(7))
     for name, column in zip(("precision", "recall", "f1"), table, strict=False):
@@ -68,12 +68,12 @@ def test_every_figure_is_scikit_learns() -> None:
     assert figures["loss"] == pytest.approx(log_loss(labels, shares), abs=1e-6)
 
 
-def test_every_figure_lies_in_its_interval() -> None:
+def test_every_metric_lies_in_its_interval() -> None:
     logits, labels = some()
-    temperature = Temperature(value=1.5, held_out=np.full(90, 1.5))
+    temperature = FittedTemperature(value=1.5, held_out=np.full(90, 1.5))
     figures: Mapping[str, Any] = {
-        **evaluation(logits, labels, [str(i) for i in range(7)]),
-        **probabilities(logits, labels, temperature),
+        **classification_metrics(logits, labels, [str(i) for i in range(7)]),
+        **calibrated_metrics(logits, labels, temperature),
     }
 
     every = [(figures, name) for name in ("top1", "top5", "balanced", "loss")]
@@ -91,7 +91,9 @@ def test_every_figure_lies_in_its_interval() -> None:
 
 
 def test_what_is_undefined_is_none() -> None:
-    figures = evaluation(torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0]), ["a", "b", "c"])
+    figures = classification_metrics(
+        torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0]), ["a", "b", "c"]
+    )
 
     empty: dict[str, Any] = {**figures["per_class"]["b"]}
     assert empty.pop("images") == 0
@@ -101,8 +103,10 @@ def test_what_is_undefined_is_none() -> None:
     assert figures["balanced"] == 1.0
 
 
-def test_a_class_never_named_has_no_precision_and_an_f1_of_zero() -> None:
-    figures = evaluation(torch.tensor([[1.0, 0.0]] * 2), torch.tensor([0, 1]), ["cat", "dog"])
+def test_a_class_never_predicted_has_no_precision_and_an_f1_of_zero() -> None:
+    figures = classification_metrics(
+        torch.tensor([[1.0, 0.0]] * 2), torch.tensor([0, 1]), ["cat", "dog"]
+    )
 
     dog = figures["per_class"]["dog"]
     assert dog["precision"] is None
@@ -111,18 +115,18 @@ def test_a_class_never_named_has_no_precision_and_an_f1_of_zero() -> None:
     assert dog["f1_interval"][1] > 0.5  # one image says little
 
 
-def test_probabilities_are_judged_with_the_temperatures_held_out() -> None:
+def test_probabilities_are_scored_with_held_out_temperatures() -> None:
     logits, labels = some()
     temperatures = torch.rand(90, dtype=torch.float64) + 0.5
     judged = (logits.double() / temperatures[:, None]).numpy()
 
-    figures = probabilities(
-        logits, labels, Temperature(value=3.0, held_out=temperatures.numpy(), note="")
+    figures = calibrated_metrics(
+        logits, labels, FittedTemperature(value=3.0, held_out=temperatures.numpy(), note="")
     )
 
     assert figures["loss"] == pytest.approx(log_loss(labels, torch.tensor(judged).softmax(-1)))
     calibration, fixed = (
-        found["calibration"] for found in (figures, fixed_probabilities(judged, labels))
+        found["calibration"] for found in (figures, probability_metrics(judged, labels))
     )
     assert calibration is not None
     assert fixed is not None
@@ -133,8 +137,8 @@ def test_probabilities_are_judged_with_the_temperatures_held_out() -> None:
 def test_without_a_temperature_the_error_before_is_the_error_after() -> None:
     logits, labels = some()
 
-    figures = probabilities(
-        logits, labels, Temperature(value=1.0, held_out=np.ones(90), note="too few")
+    figures = calibrated_metrics(
+        logits, labels, FittedTemperature(value=1.0, held_out=np.ones(90), note="too few")
     )
 
     calibration = figures["calibration"]

@@ -30,7 +30,7 @@ from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import DataError, RunError, UsageError
 from vitft.training.checks import check_request
 from vitft.training.distributed import ProcessGroup
-from vitft.training.run import finetune
+from vitft.training.run import run_finetuning
 from vitft.training.stages import training_batches
 from vitft.training.start import begin
 
@@ -214,7 +214,7 @@ def test_a_model_of_greys_learns_from_arrays_and_every_reader_agrees(
 ) -> None:
     config = settings(digits, model={"norm": norm}, optim={"epochs": 12}, train={"flip": 0.0})
 
-    result = finetune(config, out=tmp_path / "run")
+    result = run_finetuning(config, out=tmp_path / "run")
 
     assert result.figures["top1"] > 0.6  # a third by chance
     paths = [f"{digits}/test/{i}/{i:05}.bmp" for i in range(3)]
@@ -231,7 +231,7 @@ def test_a_model_of_greys_learns_from_arrays_and_every_reader_agrees(
 
 
 def test_a_run_of_arrays_keeps_their_split_in_its_table(digits: Path, tmp_path: Path) -> None:
-    finetune(settings(digits, optim={"epochs": 1}), out=tmp_path / "run")
+    run_finetuning(settings(digits, optim={"epochs": 1}), out=tmp_path / "run")
 
     lines = (tmp_path / "run" / "split.csv").read_text().splitlines()
     assert sum(",val," in line for line in lines) == 15
@@ -248,7 +248,7 @@ def test_a_run_of_arrays_keeps_their_split_in_its_table(digits: Path, tmp_path: 
 def test_a_model_is_not_given_to_libraries_that_lack_a_part_of_it(
     digits: Path, tmp_path: Path, odd: dict[str, Any], word: str
 ) -> None:
-    finetune(settings(digits, model=odd, optim={"epochs": 1}), out=tmp_path / "run")
+    run_finetuning(settings(digits, model=odd, optim={"epochs": 1}), out=tmp_path / "run")
 
     for kind in ("timm", "transformers"):
         with pytest.raises(RunError, match=word):
@@ -258,7 +258,7 @@ def test_a_model_is_not_given_to_libraries_that_lack_a_part_of_it(
 def test_a_model_behind_convolutions_is_a_run_like_any_other(digits: Path, tmp_path: Path) -> None:
     config = settings(digits, model={"convs": [8, 16]}, optim={"epochs": 12}, train={"flip": 0.0})
 
-    result = finetune(config, out=tmp_path / "run")
+    result = run_finetuning(config, out=tmp_path / "run")
 
     assert result.figures["top1"] > 0.6  # a third by chance
     judged = evaluate(find_labelled(digits), str(tmp_path / "run"), device="cpu")
@@ -271,7 +271,7 @@ def test_a_model_behind_convolutions_is_a_run_like_any_other(digits: Path, tmp_p
         "weights": {"name": str(tmp_path / "run"), "image_size": [12, 12]},
         "train": {"device": "cpu"},
     })  # fmt: skip
-    finetune(again, out=tmp_path / "again")
+    run_finetuning(again, out=tmp_path / "again")
     old, new = (
         load_checkpoint(tmp_path / name / "model.safetensors")[0] for name in ("run", "again")
     )
@@ -289,7 +289,7 @@ def test_freed_memory_is_kept_while_a_cpu_trains(
         return contextlib.nullcontext()
 
     monkeypatch.setattr("vitft.training.run.freed_memory_kept", kept)
-    finetune(settings(colours, optim={"epochs": 1}), out=tmp_path / "run")
+    run_finetuning(settings(colours, optim={"epochs": 1}), out=tmp_path / "run")
 
     assert asked == [True]
 
@@ -307,7 +307,7 @@ def test_images_in_memory_give_the_batches_that_their_files_would(
     held = batches_of(config, epoch=1)
     assert begin(config, ProcessGroup()).inputs.images is not None
 
-    monkeypatch.setattr("vitft.data.in_memory.MAX_BYTES", 0)
+    monkeypatch.setattr("vitft.data.in_memory.MEMORY_BYTES", 0)
     read = batches_of(config, epoch=1)
 
     assert begin(config, ProcessGroup()).inputs.images is None

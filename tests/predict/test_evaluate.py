@@ -111,7 +111,7 @@ def test_a_split_of_another_run_is_refused(run: Path, unseen: Path) -> None:
     text = (run / "split.csv").read_text()
     (run / "split.csv").write_text(text.replace(",train,", ",val,", 1))
 
-    with pytest.raises(RunError, match="not the split that the model beside it"):
+    with pytest.raises(RunError, match="trained with another split than"):
         judge(unseen, run)
 
 
@@ -226,13 +226,13 @@ def test_many_classes_are_shown_by_the_worst_of_them(
     tiny_vit: VisionTransformer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vitft.cli.evaluate import print_tables
-    from vitft.metrics.classification import evaluation, fixed_probabilities
+    from vitft.metrics.classification import classification_metrics, probability_metrics
 
     labels = torch.arange(40)
     logits = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
     figures = {
-        **evaluation(logits, labels, [f"class{i}" for i in range(40)]),
-        **fixed_probabilities(logits.double().numpy(), labels),
+        **classification_metrics(logits, labels, [f"class{i}" for i in range(40)]),
+        **probability_metrics(logits.double().numpy(), labels),
     }
 
     print_tables(figures)

@@ -1,4 +1,4 @@
-"""The page of a run: what it says, that it is one file, and that no name can break it."""
+"""The page of a run: its contents, its safety with any name, and its layout."""
 
 import json
 import re
@@ -24,7 +24,6 @@ from vitft.report.reproduce import command_of
 from vitft.report.run_files import Run, find_run, read_run
 from vitft.report.run_page import epochs_section
 from vitft.system.errors import DataError, RunError, VitftError
-from vitft.system.text import listing
 
 ELEMENTS = {
     *("html", "head", "meta", "title", "link", "style", "body", "script", "header", "footer"),
@@ -51,7 +50,7 @@ ATTRIBUTES = {
 
 
 class Page(HTMLParser):
-    """Every element, attribute and word of a page."""
+    """Parser that collects the elements, attributes and text of a page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -80,7 +79,7 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        """What a reader sees, in one line."""
+        """The visible text in one line."""
         seen = [
             w for tag, words in self.words.items() if tag not in ("script", "style") for w in words
         ]
@@ -88,7 +87,7 @@ class Page(HTMLParser):
 
 
 def check_harmless(html: str) -> Page:
-    """Only expected elements and attributes; one script, one style, and links that stay here."""
+    """Check elements, attributes, links and content policy of a page, and return it parsed."""
     page = Page(html)
     for tag, attributes in page.elements:
         assert tag in ELEMENTS, tag
@@ -108,10 +107,10 @@ def check_harmless(html: str) -> Page:
     return page
 
 
-# what it says -------------------------------------------------------------------------------------
+# contents ----------------------------------------------------------------------------------------
 
 
-def test_a_stranger_learns_what_was_trained_how_good_it_is_what_is_weak_and_what_to_do(
+def test_the_page_shows_training_accuracy_weakest_class_and_next_steps(
     tmp_path: Path,
 ) -> None:
     run = make_run(tmp_path / "run", seed=5)
@@ -143,9 +142,7 @@ def test_a_stranger_learns_what_was_trained_how_good_it_is_what_is_weak_and_what
         ("random:demo", "was initialised at random"),
     ],
 )
-def test_what_began_at_random_is_not_called_pretrained(
-    tmp_path: Path, weights: str, words: str
-) -> None:
+def test_random_weights_are_not_called_pretrained(tmp_path: Path, weights: str, words: str) -> None:
     run = make_run(tmp_path / "run")
     settings = run / "config.toml"
     settings.write_text(settings.read_text().replace('"demo"', f'"{weights}"'))
@@ -153,7 +150,7 @@ def test_what_began_at_random_is_not_called_pretrained(
     assert words in check_harmless(write_report(run).read_text()).text
 
 
-def test_every_section_with_something_to_show_is_in_the_contents(tmp_path: Path) -> None:
+def test_every_section_is_in_the_contents(tmp_path: Path) -> None:
     page = check_harmless(write_report(make_run(tmp_path / "run", hardness=2)).read_text())
 
     ids = {attributes["id"] for tag, attributes in page.elements if tag == "section"}
@@ -176,9 +173,7 @@ def test_every_section_with_something_to_show_is_in_the_contents(tmp_path: Path)
         pytest.param("eval.json", "classes", id="interrupted before anything was measured"),
     ],
 )
-def test_what_a_run_lacks_is_left_out_and_the_rest_stands(
-    tmp_path: Path, missing: str, gone: str | None
-) -> None:
+def test_sections_without_data_are_left_out(tmp_path: Path, missing: str, gone: str | None) -> None:
     run = make_run(tmp_path / "run", hardness=2)
     (run / missing).rename(tmp_path / "elsewhere")
 
@@ -190,7 +185,7 @@ def test_what_a_run_lacks_is_left_out_and_the_rest_stands(
     assert gone not in ids
 
 
-def test_nothing_but_an_empty_start_still_makes_a_page(tmp_path: Path) -> None:
+def test_a_failed_run_still_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text('{"status": "failed"}')
 
     page = check_harmless(write_report(tmp_path).read_text())
@@ -206,7 +201,7 @@ def test_nothing_but_an_empty_start_still_makes_a_page(tmp_path: Path) -> None:
         ("eval.json", {"selected_on_validation": True, "epochs": 9}, "Epoch 1 of 9 was selected"),
     ],
 )
-def test_what_may_flatter_the_figures_is_said(
+def test_the_page_warns_of_optimistic_results(
     tmp_path: Path, name: str, change: dict[str, Any], caution: str
 ) -> None:
     run = make_run(tmp_path / "run")
@@ -225,7 +220,7 @@ def test_epochs_make_training_curves(tmp_path: Path) -> None:
     assert "Training curves" in page.text
 
 
-def test_epochs_of_several_stages_are_counted_through(tmp_path: Path) -> None:
+def test_epochs_of_several_stages_are_numbered_consecutively(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epochs=True)
     (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() * 2)
 
@@ -235,7 +230,7 @@ def test_epochs_of_several_stages_are_counted_through(tmp_path: Path) -> None:
     assert [row[0] for row in curves.rows] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_run_that_did_not_look_for_doubtful_labels_says_so(tmp_path: Path) -> None:
+def test_the_page_of_a_run_without_label_check_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(config.replace('freeze = "head"', 'freeze = "blocks:2"'))
@@ -245,7 +240,7 @@ def test_a_run_that_did_not_look_for_doubtful_labels_says_so(tmp_path: Path) -> 
     assert "vitft check also finds doubtful labels" in page.text
 
 
-def test_a_thousand_classes_show_the_pairs_most_confused_instead_of_a_matrix(
+def test_a_thousand_classes_show_confused_pairs_instead_of_a_matrix(
     tmp_path: Path,
 ) -> None:
     names = [f"class {i:04}" for i in range(1000)]
@@ -276,7 +271,7 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_every_cell_of_the_matrix_is_a_button_that_tells_its_meaning(tmp_path: Path) -> None:
+def test_every_cell_of_the_matrix_is_a_labelled_button(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", hardness=3)
 
     page = check_harmless(write_report(run).read_text())
@@ -289,10 +284,10 @@ def test_every_cell_of_the_matrix_is_a_button_that_tells_its_meaning(tmp_path: P
     assert wrong <= {*cards}
 
 
-# advice -------------------------------------------------------------------------------------------
+# advice ------------------------------------------------------------------------------------------
 
 
-def test_advice_says_what_is_extrapolated_and_what_is_only_a_hint(tmp_path: Path) -> None:
+def test_advice_states_how_certain_it_is(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", hardness=1.6, seed=1)
 
     advice = advise(read_run(run))
@@ -307,7 +302,7 @@ def test_advice_says_what_is_extrapolated_and_what_is_only_a_hint(tmp_path: Path
 
 
 def with_spots(run: Path, **spots: float) -> Run:
-    """The run with classes found so often among 60 cross-validated images each."""
+    """Read the run with these recalls on 60 cross-validated images per class."""
     figures = json.loads((run / "eval.json").read_text())
     figures["cross_validation"] |= {
         "top1": 0.85,
@@ -317,7 +312,7 @@ def with_spots(run: Path, **spots: float) -> Run:
     return read_run(run)
 
 
-def test_the_class_that_is_missed_most_over_all_images_is_the_one_to_collect_for(
+def test_the_class_with_the_lowest_cross_validated_recall_is_the_one_to_collect(
     tmp_path: Path,
 ) -> None:
     run = with_spots(make_run(tmp_path / "run", per_class=60, held_back=12), rose=0.6, daisy=0.9)
@@ -331,7 +326,7 @@ def test_the_class_that_is_missed_most_over_all_images_is_the_one_to_collect_for
     assert "extrapolated" in step.why
 
 
-def test_classes_that_chance_could_have_ordered_are_called_a_hint(tmp_path: Path) -> None:
+def test_an_uncertain_order_of_the_classes_is_stated(tmp_path: Path) -> None:
     run = with_spots(make_run(tmp_path / "run", per_class=60, held_back=12), rose=0.83, daisy=0.9)
 
     (step,) = (a for a in advise(run) if "rose" in a.what)
@@ -340,7 +335,7 @@ def test_classes_that_chance_could_have_ordered_are_called_a_hint(tmp_path: Path
     assert "may be due to chance" in step.why
 
 
-def test_a_model_no_better_than_the_largest_class_is_called_useless(tmp_path: Path) -> None:
+def test_a_model_no_better_than_the_largest_class_should_not_be_used(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     figures = json.loads((run / "eval.json").read_text())
     (run / "eval.json").write_text(json.dumps(figures | {"majority": 0.9}))
@@ -348,7 +343,7 @@ def test_a_model_no_better_than_the_largest_class_is_called_useless(tmp_path: Pa
     assert advise(read_run(run))[0].what == "Do not use this model yet."
 
 
-# strictness ---------------------------------------------------------------------------------------
+# safety ------------------------------------------------------------------------------------------
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
@@ -396,7 +391,7 @@ def test_a_run_is_found_by_its_folder_or_a_file_in_it(tmp_path: Path) -> None:
         ("model.safetensors", b"\x02\x00\x00\x00\x00\x00\x00\x00[]", RunError),
     ],
 )
-def test_a_damaged_file_is_named(
+def test_a_damaged_file_is_an_error_that_names_it(
     tmp_path: Path, name: str, content: bytes, kind: type[VitftError]
 ) -> None:
     run = make_run(tmp_path / "run")
@@ -409,7 +404,7 @@ def test_a_damaged_file_is_named(
     assert not (run / "report.html").exists()
 
 
-def test_scores_of_another_split_are_refused(tmp_path: Path) -> None:
+def test_logits_of_another_split_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     np.savez(run / "validation.npz", logits=np.zeros((5, 3), np.float32))
 
@@ -456,7 +451,7 @@ def test_a_page_needs_no_torch(tmp_path: Path) -> None:
     assert f"report: {run}/report.html" in done.stdout
 
 
-def test_the_door_writes_where_it_is_told_and_overwrites_nothing(
+def test_the_command_writes_to_out_and_overwrites_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, page = make_run(tmp_path / "run"), tmp_path / "page.html"
@@ -470,11 +465,11 @@ def test_the_door_writes_where_it_is_told_and_overwrites_nothing(
     assert main(["report", "--run", str(tmp_path)]) == 5
 
 
-# how it looks -------------------------------------------------------------------------------------
+# appearance --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_word_keeps_its_contrast(theme: str) -> None:
+def test_text_and_graphics_have_enough_contrast(theme: str) -> None:
     colours = {"light": palette.LIGHT, "dark": palette.DARK}[theme]
 
     for ground in palette.BACKGROUNDS:
@@ -492,14 +487,14 @@ def test_black_on_white_has_the_largest_contrast() -> None:
     assert palette.contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)  # known value
 
 
-def test_the_style_sheet_names_no_colour_outside_the_palette() -> None:
+def test_the_style_sheet_has_no_colours_of_its_own() -> None:
     text = (Path(palette.__file__).parent / "templates" / "page.css").read_text()
 
     assert not re.search(r"#[0-9a-fA-F]{3,8}\b(?=[;, )])|rgb|hsl|url\(|@import", text)
 
 
 def points_of(svg: str) -> list[tuple[float, float]]:
-    """The ends and corners of all lines of a chart."""
+    """Return the points of all lines of a chart."""
     paths = re.findall(r'<path d="M ([^"A]+)"', svg)
     pairs = [pair.split() for path in paths for pair in path.split(" L ")]
     return [(float(x), float(y)) for x, y in pairs]
@@ -538,7 +533,7 @@ def test_ticks_are_round(low: float, high: float, integer: bool, ticks: list[flo
     assert svg.round_ticks(low, high, integer=integer) == pytest.approx(ticks)
 
 
-def test_a_label_that_would_touch_the_one_before_is_left_out() -> None:
+def test_overlapping_tick_labels_are_left_out() -> None:
     penalties = [10.0**-k for k in range(5)] + [3 * 10.0**-k for k in range(1, 5)]
 
     svg = charts.penalty_chart("p", penalties, [0.9] * 9, selected=1.0)
@@ -548,21 +543,7 @@ def test_a_label_that_would_touch_the_one_before_is_left_out() -> None:
     assert 0.0003 not in shown
 
 
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        ([], ""),
-        (["a"], "a"),
-        (["a", "b"], "a and b"),
-        (list("abcdefg"), "a, b, c, d, e, f and g"),
-        (list("abcdefgh"), "a, b, c, d, e, f and 2 more"),
-    ],
-)
-def test_long_lists_are_cut_short(names: list[str], text: str) -> None:
-    assert listing(names) == text
-
-
-# how to repeat it ---------------------------------------------------------------------------------
+# reproduction ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

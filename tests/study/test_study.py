@@ -19,7 +19,7 @@ from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.features.head import solve_head
 from vitft.features.logistic import linear_logits
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.report.plots import spread_apart
 from vitft.study.features import (
     HISTOGRAM_LEVELS,
@@ -56,7 +56,7 @@ def point(*rows: Sequence[int]) -> CurvePoint:
     return CurvePoint(shots=5, correct=tuple(np.array(row, dtype=bool) for row in rows))
 
 
-# splits -----------------------------------------------------------------------------------------
+# splits ------------------------------------------------------------------------------------------
 
 
 def test_splits_are_nested_and_share_their_test_images() -> None:
@@ -70,7 +70,7 @@ def test_splits_are_nested_and_share_their_test_images() -> None:
     assert len(many) + len(drawn.test) == 50
 
 
-def test_seeds_differ_and_repeat_and_another_class_changes_nothing() -> None:
+def test_seeds_differ_repeat_and_do_not_depend_on_other_classes() -> None:
     first, again, other = (
         few_shot_split(files(20, 30), 2, most=5, seed=s).train(5) for s in (0, 0, 1)
     )
@@ -81,7 +81,7 @@ def test_seeds_differ_and_repeat_and_another_class_changes_nothing() -> None:
     assert first[:5].tolist() == alone.tolist()
 
 
-def test_a_folder_with_test_images_is_tested_on_exactly_those() -> None:
+def test_the_test_images_of_a_folder_are_used() -> None:
     known = files(6, 6, tests=4)
 
     drawn = few_shot_split(known, 2, most=6, seed=0)
@@ -90,7 +90,7 @@ def test_a_folder_with_test_images_is_tested_on_exactly_those() -> None:
     assert {known[row].part for row in drawn.train(6)} == {"train"}
 
 
-def test_a_picture_counts_once_and_never_on_both_sides() -> None:
+def test_an_image_counts_once_and_is_never_in_both_parts() -> None:
     one, two = files(1, 1)
     twin = replace(one, path="twin.jpg")
     lied = replace(two, path="lied.jpg", label=0)
@@ -102,7 +102,7 @@ def test_a_picture_counts_once_and_never_on_both_sides() -> None:
     assert unique_images(checked([leak, tested])) == [tested]
 
 
-# heads and intervals ----------------------------------------------------------------------------
+# heads and intervals -----------------------------------------------------------------------------
 
 
 def test_rotated_features_give_the_same_predictions() -> None:
@@ -127,7 +127,7 @@ def test_rotated_features_give_the_same_predictions() -> None:
 
 
 def test_one_seed_has_the_interval_of_its_test_images() -> None:
-    assert point([1, 1, 1, 0]).interval == wilson(3, 4)
+    assert point([1, 1, 1, 0]).interval == wilson_interval(3, 4)
 
 
 def test_seeds_that_differ_widen_the_interval() -> None:
@@ -135,12 +135,12 @@ def test_seeds_that_differ_widen_the_interval() -> None:
     unlike = point([1, 1, 1, 0] * 50, [1, 0, 0, 0] * 50)
 
     assert alike.top1 == unlike.top1 == 0.5
-    assert alike.interval == wilson(100, 200)  # seeds that agree do not make it narrower
+    assert alike.interval == wilson_interval(100, 200)  # seeds that agree do not make it narrower
     # Student's t of one degree of freedom: 0.5 +- 12.706 * 0.3536 / sqrt(2), cut at 0 and 1
     assert unlike.interval == (0.0, 1.0)
 
 
-def test_a_difference_counts_only_images_that_one_of_two_has_right() -> None:
+def test_a_difference_counts_only_discordant_images() -> None:
     one, other = point([1] * 60 + [0] * 40), point([1] * 50 + [0] * 50)
 
     mean, (low, high) = difference(one, other)
@@ -151,13 +151,13 @@ def test_a_difference_counts_only_images_that_one_of_two_has_right() -> None:
     assert difference(one, one) == (0.0, (0.0, 0.0))
 
 
-def test_a_difference_ends_where_shares_end() -> None:
+def test_the_interval_of_a_difference_is_within_plus_minus_one() -> None:
     one, other = point([1] * 10, [1] * 5 + [0] * 5), point([0] * 10, [1] * 5 + [0] * 5)
 
     assert difference(one, other) == (0.5, (-1.0, 1.0))
 
 
-# inputs -----------------------------------------------------------------------------------------
+# inputs ------------------------------------------------------------------------------------------
 
 
 def test_the_baselines_hold_brightness_and_colours() -> None:
@@ -171,7 +171,7 @@ def test_the_baselines_hold_brightness_and_colours() -> None:
     assert float((histogram**2).sum()) == pytest.approx(1.0)
 
 
-def test_an_untrained_model_of_timm_needs_no_file() -> None:
+def test_an_untrained_timm_model_needs_no_file() -> None:
     config = config_from_table({})
 
     model, transform = load_source("random:timm:resnet10t", 3, config)
@@ -182,7 +182,7 @@ def test_an_untrained_model_of_timm_needs_no_file() -> None:
         assert torch.equal(one, other)
 
 
-# the plan ---------------------------------------------------------------------------------------
+# the plan ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_without_matplotlib_the_error_names_the_extra(
     assert not list(tmp_path.iterdir())
 
 
-# the whole --------------------------------------------------------------------------------------
+# the whole ---------------------------------------------------------------------------------------
 
 
 def study(*words: str) -> int:
@@ -292,7 +292,7 @@ def study(*words: str) -> int:
     return code
 
 
-def test_a_study_of_colours_is_won_by_the_histogram_and_repeats_to_the_byte(
+def test_the_histogram_wins_a_study_of_colours_which_repeats_byte_for_byte(
     tmp_path: Path, tiny_weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -317,7 +317,7 @@ def test_a_study_of_colours_is_won_by_the_histogram_and_repeats_to_the_byte(
     assert "too small for 40 training images per class" in (first / "study.md").read_text()
 
 
-def test_copies_that_make_a_class_too_small_take_shots_with_them(image_folder: Path) -> None:
+def test_copies_reduce_the_possible_shots(image_folder: Path) -> None:
     for i in range(1, 8):  # of ten pictures three are left
         (image_folder / "red" / f"{i:03}.png").write_bytes(
             (image_folder / "red" / "000.png").read_bytes()

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from vitft.config.run import config_from_table, to_toml
 from vitft.data.split import Manifest, Row, write_class_indices
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.predict.validation import thumb_name
 from vitft.system.rundir import RunDir
 
@@ -161,9 +161,9 @@ def figures(logits: Any, truth: Any, classes: Sequence[str]) -> dict[str, Any]:
         per_class[name] = {
             "images": images,
             "recall": right / images if images else None,
-            "recall_interval": wilson(right, images),
+            "recall_interval": wilson_interval(right, images),
             "precision": right / of if of else None,
-            "precision_interval": wilson(right, of) if of else None,
+            "precision_interval": wilson_interval(right, of) if of else None,
             "f1": 0.5,
             "f1_interval": [0.2, 0.8],
         }
@@ -171,9 +171,9 @@ def figures(logits: Any, truth: Any, classes: Sequence[str]) -> dict[str, Any]:
     return {
         "images": len(truth),
         "top1": top1,
-        "top1_interval": wilson(right, len(truth)),
+        "top1_interval": wilson_interval(right, len(truth)),
         "balanced": top1,
-        "balanced_interval": wilson(right, len(truth)),
+        "balanced_interval": wilson_interval(right, len(truth)),
         "majority": 1 / len(classes),
         "loss": 0.5,
         "per_class": per_class,

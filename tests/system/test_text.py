@@ -1,22 +1,27 @@
-"""Numbers and rows as text."""
-
-import csv
-import io
+"""Numbers and lists as text."""
 
 import pytest
 
-from vitft.system.text import csv_line, duration
-
-
-@pytest.mark.parametrize("name", ["=1+1", "+x", "-x", "@x", "\tx", "\rx"])
-def test_a_formula_is_escaped(name: str) -> None:
-    (row,) = csv.reader(io.StringIO(csv_line([name, "-0.5", "plain, or not"]), newline=""))
-
-    assert row == [f"'{name}", "-0.5", "plain, or not"]
+from vitft.system.text import listing, whole_percent
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(40, "40 s"), (89.6, "90 s"), (700, "12 min"), (9000, "2.5 h")]
+    ("names", "text"),
+    [
+        ([], ""),
+        (["a"], "a"),
+        (["a", "b"], "a and b"),
+        (list("abcdefg"), "a, b, c, d, e, f and g"),
+        (list("abcdefgh"), "a, b, c, d, e, f and 2 more"),
+    ],
 )
-def test_a_duration_has_a_suitable_unit(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_long_lists_are_cut_short(names: list[str], text: str) -> None:
+    assert listing(names) == text
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [(0.934, "93 %"), (0.004, "< 1 %"), (0.999, "> 99 %"), (None, "–")],
+)
+def test_probabilities_are_never_rounded_to_certainty(probability: float | None, text: str) -> None:
+    assert whole_percent(probability) == text

@@ -103,14 +103,14 @@ def inspect_with_features(
     Returns:
         The inspected folder, and a function from digests of readable images to features (n, D).
     """
-    from vitft.features.pipeline import inspect_images, load_pipeline
+    from vitft.features.pipeline import inspect_dataset, load_pipeline
     from vitft.features.views import eval_view
 
     pipeline, _ = load_pipeline(config, folder, "head")
     extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
     assert extractor is not None
     view = eval_view(pipeline.transform)
-    inspected = inspect_images(
+    inspected = inspect_dataset(
         folder,
         max_pixels=config.data.max_pixels,
         allow_bad=True,

@@ -12,7 +12,7 @@ from vitft.system.errors import UsageError
 from vitft.system.files import free_name
 
 if TYPE_CHECKING:
-    from vitft.report.comparison import Comparison
+    from vitft.report.comparison import RunComparison
 
 
 def add_compare(commands: Commands) -> None:
@@ -47,7 +47,7 @@ def compare_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_comparison(comparison: "Comparison") -> None:
+def print_comparison(comparison: "RunComparison") -> None:
     """Print the accuracies, then each pair of runs, then where they differ most."""
     for text in comparison.notes:
         output.note(text)

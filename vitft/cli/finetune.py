@@ -93,9 +93,9 @@ def finetune_command(args: argparse.Namespace) -> int:
         output.note(f"{out} is already finished; there is nothing to resume")
         return 0
     with heavy_imports():
-        from vitft.training.run import finetune
+        from vitft.training.run import run_finetuning
 
-    result = finetune(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)
+    result = run_finetuning(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)
     is_latest = result.run.parent == BASE
     print_summary(result.run, result.figures, status=result.status, is_latest=is_latest)
     if os.environ.get("RANK", "0") == "0" and result.figures:  # one process of torchrun

@@ -116,7 +116,7 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
         return LoadedArrays(tuple(parts))
 
 
-def zipped(loaded: Any) -> "np.lib.npyio.NpzFile":  # noqa: ANN401 - numpy tells by the content
+def zipped(loaded: Any) -> "np.lib.npyio.NpzFile":  # noqa: ANN401 - the type depends on the content
     """Return what numpy loaded if it is a file of named arrays, else raise ValueError."""
     if not isinstance(loaded, np.lib.npyio.NpzFile):
         raise ValueError("a single array instead of a file of named arrays")
@@ -241,7 +241,7 @@ def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  #
         socket.setdefaulttimeout(SERVER_TIMEOUT_S)  # torchvision sets none
         with contextlib.redirect_stdout(io.StringIO()):
             return kind(str(root), **which, download=True)
-    except (OSError, RuntimeError) as error:  # no network, or the source is gone
+    except (OSError, RuntimeError) as error:  # no network, or the source no longer exists
         raise DataError(
             f"{kind.__name__} is missing or incomplete in {root}, and cannot be fetched "
             f"({' '.join(str(error).split())[:120]})",

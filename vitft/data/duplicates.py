@@ -35,11 +35,11 @@ MAX_COMPARISONS = 32
 """Fine comparisons per image; in a film every frame is similar to a thousand others."""
 PAIR_BATCH = 1024
 
-FloatArray = np.ndarray[Any, np.dtype[Any]]
+Vectors = np.ndarray[Any, np.dtype[Any]]
 IndexPair = tuple[int, int]
 
 
-def near_pairs(fingerprints: FloatArray) -> list[IndexPair]:
+def near_pairs(fingerprints: Vectors) -> list[IndexPair]:
     """Return index pairs (i < j) of images that are near-duplicates; blank images are ignored.
 
     Every pair is compared, as 64-bit words: 100,000 images take about a minute on one core.
@@ -53,10 +53,14 @@ def near_pairs(fingerprints: FloatArray) -> list[IndexPair]:
     compared = np.zeros(len(usable), np.int64)
     found: list[IndexPair] = []
     for rows, columns in candidates(codes):
-        alike = np.einsum("mi,mi->m", small[rows], small[columns]) >= CORRELATION
-        alike[alike] = colour_difference(tint[rows[alike]], tint[columns[alike]]) <= COLOUR_LEVELS
-        few = alike & ((compared[rows] < MAX_COMPARISONS) | (compared[columns] < MAX_COMPARISONS))
-        rows, columns = rows[few], columns[few]
+        similar = np.einsum("mi,mi->m", small[rows], small[columns]) >= CORRELATION
+        similar[similar] = (
+            colour_difference(tint[rows[similar]], tint[columns[similar]]) <= COLOUR_LEVELS
+        )
+        chosen = similar & (
+            (compared[rows] < MAX_COMPARISONS) | (compared[columns] < MAX_COMPARISONS)
+        )
+        rows, columns = rows[chosen], columns[chosen]
         np.add.at(compared, rows, 1)
         np.add.at(compared, columns, 1)
         same = are_copies(fingerprints[usable[rows]], fingerprints[usable[columns]])
@@ -64,7 +68,7 @@ def near_pairs(fingerprints: FloatArray) -> list[IndexPair]:
     return sorted(found)
 
 
-def copies_among(fingerprints: FloatArray, pairs: Sequence[IndexPair]) -> list[IndexPair]:
+def copies_among(fingerprints: Vectors, pairs: Sequence[IndexPair]) -> list[IndexPair]:
     """Return those of some pairs that are near-duplicates."""
     if not pairs:
         return []
@@ -74,7 +78,7 @@ def copies_among(fingerprints: FloatArray, pairs: Sequence[IndexPair]) -> list[I
     return [pair for pair, is_same in zip(pairs, same.tolist(), strict=True) if is_same]
 
 
-def hashes(fingerprints: FloatArray) -> FloatArray:
+def hashes(fingerprints: Vectors) -> Vectors:
     """Return the perceptual hash of each fingerprint, (n,) uint64.
 
     One bit per low frequency: whether its cosine coefficient is above the median of all.
@@ -86,18 +90,18 @@ def hashes(fingerprints: FloatArray) -> FloatArray:
     for begin in range(0, len(fingerprints), PAIR_BATCH):
         part = brightness(fingerprints[begin : begin + PAIR_BATCH])
         waved = (waves @ part @ waves.T).reshape(len(part), -1)  # (b, 64)
-        middle = np.median(waved[:, 1:], axis=1, keepdims=True)  # the mean brightness says nothing
+        middle = np.median(waved[:, 1:], axis=1, keepdims=True)  # without the mean brightness
         bits = np.packbits(waved > middle, axis=1)
         found[begin : begin + PAIR_BATCH] = bits.view(np.uint64)[:, 0]
     return found
 
 
-def candidates(codes: FloatArray) -> Iterator[tuple[FloatArray, FloatArray]]:
+def candidates(codes: Vectors) -> Iterator[tuple[Vectors, Vectors]]:
     """Yield index arrays (m,) and (m,), i < j, of pairs whose hashes (n,) are close."""
     for top in range(0, len(codes), HASH_TILE):
         for left in range(top, len(codes), HASH_TILE):
-            unlike = codes[top : top + HASH_TILE, None] ^ codes[None, left : left + HASH_TILE]
-            rows, columns = np.nonzero(np.bitwise_count(unlike) <= HASH_BITS)
+            different = codes[top : top + HASH_TILE, None] ^ codes[None, left : left + HASH_TILE]
+            rows, columns = np.nonzero(np.bitwise_count(different) <= HASH_BITS)
             rows, columns = rows + top, columns + left
             below = rows < columns
             rows, columns = rows[below], columns[below]
@@ -105,7 +109,7 @@ def candidates(codes: FloatArray) -> Iterator[tuple[FloatArray, FloatArray]]:
                 yield rows[begin : begin + PAIR_BATCH], columns[begin : begin + PAIR_BATCH]
 
 
-def standard(fingerprints: FloatArray) -> FloatArray:
+def standard(fingerprints: Vectors) -> Vectors:
     """Return the brightness pictures at half size, as rows of mean 0 and norm 1: (n, cells)."""
     half = BRIGHTNESS_SIDE // 2
     found = np.empty((len(fingerprints), half * half), np.float32)
@@ -118,30 +122,30 @@ def standard(fingerprints: FloatArray) -> FloatArray:
     return found
 
 
-def are_copies(first: FloatArray, second: FloatArray) -> FloatArray:
+def are_copies(first: Vectors, second: Vectors) -> Vectors:
     """Return which of m pairs of fingerprints show the same image in the same colours, (m,)."""
     same = np.zeros(len(first), bool)
     for begin in range(0, len(first), PAIR_BATCH):
         one, other = first[begin : begin + PAIR_BATCH], second[begin : begin + PAIR_BATCH]
         bright = smooth_121(brightness(one)), smooth_121(brightness(other))
         left = np.minimum(unexplained_variance(*bright), unexplained_variance(*reversed(bright)))
-        unlike = colour_difference(colour(one), colour(other))
-        same[begin : begin + PAIR_BATCH] = (left <= UNEXPLAINED) & (unlike <= COLOUR_LEVELS)
+        difference = colour_difference(colour(one), colour(other))
+        same[begin : begin + PAIR_BATCH] = (left <= UNEXPLAINED) & (difference <= COLOUR_LEVELS)
     return same
 
 
-def colour_difference(first: FloatArray, second: FloatArray) -> FloatArray:
+def colour_difference(first: Vectors, second: Vectors) -> Vectors:
     """Return the mean difference in levels of m pairs of colour pictures, (m,)."""
     return np.abs(first - second).mean(axis=1)
 
 
-def smooth_121(pictures: FloatArray) -> FloatArray:
+def smooth_121(pictures: Vectors) -> Vectors:
     """Smooth pictures (m, s, s) with 1-2-1 weights along both axes: (m, s - 2, s - 2)."""
     tall = pictures[:, :-2] + 2 * pictures[:, 1:-1] + pictures[:, 2:]
     return (tall[:, :, :-2] + 2 * tall[:, :, 1:-1] + tall[:, :, 2:]) / 16
 
 
-def unexplained_variance(first: FloatArray, second: FloatArray) -> FloatArray:
+def unexplained_variance(first: Vectors, second: Vectors) -> Vectors:
     """Return the fraction of the variance of `second` (m, s, s) that `first` does not explain.
 
     To first order in the change: least squares on the picture itself, a constant, its two slopes

@@ -30,11 +30,11 @@ apart from blank ones; after a Gaussian blur of 4 of 256 pixels 99 % of them wer
 BRIGHTNESS, COLOUR = BRIGHTNESS_SIDE * BRIGHTNESS_SIDE, 2 * COLOUR_SIDE * COLOUR_SIDE
 FINGERPRINT_BYTES = BRIGHTNESS + COLOUR + 4
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-Floats = np.ndarray[Any, np.dtype[np.float32]]
+ByteRows = np.ndarray[Any, np.dtype[np.uint8]]
+Planes = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def fingerprint_of(image: Image.Image) -> Bytes:
+def fingerprint_of(image: Image.Image) -> ByteRows:
     """Return brightness, Cb, Cr and sharpness of an upright RGB image: (FINGERPRINT_BYTES,)."""
     scale = min(1.0, SHRUNK_SIDE / max(image.size))
     size = tuple(max(1, round(side * scale)) for side in image.size)
@@ -51,7 +51,7 @@ def fingerprint_of(image: Image.Image) -> Bytes:
     return np.concatenate([*cells, sharp])
 
 
-def sharpness(grey: Floats) -> float:
+def sharpness(grey: Planes) -> float:
     """Return the strength of the edges of a greyscale image (H, W) relative to its contrast.
 
     The standard deviation of the Laplacian in the sharpest of 16 tiles, as a fraction of that of
@@ -66,7 +66,7 @@ def sharpness(grey: Floats) -> float:
     return max(float(tile.std()) for tile in tiles) / max(1.0, float(grey.std()))
 
 
-def brightness(fingerprints: Bytes) -> Floats:
+def brightness(fingerprints: ByteRows) -> Planes:
     """Return the brightness pictures (n, 32, 32) of fingerprints (n, FINGERPRINT_BYTES)."""
     return (
         fingerprints[:, :BRIGHTNESS]
@@ -75,19 +75,19 @@ def brightness(fingerprints: Bytes) -> Floats:
     )
 
 
-def colour(fingerprints: Bytes) -> Floats:
+def colour(fingerprints: ByteRows) -> Planes:
     """Return the colour pictures as rows (n, COLOUR) of fingerprints (n, FINGERPRINT_BYTES)."""
     return fingerprints[:, BRIGHTNESS : BRIGHTNESS + COLOUR].astype(np.float32)
 
 
-def is_blank(fingerprints: Bytes) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def is_blank(fingerprints: ByteRows) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return which of the fingerprints (n, FINGERPRINT_BYTES) show a uniform colour: (n,)."""
     bright = brightness(fingerprints).reshape(len(fingerprints), BRIGHTNESS)
     planes = (bright, *np.split(colour(fingerprints), 2, axis=1))
     return np.max([plane.std(axis=1) for plane in planes], axis=0) < BLANK
 
 
-def quality_remarks(fingerprint: Bytes, width: int, height: int) -> list[str]:
+def quality_remarks(fingerprint: ByteRows, width: int, height: int) -> list[str]:
     """Return remarks on an image as a training image, such as `tiny: 20x31 pixels`."""
     remarks = []
     if min(width, height) < TINY_PX:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vitft.config.data import DataSpec
 from vitft.data.folder import File, Folder
-from vitft.data.split import csv_cell
+from vitft.data.split import quote_cell
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
 from vitft.system.text import count, escape_formula
@@ -53,7 +53,7 @@ def write_fixes(path: Path, fixes: Iterable[Fix]) -> None:
     """Write the table; no cell is interpreted as a formula by a spreadsheet."""
     lines = [
         ",".join(FIX_COLUMNS),
-        *(",".join(csv_cell(escape_formula(c)) for c in f.cells) for f in fixes),
+        *(",".join(quote_cell(escape_formula(c)) for c in f.cells) for f in fixes),
     ]
     write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
 

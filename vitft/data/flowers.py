@@ -18,43 +18,25 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 Colour = tuple[int, int, int]
-Points = np.ndarray[Any, np.dtype[np.float64]]  # (n, 2), x and y
+Outline = np.ndarray[Any, np.dtype[np.float64]]  # (n, 2), x and y
 Rng = np.random.Generator
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 SUPERSAMPLING = 2
 QUALITY = 88
 PETALS: tuple[Colour, ...] = (
-    (250, 246, 238),
-    (252, 206, 40),
-    (244, 132, 32),
-    (214, 36, 40),
-    (240, 116, 152),
-    (196, 48, 132),
-    (134, 80, 190),
-    (248, 196, 170),
-)
+    (250, 246, 238), (252, 206, 40), (244, 132, 32), (214, 36, 40), (240, 116, 152),
+    (196, 48, 132), (134, 80, 190), (248, 196, 170),
+)  # fmt: skip
 CORE_COLOURS: tuple[Colour, ...] = (
-    (240, 184, 32),
-    (92, 54, 24),
-    (40, 26, 36),
-    (150, 160, 60),
-    (214, 120, 40),
-)
+    (240, 184, 32), (92, 54, 24), (40, 26, 36), (150, 160, 60), (214, 120, 40),
+)  # fmt: skip
 GROUND_COLOURS: tuple[Colour, ...] = (
-    (128, 178, 224),
-    (60, 104, 52),
-    (150, 186, 96),
-    (126, 94, 64),
-    (222, 206, 176),
-    (70, 74, 96),
-    (236, 170, 150),
-    (196, 196, 200),
-    (28, 44, 36),
-    (196, 150, 60),
-)
+    (128, 178, 224), (60, 104, 52), (150, 186, 96), (126, 94, 64), (222, 206, 176), (70, 74, 96),
+    (236, 170, 150), (196, 196, 200), (28, 44, 36), (196, 150, 60),
+)  # fmt: skip
 GREENS: tuple[Colour, ...] = ((70, 124, 52), (104, 140, 66), (52, 92, 60))
-LIGHT: Colour = (255, 255, 255)
+BRIGHT: Colour = (255, 255, 255)
 NIGHT: Colour = (20, 14, 30)
 
 
@@ -77,7 +59,7 @@ class Bloom:
     drawn: list[tuple[float, float]] = field(default_factory=list)
     """Every point of the bloom so far, in pixels of the enlarged canvas."""
 
-    def place(self, points: Points) -> list[tuple[float, float]]:
+    def place(self, points: Outline) -> list[tuple[float, float]]:
         """Return points of the bloom in pixels of the canvas."""
         x, y = points[:, 0] * self.radius, points[:, 1] * self.radius * self.tilt
         cos, sin = math.cos(self.turn), math.sin(self.turn)
@@ -86,7 +68,7 @@ class Bloom:
         self.drawn.extend(placed)
         return placed
 
-    def fill(self, points: Points, colour: Colour, edge: Colour | None = None) -> None:
+    def fill(self, points: Outline, colour: Colour, edge: Colour | None = None) -> None:
         """Fill a closed shape, with a thin outline if `edge` is given."""
         outline = self.place(points)
         self.brush.polygon(outline, fill=colour)
@@ -94,17 +76,19 @@ class Bloom:
             width = max(1, round(self.radius / 45))
             self.brush.line([*outline, outline[0]], fill=edge, width=width)
 
-    def shaded(self, points: Points, colour: Colour, *, spread: float = 0.4) -> None:
+    def shaded(self, points: Outline, colour: Colour, *, spread: float = 0.4) -> None:
         """Fill a closed shape that becomes brighter from its outline to its centre."""
         middle = points.mean(axis=0)
         for scale in (1.0, 0.72, 0.42):
-            tone = blend(
-                blend(colour, NIGHT, 0.2), blend(colour, LIGHT, 0.3), (1 - scale) * spread * 3
+            tone = tint(
+                tint(colour, NIGHT, 0.2),
+                tint(colour, BRIGHT, 0.3),
+                (1 - scale) * spread * 3,
             )
-            edge = blend(colour, NIGHT, 0.55) if scale == 1.0 else None
+            edge = tint(colour, NIGHT, 0.55) if scale == 1.0 else None
             self.fill(middle + (points - middle) * scale, tone, edge)
 
-    def dots(self, points: Points, radius: float, colour: Colour) -> None:
+    def dots(self, points: Outline, radius: float, colour: Colour) -> None:
         """Draw small discs of `radius` (in units of the bloom's) around the points."""
         half = max(1.0, radius * self.radius)
         for x, y in self.place(points):
@@ -133,7 +117,7 @@ def daisy(bloom: Bloom) -> None:
 def sunflower(bloom: Bloom) -> None:
     """Draw two rows of short, pointed petals around a wide disc of seeds."""
     count = int(bloom.rng.integers(14, 22))
-    for row, tone in ((1.0, blend(bloom.petal, NIGHT, 0.2)), (0.92, bloom.petal)):
+    for row, tone in ((1.0, tint(bloom.petal, NIGHT, 0.2)), (0.92, bloom.petal)):
         for k in range(count):
             angle = math.tau * (k + row * 5) / count + bloom.jitter(-0.1, 0.1)
             outline = leaf(row * bloom.jitter(0.9, 1.05), 2.0 / count, belly=1.15)
@@ -149,10 +133,10 @@ def poppy(bloom: Bloom) -> None:
         outline = leaf(bloom.jitter(0.88, 1.02), bloom.jitter(3.9, 4.8) / count, belly=2.0)
         waves = 1 + 0.035 * np.sin(np.arange(len(outline)) * bloom.jitter(0.9, 1.6))
         bloom.shaded(rotate(outline * waves[:, None], angle), bloom.petal, spread=0.3)
-        bloom.fill(rotate(leaf(0.42, 0.2, belly=1.4), angle), blend(bloom.core, NIGHT, 0.5))
+        bloom.fill(rotate(leaf(0.42, 0.2, belly=1.4), angle), tint(bloom.core, NIGHT, 0.5))
     ring = disc(bloom.jitter(0.22, 0.3), points=22)
-    bloom.dots(ring * bloom.rng.uniform(0.8, 1.15, (22, 1)), 0.03, blend(bloom.core, NIGHT, 0.6))
-    bloom.fill(disc(0.13), blend(bloom.core, (150, 170, 90), 0.5), NIGHT)
+    bloom.dots(ring * bloom.rng.uniform(0.8, 1.15, (22, 1)), 0.03, tint(bloom.core, NIGHT, 0.6))
+    bloom.fill(disc(0.13), tint(bloom.core, (150, 170, 90), 0.5), NIGHT)
 
 
 def rose(bloom: Bloom) -> None:
@@ -160,25 +144,29 @@ def rose(bloom: Bloom) -> None:
     reach, start = 1.0, bloom.jitter(0, math.tau)
     for ring in range(5):
         count = (6, 5, 5, 4, 3)[ring]
-        tone = blend(bloom.petal, NIGHT, 0.07 * ring)
+        tone = tint(bloom.petal, NIGHT, 0.07 * ring)
         for k in range(count):
             angle = start + math.tau * k / count + bloom.jitter(-0.15, 0.15)
             out, size = reach * 0.46, reach * bloom.jitter(0.5, 0.58)
             outline = shift(disc(size, squash=bloom.jitter(0.95, 1.15)), out, 0)
-            bloom.fill(rotate(outline, angle), blend(tone, LIGHT, 0.22), blend(tone, NIGHT, 0.5))
+            bloom.fill(
+                rotate(outline, angle),
+                tint(tone, BRIGHT, 0.22),
+                tint(tone, NIGHT, 0.5),
+            )
             bloom.fill(rotate(shift(disc(size * 0.88), out * 0.86, 0), angle), tone)
         start += math.pi / count
         reach *= bloom.jitter(0.7, 0.76)
     sweep = np.linspace(0.0, 1.0, 30)[:, None]
     spiral = 0.2 * sweep * unit(start + sweep[:, 0] * 10)
     width = max(1, round(bloom.radius / 22))
-    bloom.brush.line(bloom.place(spiral), fill=blend(bloom.petal, NIGHT, 0.6), width=width)
+    bloom.brush.line(bloom.place(spiral), fill=tint(bloom.petal, NIGHT, 0.6), width=width)
 
 
 def tulip(bloom: Bloom) -> None:
     """Draw a closed cup in side view: three pointed petals in front of two."""
     wide, open_ = bloom.jitter(0.36, 0.46), bloom.jitter(0.08, 0.3)
-    back, front = blend(bloom.petal, NIGHT, 0.3), bloom.petal
+    back, front = tint(bloom.petal, NIGHT, 0.3), bloom.petal
     up = -math.pi / 2
     petals = [(-0.5, 0.9, back), (0.5, 0.9, back), (-1.0, 1.0, front), (1.0, 1.0, front)]
     for side, high, tone in petals:
@@ -186,7 +174,7 @@ def tulip(bloom: Bloom) -> None:
         outline = shift(rotate(outline, side * open_), side * wide * 0.62, 0.85)
         bloom.shaded(outline, tone, spread=0.3)
     outline = rotate(leaf(bloom.jitter(1.45, 1.6), wide * 1.08, belly=0.85), up)
-    bloom.shaded(shift(outline, 0, 0.95), blend(front, LIGHT, 0.08))
+    bloom.shaded(shift(outline, 0, 0.95), tint(front, BRIGHT, 0.08))
 
 
 FLOWERS_BY_KIND: Mapping[str, Callable[[Bloom], None]] = {
@@ -254,7 +242,7 @@ def button(bloom: Bloom, radius: float, *, seeds: int) -> None:
     order = np.arange(seeds, dtype=np.float64)
     turns = order * math.pi * (3 - math.sqrt(5))
     spots = radius * 0.92 * np.sqrt(order / seeds)[:, None] * unit(turns)
-    bloom.dots(spots, radius * 0.05, blend(bloom.core, NIGHT, 0.5))
+    bloom.dots(spots, radius * 0.05, tint(bloom.core, NIGHT, 0.5))
 
 
 def stem(bloom: Bloom, side: int) -> None:
@@ -274,7 +262,7 @@ def stem(bloom: Bloom, side: int) -> None:
         outline = leaf(bloom.radius * rng.uniform(0.5, 1.2), bloom.radius * 0.16, belly=1.0)
         shape = shift(rotate(outline, angle), path_x[at], path_y[at])
         bloom.brush.polygon(
-            [(x, y) for x, y in shape], fill=blend(green, LIGHT, rng.uniform(0, 0.2))
+            [(x, y) for x, y in shape], fill=tint(green, BRIGHT, rng.uniform(0, 0.2))
         )
 
 
@@ -327,7 +315,7 @@ def photographed(picture: Image.Image, rng: Rng) -> Image.Image:
     return Image.fromarray((np.clip(pixels, 0, 1) * 255).round().astype(np.uint8))
 
 
-def leaf(length: float, width: float, *, belly: float) -> Points:
+def leaf(length: float, width: float, *, belly: float) -> Outline:
     """Return a petal along +x from the origin, widest near its base (belly < 1) or tip (> 1)."""
     along = np.linspace(0, 1, 13)
     half = width / 2 * np.sin(math.pi * along**belly) ** 0.75
@@ -335,28 +323,28 @@ def leaf(length: float, width: float, *, belly: float) -> Points:
     return np.concatenate([upper, (upper * (1, -1))[-2:0:-1]])
 
 
-def disc(radius: float, *, squash: float = 1.0, points: int = 28) -> Points:
+def disc(radius: float, *, squash: float = 1.0, points: int = 28) -> Outline:
     """Return a circle around the origin, or an ellipse `squash` times as wide as high."""
     return radius * unit(np.linspace(0, math.tau, points, endpoint=False)) * (squash, 1.0)
 
 
-def unit(angles: np.ndarray[Any, np.dtype[np.float64]]) -> Points:
+def unit(angles: np.ndarray[Any, np.dtype[np.float64]]) -> Outline:
     """Return points on the unit circle."""
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 
 
-def rotate(points: Points, angle: float) -> Points:
+def rotate(points: Outline, angle: float) -> Outline:
     """Rotate points about the origin."""
     cos, sin = math.cos(angle), math.sin(angle)
     return points @ np.array([[cos, sin], [-sin, cos]])
 
 
-def shift(points: Points, right: float, down: float) -> Points:
+def shift(points: Outline, right: float, down: float) -> Outline:
     """Shift points."""
     return points + np.array([right, down])
 
 
-def blend(colour: Colour, other: Colour, fraction: float) -> Colour:
+def tint(colour: Colour, other: Colour, fraction: float) -> Colour:
     """Blend `colour` with a fraction from 0 to 1 of `other`."""
     red, green, blue = (round(a + (b - a) * fraction) for a, b in zip(colour, other, strict=True))
     return red, green, blue

@@ -150,10 +150,10 @@ def check_is_folder(root: Path) -> None:
     while not parent.is_dir() and parent != parent.parent:
         parent = parent.parent
     try:
-        beside = [entry.name for entry in os.scandir(parent) if entry.is_dir()]
+        siblings = [entry.name for entry in os.scandir(parent) if entry.is_dir()]
     except OSError:
-        beside = []
-    near = difflib.get_close_matches(root.relative_to(parent).parts[0], beside, n=1)
+        siblings = []
+    near = difflib.get_close_matches(root.relative_to(parent).parts[0], siblings, n=1)
     fix = f"did you mean {parent / near[0]}?" if near else "check the path"
     if str(root) in KNOWN_ARCHIVES:
         fix = f"fetch it first: vitft data fetch {root}"
@@ -179,9 +179,9 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
     train, val = parts["train"], parts["val"]
     classes, others = walk.folders_of(train)[0], walk.folders_of(val)[0]
     walk.raise_if_refused()
-    unlike = {train: sorted({*classes} - {*others}), val: sorted({*others} - {*classes})}
-    if any(unlike.values()):
-        lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in unlike.items() if n)
+    missing = {train: sorted({*classes} - {*others}), val: sorted({*others} - {*classes})}
+    if any(missing.values()):
+        lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
         raise DataError(
             f"{root}: the classes of {train}/ and {val}/ differ ({lists})",
             fix="give both folders the same class folders, with the same names",
@@ -190,9 +190,9 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
     notes = []
     if val.lower() in TEST_NAMES:
         notes.append(f"there is no val folder: {val}/ is used for validation")
-    aside = [name for name in walk.folders_of("")[0] if name not in (train, val)]
-    if aside:
-        notes.append(f"not used, neither for training nor for validation: {listing(aside)}")
+    unused = [name for name in walk.folders_of("")[0] if name not in (train, val)]
+    if unused:
+        notes.append(f"not used, neither for training nor for validation: {listing(unused)}")
     found = {f"{p}/{name}": walk.images_in(f"{p}/{name}") for name in classes for p in (train, val)}
     walk.raise_if_refused()
     check_classes_not_empty(root, found)
@@ -229,8 +229,8 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
         return
     where = root / folder
     if not names:
-        held = count(loose, "image") if loose else "no images"
-        problem = f"no class folders in {where}, which contains {held}"
+        content = count(loose, "image") if loose else "no images"
+        problem = f"no class folders in {where}, which contains {content}"
     else:
         problem = f"need at least 2 classes, found 1 ({names[0]}) in {where}"
     if names and not folder and len(walk.folders_of(names[0])[0]) >= 2:
@@ -252,7 +252,7 @@ def check_classes_not_empty(root: Path, found: Mapping[str, Sized]) -> None:
 
 def similar_names(names: Iterable[str]) -> str:
     """Return the names that some file systems treat as equal, as text."""
-    alike: dict[str, list[str]] = {}
+    by_key: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
-    return "; ".join(" and ".join(twins) for twins in alike.values() if len(twins) > 1)
+        by_key.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
+    return "; ".join(" and ".join(twins) for twins in by_key.values() if len(twins) > 1)

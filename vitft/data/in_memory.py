@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-MAX_SIDE = 64
+MEMORY_SIDE = 64
 """Largest side in pixels of images that are kept in memory."""
-MAX_BYTES = 2**30
+MEMORY_BYTES = 2**30
 """Most bytes that they may take."""
 STREAM = 0x5417F7
 """Separates these draws from others with the same seed and epoch."""
@@ -32,7 +32,7 @@ class Shifts(NamedTuple):
 
 def fits(count: int, size: tuple[int, int], channels: int) -> bool:
     """Return whether the images are small enough to be kept in memory."""
-    return max(size) <= MAX_SIDE and count * size[0] * size[1] * channels <= MAX_BYTES
+    return max(size) <= MEMORY_SIDE and count * size[0] * size[1] * channels <= MEMORY_BYTES
 
 
 def draw_shifts(
@@ -44,7 +44,7 @@ def draw_shifts(
         images: Their indices (B,).
         turns: How often each was used earlier in this epoch (B,): each use gets another shift.
         count: Number of all images.
-        seed: Of the run.
+        seed: Seed of the run.
         epoch: From 0.
         padding: Largest shift in pixels.
         flip: Probability of a flip.

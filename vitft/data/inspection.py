@@ -17,11 +17,11 @@ from PIL import Image
 
 from vitft.data.folder import File, Folder, Part
 from vitft.data.images import MAX_PIXELS, Decoded, decode, read_bytes
-from vitft.data.jpeg import Pixels, decode_upright, header_oddities
-from vitft.data.loading import in_order
+from vitft.data.jpeg import decode_upright, header_oddities
+from vitft.data.loading import Pixels, in_order
 from vitft.system.errors import DataError, ImageError
 
-R = TypeVar("R")
+Inspected = TypeVar("Inspected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,11 @@ class OpenedImage:
 def inspect_file(
     root: str,
     file: File,
-    function: Callable[[OpenedImage], R],
+    function: Callable[[OpenedImage], Inspected],
     *,
     max_pixels: int = MAX_PIXELS,
     fast: bool = False,
-) -> R | ImageError:
+) -> Inspected | ImageError:
     """Read one file and return what `function` makes of it, or the error of an unreadable file.
 
     The error's path is relative to `root`, like the file's own.
@@ -125,11 +125,11 @@ def inspect_file(
 def inspect_files(
     root: str,
     files: Iterable[File],
-    function: Callable[[OpenedImage], R],
+    function: Callable[[OpenedImage], Inspected],
     *,
     max_pixels: int = MAX_PIXELS,
     workers: int,
-) -> Generator[R | ImageError, None, None]:
+) -> Generator[Inspected | ImageError, None, None]:
     """Apply `inspect_file` to many files in threads; results come in the order of the files."""
     return in_order(
         lambda file: inspect_file(root, file, function, max_pixels=max_pixels),

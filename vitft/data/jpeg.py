@@ -7,20 +7,18 @@ and damaged JPEGs are left to `data.images`, which gives the reason where one ca
 """
 
 import io
-from typing import Any
 
 import numpy as np
 import simplejpeg
 from PIL import JpegImagePlugin
 
 from vitft.data.images import DECODER_ERRORS, ORIENTATION, decoding_remarks
+from vitft.data.loading import Pixels
 from vitft.data.transforms import EvalTransform
 
 KERNELS = {"bilinear", "bicubic"}
 MAX_SIDE_RATIO = 20
 """Largest ratio of the sides; longer images are cropped before they are resized."""
-
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
@@ -50,11 +48,11 @@ def fast_view(
     data: bytes, transform: EvalTransform, *, max_pixels: int
 ) -> tuple[Pixels, tuple[int, int]] | None:
     """Return the view (S, S, 3) and the size (width, height) of an upright JPEG, or None."""
-    image = decode_upright(data, max_pixels=max_pixels) if is_supported(transform) else None
+    image = decode_upright(data, max_pixels=max_pixels) if can_resize(transform) else None
     return None if image is None else (resized(image, transform), (image.shape[1], image.shape[0]))
 
 
-def is_supported(transform: EvalTransform) -> bool:
+def can_resize(transform: EvalTransform) -> bool:
     """Return whether `resized` can apply the transform."""
     return transform.interpolation in KERNELS and transform.channels == 3
 

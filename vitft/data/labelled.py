@@ -92,10 +92,10 @@ def from_folder(root: Path, subset: str) -> tuple[LabelledImages, bool]:
     walk.raise_if_refused()
     where = root / part
     if not images and not walk.bad:
-        held = f"{len(classes)} class folders without images" if classes else "no class folders"
+        content = f"{len(classes)} class folders without images" if classes else "no class folders"
         loosely = f"; {count(loose, 'image')} outside of them" if loose else ""
         raise DataError(
-            f"no labelled images in {where}: {held}{loosely}",
+            f"no labelled images in {where}: {content}{loosely}",
             fix=f"put each class in its own folder, e.g. {where}/cat/001.jpg, or give a CSV file "
             "with the columns path,label",
         )

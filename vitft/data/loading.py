@@ -16,8 +16,8 @@ from PIL import Image
 from vitft.data.images import MAX_PIXELS, open_image
 from vitft.system.errors import ImageError
 
-T = TypeVar("T")
-R = TypeVar("R")
+Item = TypeVar("Item")
+Mapped = TypeVar("Mapped")
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -56,8 +56,12 @@ def decode_images(
 
 
 def in_order(
-    function: Callable[[T], R], items: Iterable[T], *, workers: int, ahead: int | None = None
-) -> Generator[R, None, None]:
+    function: Callable[[Item], Mapped],
+    items: Iterable[Item],
+    *,
+    workers: int,
+    ahead: int | None = None,
+) -> Generator[Mapped, None, None]:
     """Like `map`, in threads: results in the order of the items, at most `ahead` in progress.
 
     However the generator ends (exhausted, closed, exception, Ctrl-C), pending work is cancelled
@@ -67,7 +71,7 @@ def in_order(
         yield from map(function, items)
         return
     limit = max(1, 4 * workers if ahead is None else ahead)
-    pending: deque[Future[R]] = deque()
+    pending: deque[Future[Mapped]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode")
     try:
         for item in items:
@@ -83,7 +87,7 @@ def in_order(
 class ImageBatch(NamedTuple):
     """A batch of views of equal size, and the unreadable files among its images."""
 
-    numbers: tuple[int, ...]
+    indices: tuple[int, ...]
     """Index of each row of `pixels`."""
     pixels: Pixels
     """(B, S, S, 3)"""
@@ -96,18 +100,18 @@ def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator
 
     Errors belong to the batch in which they occur. A last batch may have errors only.
     """
-    numbers: list[int] = []
+    indices: list[int] = []
     rows: list[Pixels] = []
     failed: list[tuple[int, ImageError]] = []
     for number, result in enumerate(results):
         if isinstance(result, ImageError):
             failed.append((number, result))
             continue
-        numbers.append(number)
+        indices.append(number)
         rows.append(result)
         if len(rows) == size:
-            yield ImageBatch(tuple(numbers), np.stack(rows), tuple(failed))
-            numbers, rows, failed = [], [], []
+            yield ImageBatch(tuple(indices), np.stack(rows), tuple(failed))
+            indices, rows, failed = [], [], []
     if rows or failed:
         pixels = np.stack(rows) if rows else np.empty((0, 0, 0, 3), np.uint8)
-        yield ImageBatch(tuple(numbers), pixels, tuple(failed))
+        yield ImageBatch(tuple(indices), pixels, tuple(failed))

@@ -303,13 +303,13 @@ def is_image(head: bytes) -> bool:
 
     BMP starts with two letters that a path may start with, so the rest of it decides.
     """
-    if b"\0\0" in head or (len(head) > 2 and not head.startswith(b"BM") and is_known(head)):
+    if b"\0\0" in head or (len(head) > 2 and not head.startswith(b"BM") and has_signature(head)):
         return True
     guess = looks_like(head.replace(b"\0", b"\n"))
     return guess not in ("looks like text", "looks like JSON") or head.lstrip().startswith(b"{")
 
 
-def is_known(head: bytes) -> bool:
+def has_signature(head: bytes) -> bool:
     """Return whether bytes begin with the signature of any format."""
     return not identify_format(head).startswith("not an image")
 

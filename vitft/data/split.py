@@ -76,7 +76,7 @@ class Manifest:
         lines = [",".join(MANIFEST_COLUMNS)]
         for row in self.rows:
             cells = (row.path, self.classes[row.label], row.split, row.sha256)
-            lines.append(",".join(map(csv_cell, cells)))
+            lines.append(",".join(map(quote_cell, cells)))
         return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
 
     def write(self, path: Path) -> None:
@@ -106,7 +106,7 @@ class Manifest:
         return cls(root, tuple(classes), tuple(rows))
 
 
-def csv_cell(cell: str) -> str:
+def quote_cell(cell: str) -> str:
     """Quote a CSV cell; unlike csv.writer of Python 3.11, quote a lone carriage return too."""
     return '"' + cell.replace('"', '""') + '"' if re.search('[",\r\n]', cell) else cell
 
@@ -202,7 +202,7 @@ def draw(
     Args:
         counts: Files per class, in the order of the classes.
         val_rate: Fraction of each class, rounded down.
-        seed: Of the one generator for all classes.
+        seed: Seed of the one generator for all classes.
         at_least: Minimum per class, but never a whole class.
     """
     stream = random.Random(seed)
@@ -273,10 +273,10 @@ class Leaks:
 
 def leaks(manifest: Manifest) -> Leaks:
     """Find identical files across training and validation, and under different labels."""
-    alike: dict[str, list[Row]] = {}
+    by_digest: dict[str, list[Row]] = {}
     for row in manifest.rows:
-        alike.setdefault(row.sha256, []).append(row)
-    groups = [rows for rows in alike.values() if len(rows) > 1]
+        by_digest.setdefault(row.sha256, []).append(row)
+    groups = [rows for rows in by_digest.values() if len(rows) > 1]
     return Leaks(
         tuple(row_paths(rows) for rows in groups if len({row.split for row in rows}) > 1),
         tuple(row_paths(rows) for rows in groups if len({row.label for row in rows}) > 1),

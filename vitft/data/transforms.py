@@ -28,7 +28,7 @@ RESAMPLING: Mapping[str, Image.Resampling] = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-HALF_STATISTICS = (0.5, 0.5, 0.5)
+DEFAULT_MEAN = (0.5, 0.5, 0.5)
 CROP = 0.9
 """Fraction kept by the centre crop unless the weights specify another, timm's value for ViTs."""
 MAX_ASPECT = 100
@@ -48,9 +48,9 @@ class EvalTransform:
     crop: float = CROP
     """Fraction of the resized image's side that the centre crop keeps, in (0, 1]."""
     interpolation: Interpolation = "bicubic"
-    mean: tuple[float, ...] = HALF_STATISTICS
+    mean: tuple[float, ...] = DEFAULT_MEAN
     """Subtracted per channel from values in 0..1."""
-    std: tuple[float, ...] = HALF_STATISTICS
+    std: tuple[float, ...] = DEFAULT_MEAN
     """Divisor per channel, after the mean."""
     fit: Fit = "crop"
     """`crop` keeps the aspect ratio and crops; `squash` keeps everything and distorts."""

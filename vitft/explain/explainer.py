@@ -75,7 +75,7 @@ class Explainer:
         done = 0
         for stack in stack_batches(views, IMAGES_PER_BATCH):
             errors = {number: error.reason for number, error in stack.failed}
-            results = dict(zip(stack.numbers, self.explain_batch(stack.pixels), strict=True))
+            results = dict(zip(stack.indices, self.explain_batch(stack.pixels), strict=True))
             count = len(results) + len(errors)
             for number in range(done, done + count):
                 if number in errors:

@@ -78,7 +78,7 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
         name=folder.name if path.name == "model.safetensors" else path.stem,
         vit=vit.to(pick_device(device)),
         transform=card.transform,
-        classes=class_names(vit.config, card.classes),
+        classes=output_names(vit.config, card.classes),
         run=folder,
     )
 
@@ -109,16 +109,16 @@ def load_weights_model(
         name=Path(source.origin).parent.name if source.name == "model" else source.name,
         vit=vit.to(pick_device(device)),
         transform=source.transform,
-        classes=class_names(vit.config, source.classes),
+        classes=output_names(vit.config, source.classes),
     )
 
 
-def class_names(config: ViTConfig, classes: tuple[str, ...]) -> tuple[str, ...]:
+def output_names(config: ViTConfig, classes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of the classes, or their numbers if they have no names."""
     return classes or tuple(str(i) for i in range(config.num_classes))
 
 
-def validation_images(run: Path | None) -> list[str]:
+def validation_files(run: Path | None) -> list[str]:
     """Return the validation images of a run in the order of its split, without missing files."""
     if run is None:
         return []

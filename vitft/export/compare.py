@@ -14,7 +14,7 @@ import numpy as np
 
 from vitft.export.formats.base import NumericArray, OpenedModel
 from vitft.export.trained import LabelledImage
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.system.errors import RunError
 from vitft.system.text import count
 
@@ -57,7 +57,7 @@ class ExportComparison:
         if not self.images or not self.changed:
             return ""
         before, after = (number / self.images for number in self.correct)
-        low, high = wilson(self.correct[1], self.images)
+        low, high = wilson_interval(self.correct[1], self.images)
         return (
             f"--{self.name} has an accuracy of {after:.1%} on {self.images} validation images "
             f"(95 % interval {low:.1%} to {high:.1%}), the original {before:.1%}"

@@ -19,7 +19,7 @@ from vitft.export.formats.timm import timm_obstacle
 from vitft.export.plan import ExportPlan, plan_export
 from vitft.export.trained import TrainedRun, comparison_images, load_trained
 from vitft.system.errors import RunError
-from vitft.system.files import whole_folder, writing
+from vitft.system.files import atomic_folder, writing
 from vitft.system.signals import Stopper
 
 
@@ -66,7 +66,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
                 fix="export it with --safetensors, --onnx or --torch-export, which support every "
                 "model",
             )
-    with Stopper(), whole_folder(plan.out) as fresh:
+    with Stopper(), atomic_folder(plan.out) as fresh:
         opened: dict[str, OpenedModel] = {}
         sizes: dict[str, int] = {}
         for name, each in formats.items():

@@ -17,10 +17,10 @@ from vitft.features.logistic import (
     linear_logits,
     solve_logistic,
 )
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import CrossValidation, LearningCurvePoint, WeakClass
 
-FOLDS = 5
+CV_FOLDS = 5
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 """Tried from strong to weak, each started at the solution of the one before."""
 CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
@@ -95,8 +95,8 @@ def choose_penalty(
     """
     images = len(y) // views
     first = y[:images]
-    fold_id = stratified_folds(first, FOLDS, seed, groups)
-    kept = torch.stack([fold_id != k for k in range(FOLDS)]).repeat(1, views) * sample_weight
+    fold_id = stratified_folds(first, CV_FOLDS, seed, groups)
+    kept = torch.stack([fold_id != k for k in range(CV_FOLDS)]).repeat(1, views) * sample_weight
     path: list[PenaltyScore] = []
     start = None
     for l2 in PENALTIES:
@@ -141,16 +141,16 @@ def cross_validate(
     Args:
         x: Features (n, D), each image once.
         y: Class indices (n,).
-        names: Of the classes.
+        names: Class names.
         l2: Penalty on standardised features.
         balanced: Give every class the same total weight.
-        seed: Of the folds and the subsets.
+        seed: Seed of the folds and the subsets.
         groups: Near-duplicates share a number, (n,).
     """
     total = len(y)
     rows = stratified_subset(y, CV_IMAGES, seed)
     x, y = x[rows], y[rows]
-    fold_id = stratified_folds(y, FOLDS, seed, None if groups is None else groups[rows])
+    fold_id = stratified_folds(y, CV_FOLDS, seed, None if groups is None else groups[rows])
     scaled, classes = Standardizer.fit(x)(x), len(names)
     nested = torch.from_numpy(np.random.default_rng([seed, 1]).permutation(len(y)))
     place = torch.empty_like(nested)
@@ -159,7 +159,7 @@ def cross_validate(
     right, logits, heads = 0, torch.zeros(len(y), classes), None
     for fraction in CURVE_FRACTIONS:
         chosen = place < round(fraction * len(y))
-        kept = torch.stack([(fold_id != k) & chosen for k in range(FOLDS)]).float()
+        kept = torch.stack([(fold_id != k) & chosen for k in range(CV_FOLDS)]).float()
         if int(kept.sum(dim=1).min()) < classes:
             continue  # too few images to fit a head
         if balanced:
@@ -182,7 +182,7 @@ def cross_validate(
         "images": len(y),
         "of": total,
         "top1": right / len(y),
-        "top1_interval": wilson(right, len(y)),
+        "top1_interval": wilson_interval(right, len(y)),
         "curve": curve,
         "gain_from_twice": gain_from_twice([(p["images"], 1 - p["top1"]) for p in curve]),
         "weak_spots": weakest_classes(logits, y, names),

@@ -26,8 +26,8 @@ from vitft.data.inspection import (
     collect,
     inspect_file,
 )
-from vitft.data.jpeg import Pixels, is_supported, resized
-from vitft.data.loading import in_order
+from vitft.data.jpeg import can_resize, resized
+from vitft.data.loading import Pixels, in_order
 from vitft.features.cache import Store, key_of, open_store
 from vitft.features.cut import Prefix, run_prefix
 from vitft.features.facts import FACTS_BYTES, FactsRow, decode_facts, encode_facts, facts_key
@@ -63,7 +63,7 @@ class Extractor:
 
     Args:
         prefix: The frozen layers; a copy in `precision` is made of them.
-        folder: Of the cache; None caches in a temporary folder of this process.
+        folder: Folder of the cache; None for a temporary folder of this process.
         precision: `fp32` decodes and resizes as documented; `bf16` uses `data.jpeg`.
         exact: Decode and resize as documented in every precision.
         max_pixels: Larger images are errors.
@@ -126,7 +126,7 @@ class Extractor:
 
         Args:
             folder: As returned by `scan`.
-            view: Whose rows are computed.
+            view: The view to compute the rows of.
             allow_bad: Accept any number of unreadable files.
             fingerprints: Also add the fingerprint of every image, from the same decoding.
             progress: Called with the number of files done since the last call.
@@ -162,7 +162,7 @@ class Extractor:
     ) -> Iterator[ExtractedImage]:
         """Yield every file in order with its row cached."""
         store, on_cpu = self.store(view), self.device.type == "cpu"
-        fast = not self.is_exact and view.crop is None and is_supported(view.transform)
+        fast = not self.is_exact and view.crop is None and can_resize(view.transform)
         size = batch_size(self.device.type, self.prefix.shape[-1])
         chunks = (files[i : i + size] for i in range(0, len(files), size))
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from vitft.features.cross_validation import (
+    CV_FOLDS,
     CV_IMAGES,
-    FOLDS,
     choose_penalty,
     held_out_logits,
     stratified_folds,
@@ -90,7 +90,7 @@ def out_of_fold_logits(
         y: Labels (n,).
         groups: Near-duplicates share a number, (n,).
         classes: C.
-        seed: Of the folds.
+        seed: Seed of the folds.
         sample_weight: Weight of each image in the fit, (n,); default: 1.
         l2: Penalty; default: chosen by cross-validation.
     """
@@ -106,7 +106,7 @@ def out_of_fold_logits(
             seed=seed,
             groups=groups[rows],
         )
-    fold_id = stratified_folds(y, FOLDS, seed, groups)
-    kept = torch.stack([fold_id != k for k in range(FOLDS)]).float() * sample_weight
+    fold_id = stratified_folds(y, CV_FOLDS, seed, groups)
+    kept = torch.stack([fold_id != k for k in range(CV_FOLDS)]).float() * sample_weight
     heads = solve_logistic(scaled, y, kept, classes=classes, l2=l2, steps=60, tolerance=3e-4)
     return held_out_logits(scaled, heads, fold_id)

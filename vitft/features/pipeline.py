@@ -134,7 +134,7 @@ def build_pipeline(
     )
 
 
-def inspect_images(
+def inspect_dataset(
     folder: Folder,
     *,
     max_pixels: int,

@@ -1,4 +1,4 @@
-"""Scores and labels to numbers: accuracy, per class, confusion, calibration; each with an interval.
+"""Metrics of logits and labels: accuracy, per class, confusion, calibration; with intervals.
 
 Letters: n images, C classes; `logits` are (n, C), `labels` are (n,) class indices.
 """
@@ -10,98 +10,104 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.metrics.calibration import (
-    Temperature,
-    binned,
+    FittedTemperature,
+    bin_by_confidence,
     calibration_error,
-    confidences,
-    losses,
+    confidence_and_correctness,
+    log_losses,
 )
-from vitft.metrics.intervals import Floats, f1_of, mean_of_shares, mean_of_values, wilson
+from vitft.metrics.intervals import (
+    Floats,
+    bootstrap_mean_interval,
+    f1_with_interval,
+    mean_fraction_interval,
+    wilson_interval,
+)
 from vitft.metrics.results import ClassMetrics, Metrics, ProbabilityMetrics
 
 
-def confusion(logits: Tensor, labels: Tensor) -> Tensor:
-    """How often true class (row) was taken for class (column): (C, C), whole numbers."""
+def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the images by true class (row) and predicted class (column): (C, C), integers."""
     classes = logits.shape[-1]
     pairs = labels * classes + logits.argmax(dim=-1)
     return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
 
 
-def top_k(logits: Tensor, labels: Tensor, k: int) -> int:
-    """How many images have their class among the `k` best scores."""
+def count_top_k(logits: Tensor, labels: Tensor, k: int) -> int:
+    """Return the number of images whose class is among the `k` largest logits."""
     best = logits.topk(min(k, logits.shape[-1]), dim=-1).indices  # (n, k)
     return int((best == labels[:, None]).any(dim=-1).sum())
 
 
-def evaluation(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> Metrics:
-    """The figures of `eval.json` that take no time; shares are from 0 to 1, the loss is in nats.
+def classification_metrics(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> Metrics:
+    """Return the metrics of `results.Metrics` that are fast to compute.
 
-    What is undefined, such as the recall of a class without images, is None. `probabilities`
-    adds how good the probabilities are.
+    The interval of the loss and the calibration are None; `probability_metrics` computes them.
     """
     total = len(labels)
-    matrix = confusion(logits, labels)
+    matrix = confusion_matrix(logits, labels)
     rows, columns = matrix.sum(dim=1).tolist(), matrix.sum(dim=0).tolist()
     hits = matrix.diagonal().tolist()
     correct = sum(hits)
-    fifth = top_k(logits, labels, 5) if len(classes) > 5 else None
+    fifth = count_top_k(logits, labels, 5) if len(classes) > 5 else None
     recalls = [(hit, images) for hit, images in zip(hits, rows, strict=True) if images]
     return {
         "images": total,
         "top1": correct / total,
-        "top1_interval": wilson(correct, total),
+        "top1_interval": wilson_interval(correct, total),
         "top5": None if fifth is None else fifth / total,
-        "top5_interval": None if fifth is None else wilson(fifth, total),
+        "top5_interval": None if fifth is None else wilson_interval(fifth, total),
         "balanced": sum(hit / images for hit, images in recalls) / len(recalls),
-        "balanced_interval": mean_of_shares(recalls),
+        "balanced_interval": mean_fraction_interval(recalls),
         "majority": max(rows) / total,
         "loss": F.cross_entropy(logits, labels).item(),
         "loss_interval": None,
         "per_class": {
-            name: of_class(hits[i], rows[i], columns[i]) for i, name in enumerate(classes)
+            name: class_metrics(hits[i], rows[i], columns[i]) for i, name in enumerate(classes)
         },
         "confusion": matrix.tolist(),
         "calibration": None,
     }
 
 
-def of_class(right: int, images: int, named: int) -> ClassMetrics:
-    """The figures of one class.
+def class_metrics(right: int, images: int, predicted: int) -> ClassMetrics:
+    """Return the metrics of one class.
 
     Args:
-        right: Images of the class that were named so.
+        right: Images of the class that were predicted as it.
         images: Images of the class.
-        named: Images of any class that were named so.
+        predicted: Images of any class that were predicted as it.
     """
-    union = images + named - right
-    f1, f1_interval = f1_of(right, union) if union else (None, None)
+    union = images + predicted - right
+    f1, f1_interval = f1_with_interval(right, union) if union else (None, None)
     return {
         "images": images,
         "recall": right / images if images else None,
-        "recall_interval": wilson(right, images) if images else None,
-        "precision": right / named if named else None,
-        "precision_interval": wilson(right, named) if named else None,
+        "recall_interval": wilson_interval(right, images) if images else None,
+        "precision": right / predicted if predicted else None,
+        "precision_interval": wilson_interval(right, predicted) if predicted else None,
         "f1": f1,
         "f1_interval": f1_interval,
     }
 
 
-def probabilities(logits: Tensor, labels: Tensor, temperature: Temperature) -> ProbabilityMetrics:
-    """The figures of `eval.json` that depend on the temperature.
+def calibrated_metrics(
+    logits: Tensor, labels: Tensor, temperature: FittedTemperature
+) -> ProbabilityMetrics:
+    """Return the metrics that depend on the temperature, as they can be expected of new images.
 
-    Each image is judged with a temperature that was fitted without it, so the loss, the bins and
-    the error are those to expect of new images.
+    Each image is scored with a temperature that was fitted without it.
 
     Args:
-        logits: As the model gives them before the temperature is folded into it.
-        labels: Class indices.
-        temperature: What was fitted on them.
+        logits: Logits (n, C) of the model without a temperature.
+        labels: Class indices (n,).
+        temperature: The temperature fitted to them.
     """
     scores, truth = logits.double().numpy(), labels.numpy()
-    before, _ = calibration_error(binned(*confidences(scores, truth)))
-    judged = scores / temperature.held_out[:, None]
-    return fixed_probabilities(
-        judged,
+    before, _ = calibration_error(bin_by_confidence(*confidence_and_correctness(scores, truth)))
+    held_out = scores / temperature.held_out[:, None]
+    return probability_metrics(
+        held_out,
         labels,
         ece_before=before,
         temperature=temperature.value,
@@ -109,7 +115,7 @@ def probabilities(logits: Tensor, labels: Tensor, temperature: Temperature) -> P
     )
 
 
-def fixed_probabilities(
+def probability_metrics(
     scores: Floats,
     labels: Tensor,
     *,
@@ -127,9 +133,9 @@ def fixed_probabilities(
         note: Why no temperature was fitted.
     """
     truth = labels.numpy()
-    loss = losses(scores, truth)
-    low, high = mean_of_values(loss)
-    bins = binned(*confidences(scores, truth))
+    loss = log_losses(scores, truth)
+    low, high = bootstrap_mean_interval(loss)
+    bins = bin_by_confidence(*confidence_and_correctness(scores, truth))
     error, interval = calibration_error(bins)
     return {
         "loss": float(loss.mean()),

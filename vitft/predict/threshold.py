@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import Interval
 from vitft.predict.validation import ValidationPrediction, read_validation_predictions
 from vitft.system.errors import RunError, UsageError
@@ -76,7 +76,7 @@ def smallest_threshold(
             threshold = Threshold(
                 value=prediction.probability,
                 precision=correct / covered,
-                interval=wilson(correct, covered),
+                interval=wilson_interval(correct, covered),
                 coverage=covered / len(ranking),
                 images=len(ranking),
             )

@@ -20,7 +20,7 @@ user's image is opened.
 
 from pathlib import Path
 
-from vitft.report.comparison import Comparison
+from vitft.report.comparison import RunComparison
 from vitft.report.comparison_page import comparison_page
 from vitft.report.html import render
 from vitft.report.run_files import read_run
@@ -42,7 +42,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     return path
 
 
-def write_comparison(comparison: Comparison, out: Path) -> Path:
+def write_comparison(comparison: RunComparison, out: Path) -> Path:
     """Write the page of a comparison and return its path.
 
     Raises:

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import Interval
 from vitft.metrics.significance import sample_size
 from vitft.predict.validation import mistakes
@@ -156,7 +156,7 @@ def cross_validated_recalls(run: Run) -> list[ClassRecall]:
             recall=weak["recall"],
             images=weak["images"],
             kind="cross-validated image",
-            interval=wilson(round(weak["recall"] * weak["images"]), weak["images"]),
+            interval=wilson_interval(round(weak["recall"] * weak["images"]), weak["images"]),
             accuracy=more["top1"],
         )
         for weak in more.get("weak_spots") or []

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import CalibrationBin, Interval
 from vitft.report.svg import Axis, Chart, Series, axis_limits, round_ticks
 
@@ -96,7 +96,7 @@ def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
         Series(name="ideal", colour="muted", xs=[0, 1], ys=[0, 1], width=1, markers=NO_MARKERS)
     ]
     for b in bins:
-        bounds = wilson(round(b["accuracy"] * b["images"]), b["images"])
+        bounds = wilson_interval(round(b["accuracy"] * b["images"]), b["images"])
         xs = [b["confidence"]] * 2
         series.append(Series(colour="accent", xs=xs, ys=bounds, width=1.2, markers=NO_MARKERS))
     series.append(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import Interval
 from vitft.metrics.significance import holm, mcnemar, paired_interval
 from vitft.predict.validation import ValidationPrediction
@@ -66,7 +66,7 @@ class RunPair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """Several runs with their shared images and the test of each pair."""
 
     runs: Sequence[Run]
@@ -157,7 +157,9 @@ class Comparison:
                     "top1": run.results.get("top1") if run.results else None,
                     "top1_interval": run.results.get("top1_interval") if run.results else None,
                     "shared_right": self.rights[i],
-                    "shared_interval": wilson(self.rights[i], self.shared) if self.shared else None,
+                    "shared_interval": wilson_interval(self.rights[i], self.shared)
+                    if self.shared
+                    else None,
                     "recall": {
                         name: right / total
                         for name in self.classes
@@ -191,7 +193,7 @@ def p_text(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def compare_runs(runs: Sequence[Run]) -> Comparison:
+def compare_runs(runs: Sequence[Run]) -> RunComparison:
     """Compare runs on the validation images that they share.
 
     Raises:
@@ -216,7 +218,7 @@ def compare_runs(runs: Sequence[Run]) -> Comparison:
                 tuple(one.probability for one in predictions),
             )
         )
-    return Comparison(
+    return RunComparison(
         runs=runs,
         names=distinct_names(runs),
         notes=comparison_notes(runs, by_digest, len(common), relabelled),

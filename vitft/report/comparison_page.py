@@ -1,9 +1,9 @@
 """The page of a comparison: what its template shows beyond the comparison itself."""
 
-from vitft.metrics.intervals import wilson
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import Interval
 from vitft.report import charts
-from vitft.report.comparison import Comparison, SharedImage
+from vitft.report.comparison import RunComparison, SharedImage
 from vitft.report.reproduce import dotted, setting_text
 from vitft.report.summary import weights_name
 from vitft.report.thumbnails import Thumbnails
@@ -14,7 +14,7 @@ Proportion = tuple[float, Interval]
 """A proportion with its interval."""
 
 
-def comparison_page(comparison: Comparison) -> dict[str, object]:
+def comparison_page(comparison: RunComparison) -> dict[str, object]:
     """Return the values of the template `compare.html.j2`."""
     names, runs = comparison.names, range(len(comparison.runs))
 
@@ -41,13 +41,15 @@ def comparison_page(comparison: Comparison) -> dict[str, object]:
     }
 
 
-def shared_accuracies(comparison: Comparison) -> list[Proportion]:
+def shared_accuracies(comparison: RunComparison) -> list[Proportion]:
     """Return the accuracy of each run on the shared images; empty without such images."""
     shared = comparison.shared
-    return [(right / shared, wilson(right, shared)) for right in comparison.rights if shared]
+    return [
+        (right / shared, wilson_interval(right, shared)) for right in comparison.rights if shared
+    ]
 
 
-def different_settings(comparison: Comparison) -> list[tuple[str, list[str]]]:
+def different_settings(comparison: RunComparison) -> list[tuple[str, list[str]]]:
     """Return the settings that differ between the runs, with their values."""
     tables = [dotted(run.config) for run in comparison.runs]
     rows = []
@@ -58,7 +60,7 @@ def different_settings(comparison: Comparison) -> list[tuple[str, list[str]]]:
     return rows
 
 
-def class_recalls(comparison: Comparison) -> list[tuple[str, int, list[Proportion], float]]:
+def class_recalls(comparison: RunComparison) -> list[tuple[str, int, list[Proportion], float]]:
     """Return name, shared images, recalls of the runs and their difference for each class.
 
     Returns:
@@ -67,7 +69,7 @@ def class_recalls(comparison: Comparison) -> list[tuple[str, int, list[Proportio
     rows = []
     for name in comparison.classes:
         counts = [comparison.recall_counts(name, i) for i in range(len(comparison.runs))]
-        recalls = [(right / total, wilson(right, total)) for right, total in counts]
+        recalls = [(right / total, wilson_interval(right, total)) for right, total in counts]
         values = [recall for recall, _ in recalls]
         rows.append((name, counts[0][1], recalls, max(values) - min(values)))
     return sorted(rows, key=lambda row: (-row[3], row[0]))

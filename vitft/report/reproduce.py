@@ -17,7 +17,7 @@ class ReproduceSection:
     command: str
     config: list[str]
     """Lines of config.toml."""
-    versions: list[tuple[str, str]]
+    environment: list[tuple[str, str]]
     digests: list[tuple[str, str]]
     seconds: float | None
 
@@ -27,7 +27,7 @@ def reproduce_section(run: Run) -> ReproduceSection:
     return ReproduceSection(
         command=command_of(run.config) if run.config else "",
         config=run.config_text.splitlines(),
-        versions=versions(run),
+        environment=environment_rows(run),
         digests=digests(run),
         seconds=run.results.get("seconds") if run.results else None,
     )
@@ -86,7 +86,7 @@ def setting_text(value: object) -> str:
     return str(list(value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def versions(run: Run) -> list[tuple[str, str]]:
+def environment_rows(run: Run) -> list[tuple[str, str]]:
     """Return the device, the precision, and the versions of Python and the packages."""
     known = run.environment
     first = [

@@ -19,7 +19,7 @@ from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.loading import in_order
 from vitft.data.transforms import EvalTransform
 from vitft.features.extract import vanished_error
-from vitft.features.pipeline import build_pipeline, inspect_images
+from vitft.features.pipeline import build_pipeline, inspect_dataset
 from vitft.features.views import eval_view
 from vitft.models.pretrained import load_backbone
 from vitft.models.pretrained.catalog import CatalogEntry
@@ -66,7 +66,7 @@ class BackboneFeatures:
 
     def inspect(self) -> InspectedFolder:
         """Inspect every image of the folder and compute its features in the same pass."""
-        inspected = inspect_images(
+        inspected = inspect_dataset(
             self.folder,
             extractor=self.extractor,
             view=self.view,

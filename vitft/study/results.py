@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vitft.metrics.intervals import Z, student, wilson
+from vitft.metrics.intervals import Z, student_t_quantile, wilson_interval
 from vitft.metrics.results import Interval
 from vitft.study.plan import Plan
 
@@ -47,7 +47,7 @@ class CurvePoint:
         which accounts for their number and is valid even if three seeds agree by chance.
         """
         images = min(len(correct) for correct in self.correct)
-        low, high = wilson(round(self.top1 * images), images)
+        low, high = wilson_interval(round(self.top1 * images), images)
         half = half_width_of_mean(self.accuracies)
         return max(0.0, min(low, self.top1 - half)), min(1.0, max(high, self.top1 + half))
 
@@ -115,4 +115,4 @@ def half_width_of_mean(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     deviation = float(np.std(values, ddof=1))
-    return student(len(values) - 1) * deviation / math.sqrt(len(values))
+    return student_t_quantile(len(values) - 1) * deviation / math.sqrt(len(values))

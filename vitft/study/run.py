@@ -18,9 +18,9 @@ from vitft.config.run import Config
 from vitft.data.inspection import InspectedFile
 from vitft.data.summary import log_inspection
 from vitft.features.cache import default_folder, prune
-from vitft.features.cross_validation import FOLDS, choose_penalty
+from vitft.features.cross_validation import CV_FOLDS, choose_penalty
 from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
-from vitft.features.pipeline import inspect_images
+from vitft.features.pipeline import inspect_dataset
 from vitft.study.features import BackboneFeatures, baseline_features
 from vitft.study.plan import Plan, fitting_shots, too_few_images
 from vitft.study.results import CurvePoint, FewShotCurve, StudyResults
@@ -44,7 +44,7 @@ def run_study(plan: Plan, config: Config) -> StudyResults:
     inspected = (
         backbone.inspect()
         if backbone
-        else inspect_images(
+        else inspect_dataset(
             plan.folder, max_pixels=config.data.max_pixels, allow_bad=config.data.allow_bad
         )
     )
@@ -134,7 +134,7 @@ def evaluate_head(
     """Solve a head on the training images, and return which test images it predicts correctly."""
     train, test = torch.from_numpy(split.train(shots)), torch.from_numpy(split.test)
     with one_thread(
-        when=len(train) * min(len(train), x.shape[1]) * classes < SINGLE_THREAD_COST / FOLDS
+        when=len(train) * min(len(train), x.shape[1]) * classes < SINGLE_THREAD_COST / CV_FOLDS
     ):
         x_train, x_test = reduce_dimensions(x[train], x[test])
         y_train, weight = y[train], torch.ones(1, len(train))

@@ -19,7 +19,7 @@ from vitft.report import write_report
 from vitft.system.errors import Stopped
 from vitft.system.rundir import RunDir
 from vitft.training.checks import check_request
-from vitft.training.run import finetune
+from vitft.training.run import run_finetuning
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def finetune_demo(config: Config) -> tuple[Path, RunResults]:
     """Fine-tune once; return the run directory and the results."""
     out = check_request(config, None)
     log.info(f"\n--weights {config.weights.name}")
-    result = finetune(config, out=out)
+    result = run_finetuning(config, out=out)
     if result.interrupted:
         raise Stopped(result.exit_code)
     return out, result.figures

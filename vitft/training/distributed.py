@@ -23,7 +23,7 @@ from vitft.system import console
 from vitft.system.errors import ResourceError
 from vitft.system.signals import default_handlers
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 class ProcessGroup:
@@ -37,7 +37,7 @@ class ProcessGroup:
         """Whether this process logs and writes."""
         return self.rank == 0
 
-    def shard(self, items: Sequence[T]) -> Sequence[T]:
+    def shard(self, items: Sequence[Item]) -> Sequence[Item]:
         """Return every `size`-th item, from the `rank`-th on."""
         return items[self.rank :: self.size]
 
@@ -72,7 +72,7 @@ class ProcessGroup:
             distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
         return int(tensor.item())
 
-    def broadcast(self, value: T) -> T:
+    def broadcast(self, value: Item) -> Item:
         """Return the value of the main process."""
         if self.size == 1:
             return value
@@ -166,7 +166,7 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
     if on_gpu:
         torch.cuda.set_device(group.local_rank)
     if not group.is_main:
-        console.be_silent()
+        console.silence()
     with report_lost_process(), default_handlers():
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",

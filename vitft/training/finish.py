@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vitft.config.training import TrainSpec
 from vitft.data.split import Manifest
-from vitft.metrics.calibration import temperature_for
-from vitft.metrics.classification import evaluation, probabilities
+from vitft.metrics.calibration import calibrate_temperature
+from vitft.metrics.classification import calibrated_metrics, classification_metrics
 from vitft.metrics.results import RunResults
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.lora import write_adapter
@@ -92,14 +92,14 @@ def calibrate(
         seconds: Duration of the run.
     """
     logits, labels = final.logits, final.labels
-    temperature = temperature_for(logits.double().numpy(), labels.numpy())
+    temperature = calibrate_temperature(logits.double().numpy(), labels.numpy())
     if temperature.note:
         log.info(f"not calibrated: {temperature.note}")
     confirmed = {} if final.confirmed is None else {"confirmed_in_float32": final.confirmed}
     complete = {
         **results,
-        **evaluation(logits, labels, classes),
-        **probabilities(logits, labels, temperature),
+        **classification_metrics(logits, labels, classes),
+        **calibrated_metrics(logits, labels, temperature),
         **confirmed,
         "seconds": seconds,
     }

@@ -138,7 +138,7 @@ class Trainer:
         )
 
 
-def fit(
+def train_epochs(
     trainer: Trainer,
     batches: Callable[[int, int], Iterable[Batch]],
     *,

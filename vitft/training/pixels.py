@@ -70,7 +70,7 @@ class ImageFiles:
             for stack in stack_batches(images, size):
                 if stack.failed:
                     raise vanished_error(stack.failed[0][1])
-                chunk = [rows[number] for number in stack.numbers]
+                chunk = [rows[number] for number in stack.indices]
                 yield chunk, torch.from_numpy(stack.pixels).to(self.device)
 
 

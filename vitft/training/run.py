@@ -81,7 +81,7 @@ class Result:
 
 
 @dataclass(slots=True)
-class Progress:
+class StageProgress:
     """How far the stages of a run have come."""
 
     inputs: StageInputs
@@ -90,7 +90,7 @@ class Progress:
     """Features and held-out logits of all images, once a head was solved."""
 
 
-def finetune(
+def run_finetuning(
     config: Config, *, out: Path, resume: bool = False, max_seconds: float = 0.0
 ) -> Result:
     """Fine-tune pretrained weights on a folder of images and write the run directory `out`.
@@ -185,7 +185,7 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
     device = (describe_device(data.device), context.precision)
     run.write_json("environment.json", environment("running", *device))
     status, exit_code = "failed", 1
-    progress, is_evaluated = Progress(start.inputs), False
+    progress, is_evaluated = StageProgress(start.inputs), False
     results = best.results
     try:
         try:
@@ -248,7 +248,7 @@ def load_newest(context: RunContext) -> State | None:
 
 
 def train_stages(
-    context: RunContext, config: Config, progress: Progress, saved: State | None
+    context: RunContext, config: Config, progress: StageProgress, saved: State | None
 ) -> None:
     """Train one stage after the other, from the saved state on, and update `progress`."""
     first = saved.facts["stage"] if saved else 0

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitft.config.run import Config
 from vitft.data.augment import batch_augmentation
 from vitft.features.views import eval_view
-from vitft.metrics.classification import evaluation
+from vitft.metrics.classification import classification_metrics
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console
 from vitft.system.device import one_thread
@@ -28,7 +28,7 @@ from vitft.training.batches import (
 from vitft.training.best import BestWeights, RunningMetrics
 from vitft.training.dataset import Dataset, StageInputs
 from vitft.training.fsdp import shard_module, unshard_into
-from vitft.training.loop import StepResult, Trainer, diverged, fit, predict_logits
+from vitft.training.loop import StepResult, Trainer, diverged, predict_logits, train_epochs
 from vitft.training.solve import ScoredImages, fit_head, read_head_features, score_features
 from vitft.training.state import State, StateFacts, save_state
 from vitft.training.trackers import Trackers
@@ -68,7 +68,7 @@ def solve_head_stage(context: RunContext, config: Config, inputs: StageInputs) -
     for tried in solved.path:
         run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1})
     logits, labels = validation_logits(inputs)
-    best.update(evaluation(logits, labels, data.manifest.classes))
+    best.update(classification_metrics(logits, labels, data.manifest.classes))
     results, scored = score_features(
         features, data, l2=solved.l2, balanced=balanced, seed=seed, first_loss=first_loss
     )
@@ -121,7 +121,7 @@ class StepStage:
             self.progress.advance(done)
             try:
                 with stopper.patient(when=self.data.group.size > 1):
-                    fit(
+                    train_epochs(
                         self.trainer,
                         training_batches(self.config, self.inputs),
                         epochs=range(self.epochs, optim.epochs),
@@ -160,7 +160,7 @@ class StepStage:
             if self.trainer.sharded:
                 unshard_into(self.inputs.cut.suffix, self.trainer.model)
             logits, labels = validation_logits(self.inputs, precision=self.precision)
-            found = evaluation(logits, labels, self.data.manifest.classes)
+            found = classification_metrics(logits, labels, self.data.manifest.classes)
             if not math.isfinite(found["loss"]):
                 raise diverged(metrics.steps - 1, metrics.lr, found["loss"])
             with context.stopper.deferred():

@@ -15,7 +15,7 @@ from vitft.data.summary import log_inspection, log_split
 from vitft.features.cache import default_folder, prune
 from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints
-from vitft.features.pipeline import build_pipeline, check_disk_space, inspect_images
+from vitft.features.pipeline import build_pipeline, check_disk_space, inspect_dataset
 from vitft.features.views import View, eval_view
 from vitft.models.pretrained import LoadReport
 from vitft.models.timm_model import Model
@@ -120,7 +120,7 @@ def inspect_data(
     """
     data, cache = setup.config.data, setup.config.train.cache
     fingerprints = Fingerprints(cache) if data.group_duplicates else None
-    inspected = inspect_images(
+    inspected = inspect_dataset(
         setup.folder,
         max_pixels=data.max_pixels,
         allow_bad=data.allow_bad,

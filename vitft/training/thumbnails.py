@@ -40,7 +40,7 @@ from vitft.system.rundir import RunDir
 
 log = logging.getLogger(__name__)
 
-SIDE = 112
+THUMBNAIL_SIDE = 112
 """Longer side in pixels."""
 MISTAKES, AUDITED, UNSURE, UNSURE_PER_CLASS = 200, 80, 60, 3
 """Largest number of images of each kind."""
@@ -49,7 +49,7 @@ ATTENTION_IMAGES = 12
 ATTENTION_BATCH = 4
 """Images whose attention is computed together, on one core of a CPU."""
 
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+ImageArray = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Thumbnail:
 
     sha256: str
     jpeg: bytes
-    view: Pixels | None
+    view: ImageArray | None
     """The model's input, (S, S, 3), if the attention is drawn."""
 
 
@@ -112,7 +112,7 @@ class ThumbnailMaker:
         view = self.transform.pixels(image) if wanted else None
         return Thumbnail(row.sha256, thumbnail_jpeg(image), view)
 
-    def attention(self, views: Mapping[str, Pixels]) -> Iterator[tuple[str, bytes]]:
+    def attention(self, views: Mapping[str, ImageArray]) -> Iterator[tuple[str, bytes]]:
         """Give digest and JPEG of each view, overlaid with the attention for its prediction."""
         if self.model is None or not views:
             return
@@ -137,7 +137,7 @@ class ThumbnailMaker:
             torch.set_num_threads(before)
 
     def draw_attention(
-        self, model: VisionTransformer, views: Mapping[str, Pixels]
+        self, model: VisionTransformer, views: Mapping[str, ImageArray]
     ) -> list[tuple[str, bytes]]:
         """The same of one batch."""
         from vitft.explain.attribution import relevance_map
@@ -160,7 +160,7 @@ def write_folder(run: Path, maker: ThumbnailMaker, rows: Sequence[Row]) -> int:
     if not rows:
         return 0
     folder, temporary = run / THUMBS, run / f".{THUMBS}"
-    views: dict[str, Pixels] = {}
+    views: dict[str, ImageArray] = {}
     count = 0
     overlays = len(maker.predicted) if maker.model is not None else 0
     with writing(folder), console.Progress("thumbnails", len(rows) + overlays) as progress:
@@ -213,7 +213,7 @@ def audited_paths(audit: AuditResults | None) -> list[str]:
 
 def thumbnail_jpeg(image: Image.Image) -> bytes:
     """Return a small JPEG without EXIF, comment or colour profile."""
-    small = image.copy() if max(image.size) <= SIDE else image
+    small = image.copy() if max(image.size) <= THUMBNAIL_SIDE else image
     if small is image:
         small = image.resize(thumbnail_size(image.size), Image.Resampling.LANCZOS, reducing_gap=3.0)
     small.info.clear()
@@ -223,6 +223,6 @@ def thumbnail_jpeg(image: Image.Image) -> bytes:
 
 
 def thumbnail_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Return width and height scaled to `SIDE` pixels along the longer side."""
-    longest = max(size)
-    return max(1, round(size[0] * SIDE / longest)), max(1, round(size[1] * SIDE / longest))
+    """Return width and height scaled so that the longer side is `THUMBNAIL_SIDE` pixels."""
+    longest, side = max(size), THUMBNAIL_SIDE
+    return max(1, round(size[0] * side / longest)), max(1, round(size[1] * side / longest))

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from vitft.system.extras import require_extra
 
-Points = Sequence[tuple[int, Mapping[str, float]]]
+MetricPoints = Sequence[tuple[int, Mapping[str, float]]]
 """Moments and their values, in order. Moment `2 * n` is after `n` steps of the whole run; what is
 measured then, at the end of an epoch, belongs to moment `2 * n + 1`."""
 
@@ -57,7 +57,7 @@ class TrackerClient(Protocol):
 
     def start(self, run: TrackedRun) -> Connection: ...
 
-    def log(self, points: Points) -> None: ...
+    def log(self, points: MetricPoints) -> None: ...
 
     def finish(self, status: str, results: Mapping[str, float]) -> None: ...
 
@@ -91,7 +91,7 @@ class TensorBoard:
         location = f"tensorboard --logdir {shlex.quote(str(folder))}"
         return Connection(id="tensorboard", location=location)
 
-    def log(self, points: Points) -> None:
+    def log(self, points: MetricPoints) -> None:
         for moment, values in points:
             for key, value in values.items():
                 self.writer.add_scalar(key, value, moment // 2)
@@ -143,7 +143,7 @@ class MLflow:
             self.client.log_batch(created.info.run_id, params=params[start : start + 100])
         return str(created.info.run_id)
 
-    def log(self, points: Points) -> None:
+    def log(self, points: MetricPoints) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -189,7 +189,7 @@ class Wandb:
         last_moment = 2 * int(self.run.step) - 1 if self.run.resumed else -1
         return Connection(id=name, location=str(location), last_moment=last_moment)
 
-    def log(self, points: Points) -> None:
+    def log(self, points: MetricPoints) -> None:
         for moment, values in points:
             self.run.log(dict(values), step=moment // 2)
 

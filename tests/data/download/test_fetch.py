@@ -19,7 +19,7 @@ from tests.support.pictures import encoded, scene
 from vitft.cli.main import build_parser
 from vitft.data.download.fetch import fetch_folder, folder_name
 from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
-from vitft.data.download.resumable import DownloadLimits, download_file
+from vitft.data.download.resumable import DownloadLimits, fetch_to_part
 from vitft.data.folder import scan
 from vitft.system.errors import DataError, LockedError, ResourceError, RunError, UsageError
 
@@ -199,10 +199,10 @@ def test_a_later_process_goes_on_from_what_an_earlier_one_left(site: Site, tmp_p
     part, once = tmp_path / "x.part", DownloadLimits(wait_s=0.01, attempts=1, pace=1)
     site.faults = ["drop"]
     with pytest.raises(DataError, match=r"MB are kept\n.*run it again later to resume"):
-        download_file(site.url, part, limits=once)
+        fetch_to_part(site.url, part, limits=once)
     left = part.stat().st_size
 
-    download_file(site.url, part, limits=once)
+    fetch_to_part(site.url, part, limits=once)
 
     assert site.asked == ["", f"bytes={left}-"]
     assert part.read_bytes() == site.files["/set.tar.gz"]
@@ -214,22 +214,22 @@ def test_a_part_of_another_version_is_begun_again(site: Site, tmp_path: Path, ch
     site.etag = "" if change == "no etag" else site.etag
     site.faults = ["drop"]
     with pytest.raises(DataError):
-        download_file(site.url, part, limits=DownloadLimits(attempts=1, pace=1))
+        fetch_to_part(site.url, part, limits=DownloadLimits(attempts=1, pace=1))
     if change == "other etag":
         site.etag, site.files["/set.tar.gz"] = '"two"', image_tar(extra=NOISE[::-1])
     site.ranges = change != "no ranges"
     if change == "shorter":  # and the server says that it is the same version
         site.files["/set.tar.gz"] = image_tar(extra=b"short")
 
-    download_file(site.url, part, limits=QUICK)
+    fetch_to_part(site.url, part, limits=QUICK)
 
     assert part.read_bytes() == site.files["/set.tar.gz"]
 
 
 def test_a_whole_part_is_not_asked_for_again(site: Site, tmp_path: Path) -> None:
-    download_file(site.url, tmp_path / "x.part", limits=QUICK)
+    fetch_to_part(site.url, tmp_path / "x.part", limits=QUICK)
 
-    download_file(site.url, tmp_path / "x.part", limits=QUICK)
+    fetch_to_part(site.url, tmp_path / "x.part", limits=QUICK)
 
     assert len(site.asked) == 1
 
@@ -270,7 +270,7 @@ def test_what_does_not_come_is_told_in_a_sentence(
 
 def test_more_than_the_limit_is_refused_by_what_is_announced(site: Site, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="larger than"):
-        download_file(site.url, tmp_path / "x.part", limits=DownloadLimits(max_bytes=1000))
+        fetch_to_part(site.url, tmp_path / "x.part", limits=DownloadLimits(max_bytes=1000))
 
     assert not (tmp_path / "x.part").exists()
 

@@ -18,7 +18,7 @@ import json, sys
 import torch
 from vitft.config.run import config_from_table
 from vitft.predict.torch_engine import Predictor
-from vitft.training.run import finetune
+from vitft.training.run import run_finetuning
 
 torch.set_num_threads(1)
 answers = {}
@@ -29,7 +29,7 @@ for name, size in (("resnet18", 64), ("vit_small_patch14_dinov2", 28)):
         "weights": {"name": f"timm:{name}", "image_size": [size, size]},
     }
     from pathlib import Path
-    figures = finetune(config_from_table(table), out=Path(out)).figures
+    figures = run_finetuning(config_from_table(table), out=Path(out)).figures
     predictor = Predictor.from_run(out)
     answers[name] = {
         "figures": figures,

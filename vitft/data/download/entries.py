@@ -150,8 +150,8 @@ def tar_entries(
 ) -> Generator[ArchiveEntry, None, None]:
     """Yield the entries of a tar, read once from front to back."""
     with contextlib.ExitStack() as stack:
-        plain = gzip.GzipFile(fileobj=file) if is_zipped else file
-        stream = TarStream(cast("IO[bytes]", plain), packed, limits)
+        raw = gzip.GzipFile(fileobj=file) if is_zipped else file
+        stream = TarStream(cast("IO[bytes]", raw), packed, limits)
         # A TarStream has the methods that tarfile calls.
         tar = stack.enter_context(tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:"))
         while (member := tar.next()) is not None:

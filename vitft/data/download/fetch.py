@@ -16,12 +16,12 @@ from urllib.parse import unquote, urlsplit
 from vitft.data.download.archive import unpack
 from vitft.data.download.entries import ArchiveLimits
 from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
-from vitft.data.download.resumable import DownloadLimits, download_file, remove_part
+from vitft.data.download.resumable import DownloadLimits, fetch_to_part, remove_part
 from vitft.data.download.web_image import is_url
 from vitft.data.folder import Folder, scan
 from vitft.data.walk import SYSTEM_FILES
 from vitft.system.errors import DataError, LockedError, RunError, UsageError
-from vitft.system.files import whole_folder, write_atomically, writing
+from vitft.system.files import atomic_folder, write_atomically, writing
 
 ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
 MAX_NESTING = 5
@@ -56,7 +56,7 @@ def fetch_folder(
     Args:
         archive: Its address, and what is known about it.
         target: Must not exist.
-        limits: On the content.
+        limits: Limits on the content.
         patience: Limits on the download.
 
     Raises:
@@ -73,12 +73,12 @@ def fetch_folder(
         target.parent.mkdir(parents=True, exist_ok=True)
     with locked_target(target):
         check_target(target)  # again, now that it is locked
-        download_file(archive.url, part, size=archive.size, limits=patience)
+        fetch_to_part(archive.url, part, size=archive.size, limits=patience)
         sha256 = archive_sha256(part)
         record, recorded = target.with_name(f"{target.name}.sha256"), ""
         try:
             recorded = check_digest(archive, sha256, part.stat().st_size, record)
-            with whole_folder(target) as folder:
+            with atomic_folder(target) as folder:
                 unpack(part, folder, name=archive.url, limits=limits)
                 inside = image_root(folder, archive.url).relative_to(folder)
         except DataError:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitft.data.download.web_image import Deadline, WebLimits, failure_reason, open_url
+from vitft.data.download.web_image import Deadline, WebLimits, connection_failure, open_url
 from vitft.system import console
 from vitft.system.errors import DataError, ResourceError
 from vitft.system.files import write_atomically, writing
@@ -59,7 +59,7 @@ class RemoteVersion:
         return self.etag if self.etag and not self.etag.startswith("W/") else self.modified
 
 
-def download_file(
+def fetch_to_part(
     url: str, part: Path, *, size: int | None = None, limits: DownloadLimits | None = None
 ) -> None:
     """Download a file into `part`, resuming from what is there.
@@ -68,7 +68,7 @@ def download_file(
         url: http or https.
         part: Collects the bytes; it and `part`.json are left to the caller.
         size: Expected bytes, if known.
-        limits: On size, pace and attempts.
+        limits: Limits on size, pace and attempts.
 
     Raises:
         DataError: The file does not exist, has another size, is too large, or no bytes arrive.
@@ -125,7 +125,7 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
             with error:  # closes the connection
                 raise error_for_status(url, part, error) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = failure_reason(error)
+            reason = connection_failure(error)
             if clock.is_up or isinstance(getattr(error, "reason", error), TimeoutError):
                 reason = f"no data within {limits.stall_s:g} s"
             elif isinstance(error, ValueError):  # a refused redirect
@@ -137,13 +137,13 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
 
 def error_for_status(url: str, part: Path, error: urllib.error.HTTPError) -> Exception:
     """Return the error for a response other than the file."""
-    said = f"the server responded with {error.code} {error.reason}".splitlines()[0][:160]
+    status = f"the server responded with {error.code} {error.reason}".splitlines()[0][:160]
     if error.code == 416:  # the remote file is shorter than the part
         remove_part(part)
-        return BrokeOffError(f"{said}: starting again")
+        return BrokeOffError(f"{status}: starting again")
     if error.code in (408, 425, 429) or error.code >= 500:
-        return BrokeOffError(said)
-    return DataError(f"{url} cannot be fetched: {said}", fix="check the address")
+        return BrokeOffError(status)
+    return DataError(f"{url} cannot be fetched: {status}", fix="check the address")
 
 
 def receive(
@@ -194,9 +194,9 @@ def body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN4
     Raises:
         BrokeOffError: The server sends another range than requested.
     """
-    said = answer.headers.get("Content-Length", "")
+    announced = answer.headers.get("Content-Length", "")
     if answer.status != 206:
-        return (int(said) if said.isdecimal() else None), 0
+        return (int(announced) if announced.isdecimal() else None), 0
     match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
     if match is None or int(match[1]) != start:
         raise BrokeOffError("the server sends another range than requested")

@@ -99,7 +99,7 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
                     :160
                 ]
         except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = failure_reason(error)
+            reason = connection_failure(error)
         if clock.is_up:
             reason = f"no complete response within {limits.seconds:g} s"
     raise ImageError(url, reason)
@@ -145,7 +145,7 @@ def image_too_large(url: str, limits: WebLimits) -> ImageError:
     return ImageError(url, f"larger than {limits.max_bytes / 2**20:g} MB")
 
 
-def failure_reason(error: Exception) -> str:
+def connection_failure(error: Exception) -> str:
     """Return a failure in a few words, without Python's class names."""
     cause = getattr(error, "reason", error)  # urllib wraps the cause
     if isinstance(cause, TimeoutError):
