@@ -23,7 +23,7 @@ from vitft.explain.heatmaps import overlay
 from vitft.models.find import find_model
 from vitft.models.timm_model import require_vit
 from vitft.predict.engine import LoadedImage, Pipeline, Views
-from vitft.predict.postprocess import FloatArray, Postprocess
+from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.system.errors import ImageError, UsageError
@@ -158,7 +158,7 @@ class Trained:
             predictions += pipeline.predict_batch([self.load_image(i, p) for i, p in batch])
         return predictions
 
-    def features(self, images: Picture | Iterable[Picture]) -> FloatArray:
+    def features(self, images: Picture | Iterable[Picture]) -> ScoreArray:
         """Return the input of the head for each image: float32 (n, D).
 
         Raises:

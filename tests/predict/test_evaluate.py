@@ -111,7 +111,7 @@ def test_a_split_of_another_run_is_refused(run: Path, unseen: Path) -> None:
     text = (run / "split.csv").read_text()
     (run / "split.csv").write_text(text.replace(",train,", ",val,", 1))
 
-    with pytest.raises(RunError, match="not the split that the model beside it"):
+    with pytest.raises(RunError, match="trained with another split than"):
         judge(unseen, run)
 
 

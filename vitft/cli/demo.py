@@ -5,6 +5,7 @@ import argparse
 from vitft.cli import output
 from vitft.cli.parser import Commands
 from vitft.metrics.results import RunResults
+from vitft.predict.rows import RowWriter
 from vitft.system.imports import heavy_imports
 
 
@@ -20,7 +21,6 @@ def demo_command(_: argparse.Namespace) -> int:
     """Run the demo and print its results."""
     with heavy_imports():
         from vitft.data.demo import DEMO_FOLDER
-        from vitft.predict.rows import RowWriter
         from vitft.training.demo import run_demo
 
     done = run_demo()

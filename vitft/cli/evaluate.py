@@ -41,17 +41,19 @@ def add_evaluate(commands: "Commands") -> None:
         "--data",
         required=True,
         metavar="DIR|CSV",
-        help="class folders (or train and val folders of them), or a table path,label",
+        help="folder with one folder per class, or CSV with the columns path and label",
     )
     parser.add_argument(
-        "--subset", choices=("train", "val"), help="part of a folder that has both (default: val)"
+        "--subset", choices=("train", "val"), help="part of a folder with both (default: val)"
     )
     parser.add_argument("--run", metavar="DIR", help="run folder or checkpoint (default: latest)")
-    parser.add_argument("--format", choices=EVALUATE_FORMATS, default="table")
+    parser.add_argument(
+        "--format", choices=EVALUATE_FORMATS, default="table", help="default: table"
+    )
     parser.add_argument(
         "--out", metavar="DIR", help="also write eval.json and predictions.csv there"
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.set_defaults(command=evaluate_command)
 
 
@@ -101,7 +103,7 @@ def print_results(results: Mapping[str, Any], style: str) -> None:
 
 
 def long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
-    """Yield one row per metric, those of classes last; undefined values are empty."""
+    """Yield one row per metric, those of each class last; undefined values are empty."""
     yield "figure", "class", "value", "low", "high"
     calibration = results["calibration"]
     yield "images", "", results["images"], "", ""

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 def add_explain(commands: "Commands") -> None:
     """Add `vitft explain`."""
     parser = commands.add_parser("explain", help="show which regions of an image a model uses")
-    parser.add_argument("images", nargs="*", metavar="IMAGE", help="files and folders")
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help="image files and folders")
     parser.add_argument("--run", metavar="DIR", help="run folder or checkpoint (default: latest)")
     parser.add_argument("--weights", metavar="NAME", help="pretrained weights instead of a run")
-    parser.add_argument("--allow-pickle", action="store_true", help="read .pth files")
+    parser.add_argument(
+        "--allow-pickle", action="store_true", help="read .pth files, which are pickles"
+    )
     parser.add_argument(
         "--method", choices=METHODS, help="default: relevance, which is specific to a class"
     )
@@ -48,7 +50,7 @@ def add_explain(commands: "Commands") -> None:
     parser.add_argument(
         "--head", type=int, metavar="N", help="head for attention, from 0 (default: all)"
     )
-    parser.add_argument("--out", metavar="DIR", help="new folder (default: explained)")
+    parser.add_argument("--out", metavar="DIR", help="new folder for pictures (default: explained)")
     parser.add_argument(
         "--arrays", action="store_true", help="also write the maps and logits as .npz"
     )
@@ -57,7 +59,7 @@ def add_explain(commands: "Commands") -> None:
         action="store_true",
         help="plot the weights instead: filters, position similarity, attention distance",
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.set_defaults(command=explain_command)
 
 
@@ -136,7 +138,7 @@ def choose_method(args: argparse.Namespace) -> Method:
 def draw_images(
     model: "ExplainedModel", method: Method, images: list[str], out: Path, args: argparse.Namespace
 ) -> int:
-    """Write a picture of each image and print a table of them."""
+    """Write a picture of each image and print a table; return 3 if an image was unreadable."""
     from vitft.explain.explainer import Explainer
 
     target = None if args.about is None else model.class_index(args.about)
@@ -161,7 +163,7 @@ def draw_images(
 
 
 def draw_model(model: "ExplainedModel", images: list[str], out: Path) -> int:
-    """Write the figures of the weights; the third needs images."""
+    """Write plots of the weights and print their names; return 3 if an image was unreadable."""
     from vitft.explain.model import validation_files
     from vitft.explain.model_figures import write_model_figures
 

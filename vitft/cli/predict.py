@@ -54,7 +54,7 @@ def add_predict(commands: "Commands") -> None:
         "--list", action="append", default=[], metavar="FILE", help="file that lists images"
     )
     parser.add_argument("--run", metavar="DIR", help="run folder or checkpoint (default: latest)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.add_argument("--top-k", type=int, default=1, metavar="K", help="classes per image")
     parser.add_argument(
         "--format", choices=ROW_FORMATS, help="default: table, or by the suffix of --out"
@@ -74,7 +74,7 @@ def add_predict(commands: "Commands") -> None:
     )
     parser.add_argument("--tta", action="store_true", help="average with the mirror image")
     parser.add_argument(
-        "--explain", metavar="DIR", help="new folder for pictures of where the model looked"
+        "--explain", metavar="DIR", help="new folder for relevance overlays of the images"
     )
     parser.add_argument(
         "--dtype",
@@ -122,7 +122,7 @@ def predict_command(args: argparse.Namespace) -> int:
 def illustrate(
     engine: "Engine", predictions: "Iterator[Prediction]", folder: Path
 ) -> "Iterator[Prediction]":
-    """Write a picture of where the model looked for each prediction; imports torch."""
+    """Write a relevance overlay for each prediction; imports torch."""
     from vitft.explain.overlays import illustrate_predictions
 
     return illustrate_predictions(engine, predictions, folder)

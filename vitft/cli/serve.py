@@ -27,7 +27,7 @@ def add_serve(commands: "Commands") -> None:
     parser.add_argument(
         "--run", metavar="RUN", help="run folder, checkpoint or hf:owner/name (default: latest)"
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on"
     )

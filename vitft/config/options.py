@@ -1,4 +1,4 @@
-"""Options of `vitft finetune` and keywords of `vitft.finetune`, and the settings they stand for."""
+"""Options of `vitft finetune`, which are also keywords of `vitft.finetune`, and their settings."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class Option:
 
     @property
     def text(self) -> str:
-        """Help with the default, except for switches."""
+        """Help text with the default, except for switches."""
         if self.setting_type.type is bool:
             return self.help
         section, _, name = self.setting.partition(".")
@@ -199,11 +199,11 @@ FINETUNE_OPTIONS = (
 
 
 def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
-    """Return the settings that option values stand for, by dotted name.
+    """Convert option values to settings with dotted names.
 
     Args:
-        values: By `Option.name`, and `seed`, which stands for two settings. None and False count
-            as not given.
+        values: Values by `Option.name`, and `seed`, which sets two settings. None and False mean
+            that an option is not given.
     """
     settings: list[tuple[str, object]] = []
     for option in FINETUNE_OPTIONS:

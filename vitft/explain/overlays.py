@@ -1,4 +1,4 @@
-"""Relevance overlays of a stream of predictions, written to a folder."""
+"""Relevance overlays for a stream of predictions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ from vitft.system.files import write_atomically, writing
 def illustrate_predictions(
     engine: Engine, predictions: Iterator[Prediction], folder: Path
 ) -> Iterator[Prediction]:
-    """Yield the same predictions; write a relevance overlay of each that carries its view.
+    """Yield the same predictions, and write a relevance overlay of each that has a view.
 
     Raises:
         UsageError: The model is one of timm's, whose attention is not accessible.

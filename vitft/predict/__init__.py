@@ -1,1 +1,1 @@
-"""Images in, answers out: engines, predictions, output files, evaluation."""
+"""Prediction: engines, postprocessing, output files, thresholds and evaluation."""

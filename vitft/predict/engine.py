@@ -1,4 +1,4 @@
-"""Prediction pipeline, whatever computes the scores: load images, run an engine, postprocess.
+"""Engine-independent prediction pipeline: load images, run an engine, postprocess its scores.
 
 Images are read and decoded in threads, and predictions come in the order of their sources. Nothing
 here imports torch; the engines are in `torch_engine` and `numpy_engine`.
@@ -32,7 +32,7 @@ class Engine(Protocol):
     workers: int
     """Threads that read and decode images; 0: the caller's own."""
     in_workers: bool
-    """Whether each worker also scores, on one core, the batch that it has decoded."""
+    """Whether each worker also scores the batch that it has decoded, on one core."""
 
     @property
     def transform(self) -> EvalTransform: ...
@@ -56,7 +56,7 @@ class Engine(Protocol):
         ...
 
     def running(self) -> contextlib.AbstractContextManager[None]:
-        """Restore on exit what workers change in the whole process."""
+        """Enter a prediction run; on exit, process-wide settings are restored."""
         ...
 
 

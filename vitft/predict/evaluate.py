@@ -33,9 +33,9 @@ from vitft.metrics.results import EvaluatedData, EvaluationResults
 from vitft.models.checkpoint import Card
 from vitft.models.find import find_model
 from vitft.predict.engine import Views
-from vitft.predict.postprocess import FloatArray, Postprocess
+from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
-from vitft.predict.rows import csv_cell
+from vitft.predict.rows import format_csv_cell
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.predict.validation import read_json
 from vitft.system import console
@@ -56,7 +56,7 @@ PREDICTION_COLUMNS = (
 
 
 class LabelledPrediction(NamedTuple):
-    """The label of an image and its prediction, which has no classes if the image was left out."""
+    """An image's label and its prediction, which has no classes if the image was left out."""
 
     label: str
     prediction: Prediction
@@ -66,12 +66,12 @@ class LabelledPrediction(NamedTuple):
         return self.prediction.classes[:1] == (self.label,)
 
     def to_csv(self) -> str:
-        """Return the row of predictions.csv under `COLUMNS`."""
+        """Return the row of predictions.csv under `PREDICTION_COLUMNS`."""
         path, name, probability, notes, error = self.prediction.to_cells(1)
         label_probability = self.prediction.target_probability if name else None
         is_correct = str(int(self.is_correct)) if name else None
         cells = (path, self.label, name, probability, label_probability, is_correct, notes, error)
-        return csv_line([csv_cell(cell) for cell in cells])
+        return csv_line([format_csv_cell(cell) for cell in cells])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Evaluation:
 
 
 class HashedImage(NamedTuple):
-    """A file that was read once: its digest, and its view or the reason why it is left out."""
+    """An image with its digest, and its view or the reason why it is left out."""
 
     path: str
     label: str
@@ -121,7 +121,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     index = {name: number for number, name in enumerate(classes)}
     postprocess = Postprocess.for_run(folder, classes, predictor.feature_size)
     predictions: list[LabelledPrediction] = []
-    logits: list[FloatArray] = []
+    logits: list[ScoreArray] = []
     digests: list[str] = []
     with console.Progress("evaluate", len(data.images)) as progress:
         for group in image_groups(data, predictor.card, splits):
@@ -159,7 +159,7 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     """Refuse classes that the model does not know; some of the model's may be missing.
 
     Raises:
-        DataError: With the classes that only one of both has.
+        DataError: A class is unknown to the model.
     """
     unknown = sorted({*data.classes} - {*known})
     if not unknown:
@@ -167,7 +167,7 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     missing = sorted({*known} - {*data.classes})
     near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.75)
     raise DataError(
-        f"the classes of {data.source} are not the model's: unknown to the model: "
+        f"the classes of {data.source} differ from the model's: unknown to the model: "
         f"{listing(unknown, 10)}; missing from the data: {listing(missing, 10) or 'none'}",
         fix=f"rename {unknown[0]} to {near[0]}, if that is meant"
         if near
@@ -176,7 +176,7 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
 
 
 def read_splits(folder: Path, card: Card) -> Mapping[str, str] | None:
-    """Return which images (by sha256) trained or validated the model; None without split.csv.
+    """Map the sha256 of each image of the run to `train` or `val`; None without split.csv.
 
     Raises:
         RunError: split.csv belongs to another model.
@@ -187,11 +187,11 @@ def read_splits(folder: Path, card: Card) -> Mapping[str, str] | None:
     manifest = Manifest.read(path, folder)
     if hashlib.sha256(path.read_bytes()).hexdigest() != card.split:
         raise RunError(
-            f"{path} is not the split that the model beside it was trained with",
-            fix="restore the file, or copy the model to another folder to evaluate it without",
+            f"the model was trained with another split than {path}",
+            fix="restore the file, or evaluate a copy of the model in another folder",
         )
     splits = {row.sha256: row.split for row in manifest.val}
-    return splits | {row.sha256: row.split for row in manifest.train}  # train wins
+    return splits | {row.sha256: row.split for row in manifest.train}  # training takes precedence
 
 
 def image_groups(
@@ -233,7 +233,7 @@ def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]
         return DataError(
             f"{trained} of {total} images of {data.source} trained this model{unread}, so none is "
             "left to evaluate it on",
-            fix="give images that the model has not seen",
+            fix="use images that the model has not seen",
         )
     examples = "; ".join(
         f"{row.prediction.path}: {row.prediction.error}" for row in predictions[:3]
@@ -265,7 +265,7 @@ def evaluated_data(
     digests: Sequence[str],
     splits: Mapping[str, str] | None,
 ) -> EvaluatedData:
-    """Return where the images came from, and how many of them are left out or special."""
+    """Return the source of the images, and how many are left out, validated or duplicates."""
     rows = [row.prediction for row in predictions]
     return {
         "path": str(data.source),
@@ -279,7 +279,7 @@ def evaluated_data(
 
 
 def warn_of_bias(results: EvaluationResults) -> None:
-    """Log which images were left out, and which of the others bias the results."""
+    """Log which images were left out, and what biases the results."""
     data, images = results["data"], results["images"]
     unreadable = data["unreadable"]
     for row in unreadable[:MOST_NAMED]:

@@ -1,4 +1,4 @@
-"""Prediction jobs: what `vitft predict` does, from the names of images to rows in a file.
+"""Prediction jobs, as `vitft predict` runs them: from names of images to rows in a file.
 
 A few images on a CPU are predicted in NumPy, without importing torch.
 """
@@ -120,7 +120,7 @@ def run_prediction(
 def choose_engine(
     request: PredictRequest, checkpoint: Path, images: Iterator[ImageSource]
 ) -> tuple[Engine, Iterator[ImageSource]]:
-    """Return NumPy's engine for a few images on a CPU, else torch's; and all of the sources."""
+    """Choose NumPy for a few images on a CPU, else torch; return the engine and all sources."""
     first = [*islice(images, FEW_IMAGES + 1)] if request.shard.world == 1 else []
     are_few = 0 < len(first) <= FEW_IMAGES
     images = chain(first, images)
@@ -154,7 +154,7 @@ def load_predictor(request: PredictRequest, checkpoint: Path) -> "Predictor":
 
 
 def finished_job(request: PredictRequest, shard: ProcessShard) -> JobSummary | None:
-    """Return the outcome of a resumed job that an earlier run has finished."""
+    """Return the outcome of a resumed job whose file is already complete, else None."""
     if not request.resume or request.out is None:
         return None
     out = Path(request.out)
@@ -174,7 +174,7 @@ def open_destination(
     images: Iterator[ImageSource],
     write: Callable[[str], object],
 ) -> Iterator[tuple[RowWriter, Iterator[ImageSource]]]:
-    """Open the file or stream for rows; yield it with the sources that have no row yet."""
+    """Open the destination of the rows; yield it with the sources that have no row yet."""
     style, top_k = request.style, request.top_k
     if request.out is None:
         rows = RowWriter(style, top_k, write)
@@ -193,7 +193,7 @@ def open_destination(
 
 
 class SourceHistory:
-    """Sources of which the last few that were read can be read again."""
+    """Iterator over sources that can repeat the last few of them."""
 
     def __init__(self, images: Iterator[ImageSource], size: int) -> None:
         self.images = images
@@ -201,14 +201,14 @@ class SourceHistory:
         self.count = 0
 
     def names(self) -> Iterator[str]:
-        """Read the sources and yield their names."""
+        """Iterate over the sources and yield their names."""
         for source in self.images:
             self.recent.append(source)
             self.count += 1
             yield source.name
 
     def after(self, count: int) -> Iterator[ImageSource]:
-        """Return the sources after the first `count`, most of which have been read already."""
+        """Return the sources after the first `count`; recent ones among them are repeated."""
         again = list(self.recent)[len(self.recent) - (self.count - count) :]
         return chain(again, self.images)
 

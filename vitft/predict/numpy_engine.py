@@ -21,11 +21,11 @@ from vitft.system.errors import RunError
 
 MAX_THREADS = min(4, os.cpu_count() or 1)
 FEW_IMAGES = 8
-"""Images up to which NumPy finishes before torch would have been imported."""
+"""Most images that NumPy predicts before torch would have been imported."""
 
 
 class NumpyEngine:
-    """A trained model in NumPy, as an `Engine`: one image per core at a time."""
+    """The `Engine` in NumPy, which scores one image per core at a time."""
 
     batch, in_workers = 1, True
 
@@ -46,7 +46,7 @@ class NumpyEngine:
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
-        """Open a checkpoint; None if only torch can run it, or report what is wrong with it."""
+        """Open a checkpoint; None if torch is needed to run it or to report what is damaged."""
         found = open_model(path, threads=MAX_THREADS)
         if found is None:
             return None
@@ -67,7 +67,7 @@ class NumpyEngine:
         self.is_verified = self.mapped.is_whole()
 
     def running(self) -> contextlib.AbstractContextManager[None]:
-        """Do nothing: no process-wide setting is changed."""
+        """Return a context that does nothing, since no process-wide setting changes."""
         return contextlib.nullcontext()
 
     def enter_worker(self) -> None:

@@ -20,7 +20,7 @@ from vitft.predict.prediction import Prediction, column_names
 from vitft.predict.rows import RowWriter
 from vitft.system.console import visible
 from vitft.system.errors import RunError
-from vitft.system.files import temporary_beside, writing
+from vitft.system.files import temporary_file, writing
 from vitft.system.text import csv_line, escape_formula
 
 RESUMABLE = ("jsonl", "csv")
@@ -30,7 +30,7 @@ ROW_GROUP = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessShard:
-    """The rows of one process: chunks `rank`, `rank + world`, and so on."""
+    """The rows that one process writes: chunks `rank`, `rank + world`, and so on."""
 
     rank: int = 0
     world: int = 1
@@ -39,7 +39,7 @@ class ProcessShard:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Return this process's shard: everything, unless torchrun has started several."""
+        """Return the shard of this process: all rows, unless torchrun has started several."""
         rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
         if rank.isdigit() and world.isdigit() and int(world) > 1:
             return cls(rank=int(rank), world=int(world))
@@ -58,13 +58,13 @@ class ResumePoint(NamedTuple):
 
 
 def part_path(out: Path, shard: ProcessShard) -> Path:
-    """Return the file that a process writes until its rows are complete."""
+    """Return the name of a process's file while its rows are incomplete."""
     tail = "" if shard.world == 1 else f"-{shard.rank}-of-{shard.world}"
     return out.with_name(f"{out.name}.part{tail}")
 
 
 def finished_path(out: Path, shard: ProcessShard) -> Path:
-    """Return the name of a shard's part whose rows are complete."""
+    """Return the name of a process's file when its rows are complete but not yet merged."""
     part = part_path(out, shard)
     return part.with_name(f"{part.name}.done")
 
@@ -180,7 +180,7 @@ def encode_line(line: str, style: str) -> bytes:
 def open_rows(
     out: Path, style: str, top_k: int, shard: ProcessShard, start: ResumePoint
 ) -> Iterator[RowWriter]:
-    """Open a file for rows; it gets its name when all rows are written.
+    """Open a file of rows, which gets its final name when all rows are written.
 
     Raises:
         ResourceError: The disk is full.
@@ -212,7 +212,7 @@ def open_rows(
 
 
 def write_all(file: FileIO, path: Path, data: bytes) -> None:
-    """Write all of `data`; an OSError becomes an error of ours."""
+    """Write all of `data`; raise the errors of `open_rows`."""
     try:
         while data:
             data = data[file.write(data) :]
@@ -236,7 +236,7 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
             files = [stack.enter_context(part.open("rb")) for part in parts]
         except FileNotFoundError:  # another process has just merged them
             return
-        descriptor, temporary = stack.enter_context(temporary_beside(out))
+        descriptor, temporary = stack.enter_context(temporary_file(out))
         with open(descriptor, "wb") as merged:  # noqa: PTH123 - a descriptor, not a path
             readers = [complete_rows(file, style) for file in files]
             if style == "csv":
@@ -251,7 +251,7 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
             os.fsync(merged.fileno())
         temporary.replace(out)
     for part in parts:
-        with contextlib.suppress(OSError):  # a part that stays does no harm
+        with contextlib.suppress(OSError):  # a leftover part does no harm
             part.unlink()
 
 
@@ -264,7 +264,7 @@ def open_parquet(out: Path, top_k: int) -> Iterator[RowWriter]:
     names = column_names(top_k)
     types = [pa.float64() if name.startswith("probability") else pa.string() for name in names]
     schema = pa.schema(list(zip(names, types, strict=True)))
-    with writing(out), temporary_beside(out) as (descriptor, temporary):
+    with writing(out), temporary_file(out) as (descriptor, temporary):
         os.close(descriptor)
         with pq.ParquetWriter(temporary, schema) as writer:
             rows = ParquetRowWriter(top_k, lambda t: writer.write_table(pa.table(t, schema=schema)))

@@ -1,7 +1,7 @@
 """Postprocessing: logits and features become classes, probabilities and notes.
 
-The only place where that happens: `vitft predict`, Python, the server, `vitft evaluate`, the
-pictures of `vitft explain` and the validation predictions of the report all use it.
+This is the only place where that happens. `vitft predict`, Python, the server, `vitft evaluate`,
+`vitft explain` and the validation predictions of the report all use it.
 
 Letters: B images, C classes, D dimensions of a feature, k classes per prediction.
 """
@@ -18,15 +18,15 @@ from vitft.metrics.softmax import softmax
 from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.system.errors import RunError
 
-FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+ScoreArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Scores(NamedTuple):
-    """Output of a model for some images."""
+    """Output of a model for a batch of images."""
 
-    logits: FloatArray
+    logits: ScoreArray
     """(B, C)"""
-    features: FloatArray = np.empty((0, 0), np.float32)
+    features: ScoreArray = np.empty((0, 0), np.float32)
     """Input of the head, (B, D); read only for out-of-distribution notes."""
 
 
@@ -70,8 +70,8 @@ class Postprocess:
         """
         if not np.isfinite(scores.logits).all():
             raise RunError(
-                "the model's scores are not finite numbers",
-                fix="train again with a lower learning rate: the model diverged or is damaged",
+                "the model's logits are not finite numbers: it diverged or is damaged",
+                fix="train again with a lower learning rate",
             )
         probabilities = softmax(scores.logits.astype(np.float64))  # (B, C)
         order = ranked(probabilities, self.top_k)  # (B, k)
@@ -97,7 +97,7 @@ class Postprocess:
 
 
 def ranked(probabilities: np.ndarray[Any, Any], top_k: int) -> np.ndarray[Any, Any]:
-    """Return the indices (B, k) of the most probable classes; equal ones in the model's order."""
+    """Return the indices (B, k) of the most probable classes; ties keep the model's order."""
     if top_k == 1:
         return probabilities.argmax(axis=1)[:, None]
     return np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]

@@ -1,4 +1,4 @@
-"""The prediction for one image, and its form in files, JSON and answers of the server."""
+"""The prediction for one image, and its form in files, JSON and responses of the server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ ClassProbability = TypedDict("ClassProbability", {"class": str, "probability": f
 
 
 class PredictionDict(TypedDict, total=False):
-    """A prediction as JSON; absent fields are empty."""
+    """A prediction as JSON; empty fields are omitted."""
 
     path: str
     classes: list[ClassProbability]
@@ -63,7 +63,7 @@ class Prediction:
         return row
 
     def to_cells(self, top_k: int) -> list[str | float | None]:
-        """Return the row of CSV and Parquet under `column_names(top_k)`; absent is None."""
+        """Return the row of CSV and Parquet under `column_names(top_k)`, with None for missing."""
         pairs = zip(self.classes, self.probabilities, strict=True)
         cells = [cell for name, value in pairs for cell in (name, round(value, DECIMALS))]
         padding = [None] * (2 * top_k - len(cells))

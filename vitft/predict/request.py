@@ -39,7 +39,7 @@ class PredictRequest:
     tta: bool = False
     """Whether the logits of each image and its mirror image are averaged."""
     explain: str | None = None
-    """New folder for pictures of where the model looked."""
+    """New folder for relevance overlays."""
     dtype: str = "fp32"
     """fp32 or bf16."""
     engine: str = "auto"
@@ -65,7 +65,7 @@ class PredictRequest:
             )
         if self.shard.world > 1 and (not is_resumable or "-" in self.images):
             raise UsageError(
-                "several processes need inputs that each can read and rows that can be merged",
+                "several processes need inputs that all can read, and rows that can be merged",
                 fix="add --out FILE.jsonl (or .csv), and give a list instead of standard input",
             )
         if self.engine == "numpy":

@@ -57,7 +57,7 @@ class RowWriter:
         """Write the row of a prediction."""
         if self.style == "csv":
             cells = prediction.to_cells(self.top_k)
-            self.write(csv_line([csv_cell(cell) for cell in cells]))
+            self.write(csv_line([format_csv_cell(cell) for cell in cells]))
         elif self.style == "jsonl":
             self.write(json_line(prediction.to_dict()))
         elif self.style == "json":
@@ -81,7 +81,7 @@ class RowWriter:
             self.align()
 
     def align(self) -> None:
-        """Write the rows whose paths decided the width of the first column."""
+        """Write the rows that were held back to find the width of the first column."""
         rows, self.unaligned = self.unaligned or [], None
         self.width = max((len(path) for path, _ in rows), default=0)
         for path, text in rows:
@@ -98,7 +98,7 @@ class RowWriter:
             self.align()
 
 
-def csv_cell(cell: str | float | None) -> str:
+def format_csv_cell(cell: str | float | None) -> str:
     """Format one cell of CSV: a probability with all its decimals, nothing for None."""
     if isinstance(cell, float):
         return f"{cell:.{DECIMALS}f}"
@@ -106,7 +106,7 @@ def csv_cell(cell: str | float | None) -> str:
 
 
 def summarise(prediction: Prediction) -> str:
-    """Format a prediction in words, such as `rose 97.1%, lily 2.0% (not sure)`."""
+    """Format a prediction in words, such as `rose 97.1 %, lily 2.0 % (not sure)`."""
     if prediction.error:
         return visible(f"error: {prediction.error}")
     pairs = zip(prediction.classes, prediction.probabilities, strict=True)

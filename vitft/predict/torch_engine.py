@@ -1,7 +1,7 @@
-"""The torch engine: a trained model that scores many images at a time.
+"""The torch engine, which scores batches of images.
 
-Model, class names and transform all come from one checkpoint. Images are read, and scores become
-predictions, in `engine` and `postprocess`.
+Model, class names and transform come from one checkpoint. Reading images is the work of `engine`,
+and turning scores into predictions that of `postprocess`.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ BF16_ERROR = 0.0155
 
 
 class Predictor:
-    """A loaded model that classifies images: the `Engine` in torch.
+    """The `Engine` in torch: a loaded model that classifies images.
 
     Args:
         model: Ours or timm's, with a head.
@@ -104,7 +104,7 @@ class Predictor:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Restore torch's number of threads, which workers change for threads to come."""
+        """Restore torch's number of threads on exit; workers change it for new threads."""
         before = torch.get_num_threads()
         try:
             yield
@@ -112,13 +112,13 @@ class Predictor:
             torch.set_num_threads(before)
 
     def use_all_cores_per_batch(self) -> None:
-        """Score batches one after another, for fewer images than would keep every core busy."""
+        """Score one batch at a time on all cores, for too few images to occupy each core alone."""
         self.in_workers = False
 
     def enter_worker(self) -> None:
-        """Use one core per worker, so that no thread waits for another."""
+        """Limit torch to one core in this worker, so that threads do not wait for each other."""
         if self.in_workers:
-            torch.set_num_threads(1)  # of this thread, and of threads that begin later
+            torch.set_num_threads(1)  # in this thread, and in threads that start later
 
     def view(self, data: bytes, name: str) -> Views:
         """Preprocess an image file: (S, S, 3).

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitft.data.split import Manifest, Row
-from vitft.predict.postprocess import FloatArray, Postprocess, Scores
+from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
 from vitft.system.errors import RunError
 from vitft.system.rundir import RunDir
 
@@ -101,7 +101,7 @@ def read_rows(run: Path, classes: Sequence[str]) -> tuple[Row, ...]:
     )
 
 
-def read_logits(run: Path, images: int, classes: int) -> FloatArray | None:
+def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
     """Read the logits (n, C) of the validation images in the order of split.csv; None if absent.
 
     Raises:

@@ -75,7 +75,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_own_page(host: str, *, origin: str | None, site: str | None) -> bool:
-    """Return whether a POST comes from our own page, or not from a browser.
+    """Return whether a POST comes from our own page or from a program that is not a browser.
 
     Args:
         host: The Host header.

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 
 from vitft.serve.access import Access
 from vitft.serve.batching import BatchQueue, QueueFullError
-from vitft.serve.body import RETRY_SOON, MemoryBudget, read_body
+from vitft.serve.body import RETRY_SOON, MemoryBudget, receive_body
 from vitft.serve.limits import ANSWER_SECONDS
 from vitft.serve.middleware import SecurityMiddleware
 from vitft.serve.multipart import FormError, Upload, read_form
@@ -116,7 +116,7 @@ class Handlers:
             raise HTTPException(415, "send multipart/form-data, or an image with its Content-Type")
         with self.memory.reservation() as reservation:
             length = request.headers.get("content-length")
-            body = await read_body(
+            body = await receive_body(
                 request.receive, length, reservation, max_bytes=self.limits.max_bytes
             )
             with form_errors_as_400():
@@ -140,7 +140,7 @@ def form_errors_as_400() -> Iterator[None]:
 
 
 def make_app(queue: BatchQueue, access: Access) -> SecurityMiddleware:
-    """Return the whole application, which runs the queue as long as it runs."""
+    """Return the application, which runs the queue during its lifespan."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -21,7 +21,7 @@ from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
 from vitft.models.vit import VisionTransformer
 from vitft.predict.engine import LoadedImage, Pipeline, Views, decode_view
-from vitft.predict.postprocess import FloatArray, Postprocess
+from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.limits import MAX_BATCH, MAX_IMAGE_PIXELS, MAX_SCANS, TIDY_SECONDS, ServeLimits
@@ -48,7 +48,7 @@ class PendingImage:
 
 
 class BatchQueue:
-    """A model that serves many clients at once; used within one event loop.
+    """A queue in front of a model that serves many clients at once, within one event loop.
 
     Args:
         predictor: The model.
@@ -73,7 +73,7 @@ class BatchQueue:
 
     @property
     def can_explain(self) -> bool:
-        """Whether the model's attention is accessible: not that of timm's models."""
+        """Whether the model's attention is accessible, which timm's models do not allow."""
         return isinstance(self.predictor.model, VisionTransformer)
 
     async def serve(self) -> None:
@@ -98,7 +98,7 @@ class BatchQueue:
 
     @contextmanager
     def admit(self, count: int) -> Iterator[None]:
-        """Reserve places for `count` images until they are answered.
+        """Reserve places in the queue for `count` images until they are predicted.
 
         Raises:
             QueueFullError: There are not enough places.
@@ -113,7 +113,7 @@ class BatchQueue:
             self.admitted -= count
 
     async def predict(self, data: bytes, name: str, top_k: int) -> Prediction:
-        """Predict the bytes of an image file; an unusable one has an error and no classes."""
+        """Predict an image from the bytes of its file; an unusable one gets an error."""
         try:
             view = await self.decoders.run(self.view, data, name)
         except ImageError as error:
@@ -178,19 +178,19 @@ class BatchQueue:
             ImageError: It cannot be decoded, or decoding it would take too long.
         """
         if data.startswith(b"\xff\xd8") and data.count(SCAN_MARKER) > MAX_SCANS:
-            raise ImageError(name, f"a JPEG of more than {MAX_SCANS} scans")
+            raise ImageError(name, f"JPEG with more than {MAX_SCANS} scans")
         return decode_view(data, name, self.transform, max_pixels=MAX_IMAGE_PIXELS)
 
-    def relevance(self, view: Views, target: int | None) -> FloatArray:
+    def relevance(self, view: Views, target: int | None) -> ScoreArray:
         """Return the relevance (gh, gw) of a view's patches for a class, from 0 to 1."""
         targets = None if target is None else torch.tensor([target])
-        heat: FloatArray = relevance_map(
+        heat: ScoreArray = relevance_map(
             self.predictor.model, self.predictor.inputs(view[None]), targets
         )[0]
         return heat
 
 
-def overlay_png(view: Views, heat: FloatArray) -> bytes:
+def overlay_png(view: Views, heat: ScoreArray) -> bytes:
     """Draw heat (gh, gw) over a view (S, S, 3) as a PNG without metadata."""
     buffer = io.BytesIO()
     overlay(Image.fromarray(view), heat).save(buffer, "PNG")

@@ -1,4 +1,4 @@
-"""Reading of request bodies within limits of size, time and memory."""
+"""Request bodies, read within limits of size, time and memory."""
 
 import asyncio
 import time
@@ -47,7 +47,7 @@ class Reservation:
         self.size += size
 
 
-async def read_body(
+async def receive_body(
     receive: Receive, content_length: str | None, reservation: Reservation, *, max_bytes: int
 ) -> bytes:
     """Read the whole body.

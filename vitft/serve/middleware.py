@@ -1,4 +1,4 @@
-"""ASGI middleware: host and origin checks, security headers, an answer to interrupted requests."""
+"""ASGI middleware: host and origin checks, security headers, a response on cancellation."""
 
 import asyncio
 

@@ -80,7 +80,7 @@ class TimeoutProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
 
     def update_head_timer(self) -> None:
-        """Run the timer for headers while no request is being answered."""
+        """Run the timeout for headers only while no request is being answered."""
         if self.headers is not None and not self.is_chunked:  # type: ignore[redundant-expr]
             self.is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         if self.is_idle and self.head_timer is None and not self.transport.is_closing():

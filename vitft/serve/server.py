@@ -45,7 +45,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that stops `STOP_SECONDS` after the first signal; ignores further ones."""
+    """A uvicorn server that stops within `STOP_SECONDS` of the first signal."""
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until stopped, with a short switch interval of Python's threads."""

@@ -29,7 +29,7 @@ class BlockingPool:
         """Run jobs until the pool is closed."""
         while job := self.jobs.get():
             job()
-            del job  # it refers to an image, and the next job may be a long time off
+            del job  # it holds an image, and the next job may come much later
 
     def close(self) -> None:
         """Let each thread end after its current job."""

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from vitft.study.plan import BASELINES
 from vitft.study.results import AccuracyDifference, FewShotCurve, StudyResults
 from vitft.system.console import visible
-from vitft.system.files import whole_folder, write_atomically
+from vitft.system.files import atomic_folder, write_atomically
 from vitft.system.text import count, percent
 
 Leads = Mapping[str, Sequence[AccuracyDifference]]
@@ -25,7 +25,7 @@ def write_results(study: StudyResults, command: str) -> None:
     """
     leads = study.leads()
     figures = json.dumps(to_json(study, leads), indent=2, allow_nan=False)
-    with whole_folder(study.plan.out) as folder:
+    with atomic_folder(study.plan.out) as folder:
         write_atomically(folder / "study.json", figures + "\n")
         write_atomically(folder / "study.md", to_markdown(study, leads, command))
         write_atomically(folder / "study.png", to_figure(study))
