@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """40 file and class names that break HTML pages, terminals or spreadsheets, in every output."""
+=======
+"""40 names that have broken pages, terminals or spreadsheets, through every output."""
+>>>>>>> main
 
 import csv
 import io

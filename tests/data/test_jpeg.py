@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """Fast JPEG decoding gives the documented view within two grey levels, or is not used."""
+=======
+"""Fast decoding of JPEGs, compared with the documented decoding."""
+>>>>>>> main
 
 import io
 from pathlib import Path
@@ -50,7 +54,11 @@ def test_the_fast_view_is_the_documented_one_within_two_grey_levels(
     assert abs(signed.mean()) < 0.05  # rounding, not a shift
 
 
+<<<<<<< HEAD
 def test_progressive_jpegs_are_decoded_as_well() -> None:
+=======
+def test_progressive_jpegs_are_supported() -> None:
+>>>>>>> main
     data = jpeg(320, 240, progressive=1)
 
     found = fast_view(data, EvalTransform(), max_pixels=10**8)

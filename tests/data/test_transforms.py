@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """Evaluation and training views: reproducible, and equal to torchvision and timm bit for bit."""
+=======
+"""Transforms: equal to torchvision and timm to the last bit, reproducible by key."""
+>>>>>>> main
 
 import json
 import math
@@ -174,7 +178,11 @@ def test_the_view_of_a_key_is_the_same_in_another_process() -> None:
     assert len(told) == 1
 
 
+<<<<<<< HEAD
 def test_a_key_may_contain_a_file_name_that_is_not_valid_text() -> None:
+=======
+def test_a_key_may_contain_surrogates() -> None:
+>>>>>>> main
     assert CropTransform(image_size=(8, 8)).pixels(photo(9, 9), key="0/\udcff\ud800.jpg").any()
 
 

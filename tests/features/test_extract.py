@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """Feature extraction: one pass over the images, and a second one that computes nothing."""
+=======
+"""The feature pass, and a second one that computes nothing."""
+>>>>>>> main
 
 import os
 import shutil
@@ -186,7 +190,11 @@ print("done", flush=True)
 """
 
 
+<<<<<<< HEAD
 def test_a_killed_pass_continues_with_identical_rows(
+=======
+def test_a_killed_pass_is_resumed_with_identical_rows(
+>>>>>>> main
     tiny_weights: Path, image_folder: Path, tmp_path: Path
 ) -> None:
     from vitft.models.checkpoint import build_model, load_checkpoint

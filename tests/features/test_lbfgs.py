@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """Batched L-BFGS on functions with known minima."""
+=======
+"""Minima of several functions, compared with closed forms."""
+>>>>>>> main
 
 import pytest
 import torch
@@ -68,7 +72,11 @@ def test_a_step_that_increases_the_function_is_shortened() -> None:
     assert min(values) == pytest.approx(0, abs=1e-8)
 
 
+<<<<<<< HEAD
 def test_a_function_that_is_nan_ends_the_search_at_its_start() -> None:
+=======
+def test_a_function_that_is_nan_stops_at_its_start() -> None:
+>>>>>>> main
     def broken(point: Tensor) -> tuple[Tensor, Tensor]:
         nothing = torch.where(point.sum(dim=1) == 2, 1.0, torch.nan).double()
         return nothing, torch.ones_like(point)
