@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Recipes and dry runs: every recipe can be listed, parsed and checked without its data."""
-=======
 """Recipes: listed, parsed and dry-run without their weights and data."""
->>>>>>> main
 
 import json
 import tomllib
@@ -25,11 +21,7 @@ def dry_run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str
 
 
 @pytest.mark.parametrize("name", RECIPES)
-<<<<<<< HEAD
-def test_a_dry_run_of_a_recipe_prints_its_settings(
-=======
 def test_every_recipe_can_be_dry_run_and_keeps_its_settings(
->>>>>>> main
     name: str,
     image_folder: Path,
     tiny_weights: Path,
@@ -39,7 +31,7 @@ def test_every_recipe_can_be_dry_run_and_keeps_its_settings(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data = ["--data", str(image_folder), "--weights", str(tiny_weights), "--image-size", "16"]
-    if read_recipe(name).get("weights", {}).get("name") == "none":  # its model is new
+    if read_recipe(name).get("weights", {}).get("name") == "none":  # it describes its own model
         data = ["--data", str(image_folder), "--image-size", "28"]  # in patches of 4 or 7
     blocks = {"last-blocks": ["--freeze", "blocks:1"]}
     before = sorted(tmp_path.rglob("*"))
@@ -52,11 +44,7 @@ def test_every_recipe_can_be_dry_run_and_keeps_its_settings(
         for key, value in settings.items():
             if (section, key) not in {("weights", "image_size"), ("train", "freeze")} | NAMED:
                 assert printed[section][key] == value, key
-<<<<<<< HEAD
-    config_from_table(printed)  # the output is a recipe itself
-=======
     config_from_table(printed)  # what it prints is a recipe itself
->>>>>>> main
     assert "parameters train" in err
     assert "nothing was trained" in err
     assert sorted(tmp_path.rglob("*")) == before
@@ -100,21 +88,13 @@ def test_recipes_are_listed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(json.loads(capsys.readouterr().out)) == RECIPES
 
 
-<<<<<<< HEAD
-def test_one_recipe_is_printed_as_its_file(capsys: pytest.CaptureFixture[str]) -> None:
-=======
 def test_one_recipe_is_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
->>>>>>> main
     assert main(["recipes", "probe"]) == 0
 
     assert capsys.readouterr().out == (resource("recipes") / "probe.toml").read_text()
 
 
-<<<<<<< HEAD
-def test_the_error_for_an_unknown_recipe_lists_the_recipes(
-=======
 def test_an_unknown_recipe_is_refused_with_a_list_of_recipes(
->>>>>>> main
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["recipes", "prob"]) == 2
@@ -122,11 +102,7 @@ def test_an_unknown_recipe_is_refused_with_a_list_of_recipes(
     assert "demo, imbalance, " in capsys.readouterr().err
 
 
-<<<<<<< HEAD
-def test_a_dry_run_describes_each_stage(
-=======
 def test_a_dry_run_logs_what_each_stage_would_do(
->>>>>>> main
     image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = ["--data", str(image_folder), "--weights", f"random:{tiny_weights}"]
@@ -136,17 +112,10 @@ def test_a_dry_run_logs_what_each_stage_would_do(
     code, out, err = dry_run(capsys, *data, *place, *steps)
 
     assert code == 0, err
-<<<<<<< HEAD
-    assert "30 files in 3 classes, not opened yet: about 24 for training, 6 for validation" in err
-    assert "head: 99 parameters train, solved by lbfgs without a training loop" in err
-    assert "adamw with learning rate 0.0005: 10 epochs of 3 steps of 10 images" in err
-    assert tomllib.loads(out)["optim"]["lr"] == 5e-4  # the default is filled in
-=======
     assert "30 files in 3 classes, not opened yet: about 24 for training, 6 for" in err
     assert "head: 99 parameters train, solved by lbfgs" in err
     assert "adamw with learning rate 0.0005: 10 epochs of 3 steps of 10 images" in err
     assert tomllib.loads(out)["optim"]["lr"] == 5e-4  # defaults are filled in
->>>>>>> main
     assert not (tmp_path / "run").exists()
 
 
@@ -161,11 +130,7 @@ def test_a_dry_run_logs_what_each_stage_would_do(
         pytest.param(["--solver", "adam"], 2, "lbfgs, sgd or adamw", id="no such solver"),
     ],
 )
-<<<<<<< HEAD
-def test_a_dry_run_fails_like_the_run(
-=======
 def test_a_dry_run_fails_as_the_run_would(
->>>>>>> main
     image_folder: Path,
     tiny_weights: Path,
     capsys: pytest.CaptureFixture[str],
@@ -182,11 +147,7 @@ def test_a_dry_run_fails_as_the_run_would(
     assert message in err
 
 
-<<<<<<< HEAD
-def test_a_dry_run_deletes_drawn_flowers(
-=======
 def test_images_drawn_for_a_dry_run_are_removed(
->>>>>>> main
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
