@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""40 file and class names that break HTML pages, terminals or spreadsheets, in every output."""
-=======
 """40 names that have broken pages, terminals or spreadsheets, through every output."""
->>>>>>> main
 
 import csv
 import io
@@ -28,7 +24,7 @@ HIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f\u200b\u202e\ufeff]")
 
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Create a folder `data` whose classes and files have such names."""
+    """A folder whose classes and files bear such names, as the current folder's `data`."""
     folder = draw_folder(tmp_path / "data", per_class=14)
     names = iter(HOSTILE)
     for plain, name in CLASSES.items():
@@ -39,7 +35,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_names_remain_text_in_logs_pages_tables_and_spreadsheets(
+def test_names_stay_text_from_training_to_page_table_and_spreadsheet(
     hostile: Path, tiny_weights: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     given = ["--data", "data", "--weights", str(tiny_weights)]

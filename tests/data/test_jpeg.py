@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Fast JPEG decoding gives the documented view within two grey levels, or is not used."""
-=======
 """Fast decoding of JPEGs, compared with the documented decoding."""
->>>>>>> main
 
 import io
 from pathlib import Path
@@ -19,7 +15,7 @@ from vitft.data.transforms import EvalTransform, Interpolation
 def jpeg(
     width: int, height: int, *, mode: str = "RGB", orientation: int = 1, **options: int
 ) -> bytes:
-    """Return a photograph-like picture: smooth shapes, edges and a little noise."""
+    """A photograph-like picture: smooth shapes, edges and a little noise."""
     y, x = np.mgrid[0:height, 0:width]
     noise = np.random.default_rng(0).normal(0, 6, (height, width, 3))
     waves = np.stack([np.sin(x / 9 + c) + np.cos(y / (5 + c)) for c in range(3)], axis=-1)
@@ -54,11 +50,7 @@ def test_the_fast_view_is_the_documented_one_within_two_grey_levels(
     assert abs(signed.mean()) < 0.05  # rounding, not a shift
 
 
-<<<<<<< HEAD
-def test_progressive_jpegs_are_decoded_as_well() -> None:
-=======
 def test_progressive_jpegs_are_supported() -> None:
->>>>>>> main
     data = jpeg(320, 240, progressive=1)
 
     found = fast_view(data, EvalTransform(), max_pixels=10**8)
@@ -81,7 +73,7 @@ def test_progressive_jpegs_are_supported() -> None:
         pytest.param(jpeg(200, 200), EvalTransform(), id="over the limit"),
     ],
 )
-def test_other_files_are_decoded_in_the_documented_way(
+def test_what_the_fast_way_does_not_take_is_left_to_the_other(
     data: bytes, transform: EvalTransform
 ) -> None:
     assert fast_view(data, transform, max_pixels=30_000) is None
@@ -92,7 +84,7 @@ PHOTOS = Path(__file__).parents[3] / "shared" / "data" / "flower_photos"
 
 @pytest.mark.real
 @pytest.mark.skipif(not PHOTOS.exists(), reason="no photos beside the checkout")
-def test_real_photos_differ_by_at_most_two_grey_levels() -> None:
+def test_real_photos_differ_by_two_grey_levels_at_most() -> None:
     worst, taken = 0, 0
     for path in sorted(PHOTOS.glob("*/*.jpg"))[::40]:
         found = fast_view(path.read_bytes(), EvalTransform(), max_pixels=10**8)

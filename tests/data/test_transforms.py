@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Evaluation and training views: reproducible, and equal to torchvision and timm bit for bit."""
-=======
 """Transforms: equal to torchvision and timm to the last bit, reproducible by key."""
->>>>>>> main
 
 import json
 import math
@@ -27,7 +23,7 @@ SIZES = [(500, 375), (375, 500), (333, 333), (257, 401), (63, 40), (1, 1), (7, 3
 
 
 def photo(width: int, height: int) -> Image.Image:
-    """Return noise on a gradient, in which every resampling error is visible."""
+    """Noise over a gradient: every resampling error shows."""
     stream = np.random.default_rng(width * 1000 + height)
     ramp = np.linspace(0, 200, width)[None, :, None]
     noise = stream.integers(0, 56, (height, width, 3))
@@ -39,7 +35,7 @@ def photo(width: int, height: int) -> Image.Image:
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos", "nearest"])
-def test_the_view_equals_resize_and_centre_crop_of_torchvision(
+def test_the_view_equals_torchvisions_resize_and_centre_crop(
     size: tuple[int, int], interpolation: Interpolation
 ) -> None:
     image = photo(*size)
@@ -53,7 +49,7 @@ def test_the_view_equals_resize_and_centre_crop_of_torchvision(
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("crop", [0.875, 0.9, 1.0])
 @pytest.mark.parametrize("image_size", [(64, 64), (64, 96)], ids=str)
-def test_view_and_normalisation_equal_those_of_timm(
+def test_view_and_normalisation_equal_timms(
     size: tuple[int, int], crop: float, image_size: tuple[int, int]
 ) -> None:
     image, mean, std = photo(*size), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -67,7 +63,7 @@ def test_view_and_normalisation_equal_those_of_timm(
     torch.testing.assert_close(ours.normalise(pixels)[0], theirs(image), rtol=0, atol=1e-6)
 
 
-def test_the_scaled_size_of_many_shapes_equals_that_of_timm() -> None:
+def test_the_scaled_size_of_many_shapes_is_timms() -> None:
     ours = EvalTransform(image_size=(224, 384), crop=0.9)
     theirs = timm.data.transforms.ResizeKeepRatio([248, 426])
 
@@ -90,7 +86,7 @@ def test_squashing_keeps_the_whole_image() -> None:
 
 
 @pytest.mark.parametrize("size", [(65500, 1), (1, 65500), (3000, 2)], ids=str)
-def test_a_very_thin_image_is_resized_in_little_memory(size: tuple[int, int]) -> None:
+def test_a_line_of_pixels_is_viewed_in_little_memory(size: tuple[int, int]) -> None:
     image = Image.new("RGB", size, (10, 20, 30))
 
     pixels = EvalTransform().pixels(image)
@@ -99,7 +95,7 @@ def test_a_very_thin_image_is_resized_in_little_memory(size: tuple[int, int]) ->
     assert (pixels == (10, 20, 30)).all()
 
 
-def test_a_thin_image_is_cropped_at_its_centre() -> None:
+def test_a_thin_image_is_seen_at_its_centre() -> None:
     image = Image.new("RGB", (1000, 4), (0, 0, 0))
     image.paste((255, 255, 255), (490, 0, 510, 4))
 
@@ -108,7 +104,7 @@ def test_a_thin_image_is_cropped_at_its_centre() -> None:
     assert (pixels[:, 1:-1] == 255).all()  # 4 of the 20 white columns are seen
 
 
-def test_normalising_returns_floats_with_channels_first() -> None:
+def test_normalising_gives_floats_with_channels_first() -> None:
     pixels = torch.tensor([[[[0, 255, 51]]]], dtype=torch.uint8)  # (1, 1, 1, 3)
 
     values = EvalTransform(mean=(0.5, 0.5, 0.2), std=(0.5, 0.25, 1.0)).normalise(pixels)
@@ -119,7 +115,7 @@ def test_normalising_returns_floats_with_channels_first() -> None:
     torch.testing.assert_close(values.flatten(), torch.tensor([-1.0, 2.0, 0.0]))
 
 
-def test_a_transform_round_trips_through_json() -> None:
+def test_a_transform_survives_json() -> None:
     transform = EvalTransform(image_size=(224, 384), crop=0.95, mean=(0.1, 0.2, 0.3))
 
     assert EvalTransform.from_json(json.loads(json.dumps(transform.to_json()))) == transform
@@ -178,16 +174,12 @@ def test_the_view_of_a_key_is_the_same_in_another_process() -> None:
     assert len(told) == 1
 
 
-<<<<<<< HEAD
-def test_a_key_may_contain_a_file_name_that_is_not_valid_text() -> None:
-=======
 def test_a_key_may_contain_surrogates() -> None:
->>>>>>> main
     assert CropTransform(image_size=(8, 8)).pixels(photo(9, 9), key="0/\udcff\ud800.jpg").any()
 
 
 @pytest.mark.parametrize("size", [(500, 375), (3, 5), (1, 1), (1, 400), (400, 1)], ids=str)
-def test_crop_boxes_lie_inside_the_image(size: tuple[int, int]) -> None:
+def test_boxes_lie_inside_of_the_image(size: tuple[int, int]) -> None:
     image, stream = Image.new("RGB", size), random.Random(0)
 
     for _ in range(300):
@@ -197,13 +189,13 @@ def test_crop_boxes_lie_inside_the_image(size: tuple[int, int]) -> None:
 
 
 def shapes(draw: Callable[[], tuple[float, float]], count: int) -> np.ndarray[Any, Any]:
-    """Return the deciles of area and log aspect ratio of `count` boxes, (2, 9)."""
+    """Deciles of area and of log ratio of `count` boxes, (2, 9)."""
     drawn = np.array([draw() for _ in range(count)])  # (count, 2): width, height
     values = np.stack([drawn[:, 0] * drawn[:, 1], np.log(drawn[:, 0] / drawn[:, 1])])
     return np.quantile(values, np.linspace(0.1, 0.9, 9), axis=1).T
 
 
-def test_crop_boxes_have_the_distribution_of_random_resized_crop() -> None:
+def test_boxes_have_the_shapes_of_torchvisions_random_resized_crop() -> None:
     image, stream = Image.new("RGB", (400, 300)), random.Random(0)
     torch.manual_seed(0)
 

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Feature extraction: one pass over the images, and a second one that computes nothing."""
-=======
 """The feature pass, and a second one that computes nothing."""
->>>>>>> main
 
 import os
 import shutil
@@ -51,7 +47,7 @@ def digests(extractor: Extractor, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("freeze", ["head", "blocks:1"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_rows_are_outputs_of_the_prefix_for_the_documented_view(
+def test_rows_are_what_the_prefix_makes_of_the_documented_view(
     tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path, freeze: str, precision: str
 ) -> None:
     extractor = extractor_of(tiny_vit, tmp_path / "cache", precision, freeze)
@@ -64,7 +60,7 @@ def test_rows_are_outputs_of_the_prefix_for_the_documented_view(
     torch.testing.assert_close(found, expected.float(), atol=tolerance, rtol=tolerance)
 
 
-def test_only_added_and_changed_images_are_computed(
+def test_one_added_one_changed_one_deleted_computes_two(
     tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
 ) -> None:
     first = extractor_of(tiny_vit, tmp_path / "cache")
@@ -80,7 +76,7 @@ def test_only_added_and_changed_images_are_computed(
     assert (first.computed, second.computed) == (30, 2)
 
 
-def test_other_weights_cuts_and_views_are_computed_again(
+def test_other_weights_another_cut_and_another_view_compute_afresh(
     tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
 ) -> None:
     digests(extractor_of(tiny_vit, tmp_path / "cache"), image_folder)
@@ -95,7 +91,7 @@ def test_other_weights_cuts_and_views_are_computed_again(
     assert changed.computed == 30
 
 
-def test_views_are_determined_by_seed_number_and_image(
+def test_views_are_fixed_by_seed_view_and_image(
     tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
 ) -> None:
     files = list(scan(image_folder).files)
@@ -115,7 +111,7 @@ def test_views_are_determined_by_seed_number_and_image(
     assert not torch.equal(rows[0], rows[4])
 
 
-def test_a_damaged_cache_is_detected_and_recomputed(
+def test_a_damaged_cache_is_noticed_and_recomputed(
     tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
 ) -> None:
     first = extractor_of(tiny_vit, tmp_path / "cache")
@@ -149,7 +145,9 @@ def test_bad_files_are_reported_like_a_check_without_features(
         assert found == inspect_folder(scan(image_folder))
 
 
-def test_a_deleted_file_has_its_own_error(tiny_vit: VisionTransformer, image_folder: Path) -> None:
+def test_a_file_that_vanished_is_an_error_of_its_own(
+    tiny_vit: VisionTransformer, image_folder: Path
+) -> None:
     extractor = extractor_of(tiny_vit, None)
 
     with pytest.raises(ImageError, match="not found"):
@@ -161,7 +159,7 @@ def test_a_deleted_file_has_its_own_error(tiny_vit: VisionTransformer, image_fol
         )
 
 
-def test_the_number_of_threads_is_restored_after_the_pass(
+def test_threads_are_given_back_after_the_pass(
     tiny_vit: VisionTransformer, image_folder: Path
 ) -> None:
     torch.set_num_threads(2)
@@ -190,11 +188,7 @@ print("done", flush=True)
 """
 
 
-<<<<<<< HEAD
-def test_a_killed_pass_continues_with_identical_rows(
-=======
 def test_a_killed_pass_is_resumed_with_identical_rows(
->>>>>>> main
     tiny_weights: Path, image_folder: Path, tmp_path: Path
 ) -> None:
     from vitft.models.checkpoint import build_model, load_checkpoint
@@ -233,7 +227,7 @@ def test_a_killed_pass_is_resumed_with_identical_rows(
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
-def test_exact_pixels_are_those_of_the_documented_view_in_bf16(
+def test_exact_pixels_are_those_of_the_documented_view_in_bf16_too(
     tiny_vit: VisionTransformer, tmp_path: Path
 ) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (40, 50, 3)).astype(np.uint8)

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Batched L-BFGS on functions with known minima."""
-=======
 """Minima of several functions, compared with closed forms."""
->>>>>>> main
 
 import pytest
 import torch
@@ -12,7 +8,7 @@ from vitft.features.lbfgs import minimise
 
 
 def bowls() -> tuple[Tensor, Tensor, Tensor]:
-    """Return three quadratic functions: matrices (K, P, P), minima (K, P) and linear terms."""
+    """Three quadratic functions: their matrices (K, P, P), lowest points (K, P) and slopes."""
     generator = torch.Generator().manual_seed(0)
     root = torch.randn(3, 12, 12, generator=generator, dtype=torch.float64)
     matrix = root @ root.mT + 0.1 * torch.eye(12, dtype=torch.float64)
@@ -21,7 +17,7 @@ def bowls() -> tuple[Tensor, Tensor, Tensor]:
     return matrix, lowest, (matrix @ lowest[..., None])[..., 0]
 
 
-def test_several_quadratic_functions_are_minimised_at_once() -> None:
+def test_each_of_several_bowls_is_followed_to_its_bottom() -> None:
     matrix, lowest, slope = bowls()
 
     def bowl(point: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,7 +30,7 @@ def test_several_quadratic_functions_are_minimised_at_once() -> None:
     torch.testing.assert_close(found, lowest, atol=1e-3, rtol=0)
 
 
-def test_a_converged_function_does_not_move() -> None:
+def test_a_function_that_is_done_stays_where_it_is() -> None:
     visited: list[float] = []
 
     def valleys(point: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,8 +47,8 @@ def test_a_converged_function_does_not_move() -> None:
     assert start[1, 0] == 5.0
 
 
-def test_a_step_that_increases_the_function_is_shortened() -> None:
-    """The first step along -g would end at 1 - 40, where the function is much larger."""
+def test_a_step_that_overshoots_is_halved() -> None:
+    """From -g the first step would land at 1 - 40, where the function is far higher."""
 
     def steep(point: Tensor) -> tuple[Tensor, Tensor]:
         return 10 * (point**4).sum(dim=1), 40 * point**3
@@ -72,11 +68,7 @@ def test_a_step_that_increases_the_function_is_shortened() -> None:
     assert min(values) == pytest.approx(0, abs=1e-8)
 
 
-<<<<<<< HEAD
-def test_a_function_that_is_nan_ends_the_search_at_its_start() -> None:
-=======
 def test_a_function_that_is_nan_stops_at_its_start() -> None:
->>>>>>> main
     def broken(point: Tensor) -> tuple[Tensor, Tensor]:
         nothing = torch.where(point.sum(dim=1) == 2, 1.0, torch.nan).double()
         return nothing, torch.ones_like(point)
