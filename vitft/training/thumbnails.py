@@ -12,17 +12,19 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import nn
 
+from vitft.data.arrays import ImageArray
 from vitft.data.images import open_image
 from vitft.data.loading import in_order
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform
+from vitft.explain.attribution import relevance_map
+from vitft.explain.heatmaps import overlay
 from vitft.metrics.results import AuditResults
 from vitft.models.vit import VisionTransformer
 from vitft.predict.validation import (
@@ -48,8 +50,6 @@ ATTENTION_IMAGES = 12
 """Mistakes of which the attention is drawn as well."""
 ATTENTION_BATCH = 4
 """Images whose attention is computed together, on one core of a CPU."""
-
-ImageArray = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,7 @@ class ThumbnailMaker:
     def draw_attention(
         self, model: VisionTransformer, views: Mapping[str, ImageArray]
     ) -> list[tuple[str, bytes]]:
-        """The same of one batch."""
-        from vitft.explain.attribution import relevance_map
-        from vitft.explain.heatmaps import overlay
-
+        """Return digest and overlay of each view of one batch."""
         some = next(model.parameters())
         stack = torch.from_numpy(np.stack([*views.values()])).to(some.device)
         classes = torch.tensor([self.predicted[name] for name in views])
