@@ -230,6 +230,7 @@ COMES_WITH = {
     "pydantic": "fastapi",
     "h11": "uvicorn",
     "python_multipart": "python-multipart",
+    "yaml": "pyyaml",
 }
 """Distributions of modules that have another name, or that come with another package."""
 

@@ -18,7 +18,7 @@ from vitft.cli.main import main
 from vitft.data.images import open_image
 from vitft.data.transforms import EvalTransform
 from vitft.export import Exported, export_run, export_safetensors, job
-from vitft.export.compare import Comparison, check_comparison
+from vitft.export.compare import ExportComparison, check_comparison
 from vitft.export.formats.onnx import OPSET
 from vitft.export.formats.onnx_resize import view_difference
 from vitft.export.formats.safetensors import SafetensorsFormat
@@ -400,10 +400,10 @@ def test_an_export_that_answers_differently_is_removed(
     assert not [*tmp_path.iterdir()]
 
 
-def row(**fields: Any) -> Comparison:
+def row(**fields: Any) -> ExportComparison:
     usual: dict[str, Any] = {"name": "onnx", "by": "", "images": 100, "difference": 0.0}
     usual |= {"largest": 10.0, "changed": 0, "correct": (90, 90), "size": 1}
-    return Comparison(**{**usual, "speed": 1.0, "original_speed": 1.0, **fields})
+    return ExportComparison(**{**usual, "speed": 1.0, "original_speed": 1.0, **fields})
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def choose_parts(
         )
     notes = []
     if "val" not in by_name:
-        notes.append("there is no validation part: the test part serves as validation")
+        notes.append("there is no validation part: the test part is used for validation")
     elif "test" in by_name:
         notes.append("not used, neither for training nor for validation: test")
     return (by_name["train"], held_back), notes

@@ -56,7 +56,7 @@ def fetch_folder(
     Args:
         archive: Its address, and what is known about it.
         target: Must not exist.
-        limits: On the content.
+        limits: Limits on the content.
         patience: Limits on the download.
 
     Raises:
