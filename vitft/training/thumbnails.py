@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from vitft.data.arrays import ImageArray
+from vitft.data.arrays import PixelArray
 from vitft.data.images import open_image
 from vitft.data.loading import in_order
 from vitft.data.split import Manifest, Row
@@ -58,7 +58,7 @@ class Thumbnail:
 
     sha256: str
     jpeg: bytes
-    view: ImageArray | None
+    view: PixelArray | None
     """The model's input, (S, S, 3), if the attention is drawn."""
 
 
@@ -112,7 +112,7 @@ class ThumbnailMaker:
         view = self.transform.pixels(image) if wanted else None
         return Thumbnail(row.sha256, thumbnail_jpeg(image), view)
 
-    def attention(self, views: Mapping[str, ImageArray]) -> Iterator[tuple[str, bytes]]:
+    def attention(self, views: Mapping[str, PixelArray]) -> Iterator[tuple[str, bytes]]:
         """Give digest and JPEG of each view, overlaid with the attention for its prediction."""
         if self.model is None or not views:
             return
@@ -137,7 +137,7 @@ class ThumbnailMaker:
             torch.set_num_threads(before)
 
     def draw_attention(
-        self, model: VisionTransformer, views: Mapping[str, ImageArray]
+        self, model: VisionTransformer, views: Mapping[str, PixelArray]
     ) -> list[tuple[str, bytes]]:
         """Return digest and overlay of each view of one batch."""
         some = next(model.parameters())
@@ -157,7 +157,7 @@ def write_folder(run: Path, maker: ThumbnailMaker, rows: Sequence[Row]) -> int:
     if not rows:
         return 0
     folder, temporary = run / THUMBS, run / f".{THUMBS}"
-    views: dict[str, ImageArray] = {}
+    views: dict[str, PixelArray] = {}
     count = 0
     overlays = len(maker.predicted) if maker.model is not None else 0
     with writing(folder), console.Progress("thumbnails", len(rows) + overlays) as progress:
