@@ -50,13 +50,15 @@ def add_option(group: OptionGroup, option: Option) -> None:
     if kind.type is bool:
         group.add_argument(option.flag, action="store_true", help=option.text)
     elif option.name == "tracker":
-        group.add_argument(option.flag, action="append", metavar=option.metavar, help=option.text)
+        group.add_argument(
+            option.flag, action="append", metavar=option.placeholder, help=option.text
+        )
     else:
         group.add_argument(
             option.flag,
             type=kind.type,
             nargs=None if kind.length is None else "+",
-            metavar=option.metavar,
+            metavar=option.placeholder,
             help=option.text.replace("%", "%%"),
         )
 
