@@ -18,7 +18,7 @@ from vitft.cli.main import main
 from vitft.data.images import open_image
 from vitft.data.transforms import EvalTransform
 from vitft.export import Exported, export_run, export_safetensors, job
-from vitft.export.compare import Comparison, check_comparison
+from vitft.export.compare import ExportComparison, check_comparison
 from vitft.export.formats.onnx import OPSET
 from vitft.export.formats.onnx_resize import view_difference
 from vitft.export.formats.safetensors import SafetensorsFormat
@@ -29,7 +29,7 @@ from vitft.models.timm_model import TimmConfig
 from vitft.predict.torch_engine import Predictor
 from vitft.system import extras
 from vitft.system.errors import RunError, UsageError
-from vitft.system.files import whole_folder
+from vitft.system.files import atomic_folder
 
 HOSTILE = ("=1+1;\u202e\x1b[31m\"'", "a|b`*_<b>x</b>\n# c", "ünïcødé 🌷 {{x}} --- ")
 """Class names that mean something in Markdown, YAML, HTML, a terminal."""
@@ -400,10 +400,10 @@ def test_an_export_that_answers_differently_is_removed(
     assert not [*tmp_path.iterdir()]
 
 
-def row(**fields: Any) -> Comparison:
+def row(**fields: Any) -> ExportComparison:
     usual: dict[str, Any] = {"name": "onnx", "by": "", "images": 100, "difference": 0.0}
     usual |= {"largest": 10.0, "changed": 0, "correct": (90, 90), "size": 1}
-    return Comparison(**{**usual, "speed": 1.0, "original_speed": 1.0, **fields})
+    return ExportComparison(**{**usual, "speed": 1.0, "original_speed": 1.0, **fields})
 
 
 @pytest.mark.parametrize(
@@ -454,9 +454,9 @@ def test_images_are_drawn_from_all_classes(run: Path) -> None:
 INTERRUPTED = """
 import os, signal, sys
 from pathlib import Path
-from vitft.system.files import whole_folder
+from vitft.system.files import atomic_folder
 from vitft.system.signals import Stopper
-with Stopper(), whole_folder(Path(sys.argv[1])) as fresh:
+with Stopper(), atomic_folder(Path(sys.argv[1])) as fresh:
     (fresh / "model.onnx").write_bytes(b"half")
     os.kill(os.getpid(), int(sys.argv[2]))
 """
@@ -479,7 +479,7 @@ def test_an_interrupted_export_leaves_nothing_under_its_name(
 
 def test_files_that_appear_meanwhile_are_kept(tmp_path: Path) -> None:
     def export_slowly() -> None:
-        with whole_folder(tmp_path / "export") as fresh:
+        with atomic_folder(tmp_path / "export") as fresh:
             (fresh / "new").write_text("new")
             (tmp_path / "export").mkdir()
             (tmp_path / "export" / "thesis.txt").write_text("years of work")

@@ -17,7 +17,7 @@ from tests.support.export_run import make_run
 from tests.support.hub_server import HubServer, Repo
 from vitft.export import export_run
 from vitft.export.card import markdown_text, write_readme
-from vitft.export.compare import Comparison
+from vitft.export.compare import ExportComparison
 from vitft.export.plan import plan_export
 from vitft.export.trained import load_trained, without_paths
 from vitft.models.checkpoint import Provenance
@@ -128,8 +128,8 @@ def test_a_pushed_model_is_predicted_with_and_opened_by_timm(
 # the card -----------------------------------------------------------------------------------------
 
 
-def compared() -> Comparison:
-    return Comparison(
+def compared() -> ExportComparison:
+    return ExportComparison(
         name="timm",
         by="timm 1.2",
         images=6,

@@ -1,4 +1,4 @@
-"""Whether 80 % means 80 %."""
+"""Calibration error and temperature scaling."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from vitft.metrics.intervals import Floats
 
 
 def answered(images: int, *, sharpness: float = 1.0, seed: int = 0) -> tuple[Floats, Ints]:
-    """Scores of four classes whose probabilities are exactly right, times `sharpness`."""
+    """Return logits of four classes that are perfectly calibrated, times `sharpness`."""
     random = np.random.default_rng(seed)
     labels = random.integers(0, 4, images)
     seen = random.normal(size=(images, 4))
@@ -24,7 +24,7 @@ def answered(images: int, *, sharpness: float = 1.0, seed: int = 0) -> tuple[Flo
     return 2.0 * seen * sharpness, labels  # 2 x: the log-likelihood ratio of a shift by 2
 
 
-def test_the_temperature_undoes_what_made_the_scores_too_sharp() -> None:
+def test_the_temperature_of_overconfident_logits_is_recovered() -> None:
     logits, labels = answered(4000, sharpness=2.5)
 
     found = calibrate_temperature(logits, labels)
@@ -45,7 +45,7 @@ def test_no_neighbouring_temperature_has_a_smaller_loss() -> None:
     assert at < min(colder, hotter)
 
 
-def test_the_temperature_that_judges_an_image_was_fitted_without_it() -> None:
+def test_each_image_is_scored_with_a_temperature_fitted_without_it() -> None:
     logits, labels = answered(120, sharpness=2.0)
     first = calibrate_temperature(logits, labels)
     other = labels.copy()
@@ -63,7 +63,7 @@ def test_the_temperature_that_judges_an_image_was_fitted_without_it() -> None:
     ("images", "shown"),
     [pytest.param(20, "20 validation images", id="few"), pytest.param(400, "0 errors", id="right")],
 )
-def test_too_few_images_or_mistakes_leave_the_scores_alone(images: int, shown: str) -> None:
+def test_too_few_images_or_errors_leave_the_temperature_at_one(images: int, shown: str) -> None:
     logits, labels = answered(images, sharpness=2.0)
     if images > 20:
         labels = logits.argmax(axis=1)
@@ -75,7 +75,7 @@ def test_too_few_images_or_mistakes_leave_the_scores_alone(images: int, shown: s
     assert shown in found.note
 
 
-def test_scores_that_are_worse_than_chance_have_no_temperature() -> None:
+def test_logits_worse_than_chance_have_no_temperature() -> None:
     logits, _ = answered(200)
     labels = logits.argmin(axis=1)
     labels[:20] = logits[:20].argmax(axis=1)
@@ -86,7 +86,7 @@ def test_scores_that_are_worse_than_chance_have_no_temperature() -> None:
     assert "minimises the loss" in found.note
 
 
-def test_a_temperature_that_does_not_help_unseen_images_is_not_taken() -> None:
+def test_a_temperature_that_does_not_help_held_out_images_is_not_used() -> None:
     logits, labels = answered(60, seed=3)  # well calibrated already, and few
 
     found = calibrate_temperature(logits, labels)
@@ -95,7 +95,7 @@ def test_a_temperature_that_does_not_help_unseen_images_is_not_taken() -> None:
     assert "did not help on held-out images" in found.note
 
 
-def test_bins_hold_equally_many_images_each_once() -> None:
+def test_bins_hold_the_same_number_of_images() -> None:
     confidence, right = confidence_and_correctness(*answered(457))
 
     bins = bin_by_confidence(confidence, right)
@@ -114,7 +114,7 @@ def test_few_images_make_few_bins(images: int, bins: int) -> None:
     assert len(bin_by_confidence(*confidence_and_correctness(*answered(images))).images) == bins
 
 
-def test_the_plain_error_is_the_mean_gap() -> None:
+def test_the_plug_in_error_is_the_mean_gap() -> None:
     confidence = np.repeat([0.6, 0.9], 15)
     right = np.array([1.0] * 12 + [0.0] * 3 + [1.0] * 12 + [0.0] * 3)  # 80 % in both
 
@@ -122,7 +122,9 @@ def test_the_plain_error_is_the_mean_gap() -> None:
 
 
 @pytest.mark.parametrize("images", [60, 240])
-def test_right_probabilities_have_an_error_near_zero_however_few_the_images(images: int) -> None:
+def test_calibrated_probabilities_have_an_error_near_zero_for_any_number_of_images(
+    images: int,
+) -> None:
     every = [
         bin_by_confidence(*confidence_and_correctness(*answered(images, seed=seed)))
         for seed in range(10)
@@ -135,7 +137,7 @@ def test_right_probabilities_have_an_error_near_zero_however_few_the_images(imag
     assert np.mean([error for error, _ in found]) < 0.6 * plain  # that takes chance for an error
 
 
-def test_an_error_that_is_there_is_found() -> None:
+def test_a_true_calibration_error_is_estimated() -> None:
     truth = bin_by_confidence(
         *confidence_and_correctness(*answered(400_000, sharpness=2.5, seed=1))
     ).gap
@@ -159,14 +161,14 @@ def test_the_error_and_its_interval_are_in_order_and_the_same_every_time() -> No
         assert 0 <= first[1][0] <= first[0] <= first[1][1] <= 1
 
 
-def test_certain_and_right_is_no_error() -> None:
+def test_certain_and_correct_predictions_have_no_error() -> None:
     error, (low, high) = calibration_error(bin_by_confidence(np.ones(50), np.ones(50)))
 
     assert (error, low) == (0, 0)
     assert high > 0.01  # 50 images cannot rule out one in a hundred
 
 
-def test_a_class_far_ahead_counts_as_certain_without_overflow() -> None:
+def test_a_dominant_logit_means_certainty_without_overflow() -> None:
     confidence, _ = confidence_and_correctness(
         np.array([[1e4, 0.0], [-1e4, 1e4]]), np.array([0, 1])
     )

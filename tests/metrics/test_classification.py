@@ -1,4 +1,4 @@
-"""Scores and labels to numbers."""
+"""Classification metrics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ from vitft.metrics.classification import (
 
 
 def some(images: int = 90, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores that are right about half of the time."""
+    """Return logits with an accuracy of about one half."""
     rng = torch.Generator().manual_seed(0)
     labels = torch.randint(0, classes, (images,), generator=rng)
     logits = torch.randn(images, classes, generator=rng)
@@ -53,7 +53,7 @@ def test_an_evaluation_counts_every_image_once() -> None:
     assert figures["majority"] == 0.5
 
 
-def test_every_figure_is_scikit_learns() -> None:
+def test_metrics_equal_those_of_scikit_learn() -> None:
     logits, labels = some()
     names = [str(i) for i in range(7)]
     named = logits.argmax(dim=-1)
@@ -68,7 +68,7 @@ def test_every_figure_is_scikit_learns() -> None:
     assert figures["loss"] == pytest.approx(log_loss(labels, shares), abs=1e-6)
 
 
-def test_every_figure_lies_in_its_interval() -> None:
+def test_every_metric_lies_in_its_interval() -> None:
     logits, labels = some()
     temperature = FittedTemperature(value=1.5, held_out=np.full(90, 1.5))
     figures: Mapping[str, Any] = {
@@ -103,7 +103,7 @@ def test_what_is_undefined_is_none() -> None:
     assert figures["balanced"] == 1.0
 
 
-def test_a_class_never_named_has_no_precision_and_an_f1_of_zero() -> None:
+def test_a_class_never_predicted_has_no_precision_and_an_f1_of_zero() -> None:
     figures = classification_metrics(
         torch.tensor([[1.0, 0.0]] * 2), torch.tensor([0, 1]), ["cat", "dog"]
     )
@@ -115,7 +115,7 @@ def test_a_class_never_named_has_no_precision_and_an_f1_of_zero() -> None:
     assert dog["f1_interval"][1] > 0.5  # one image says little
 
 
-def test_probabilities_are_judged_with_the_temperatures_held_out() -> None:
+def test_probabilities_are_scored_with_held_out_temperatures() -> None:
     logits, labels = some()
     temperatures = torch.rand(90, dtype=torch.float64) + 0.5
     judged = (logits.double() / temperatures[:, None]).numpy()

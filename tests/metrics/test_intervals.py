@@ -1,4 +1,4 @@
-"""How sure a figure is."""
+"""Confidence intervals."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from vitft.metrics.intervals import (
 
 
 @pytest.mark.parametrize(("correct", "total"), [(0, 10), (9, 10), (10, 10), (93, 100), (1, 3)])
-def test_the_interval_of_a_share_is_wilsons(correct: int, total: int) -> None:
+def test_the_interval_of_a_fraction_is_that_of_scipy(correct: int, total: int) -> None:
     expected = binomtest(correct, total).proportion_ci(method="wilson")
 
     assert wilson_interval(correct, total) == pytest.approx(
@@ -24,18 +24,18 @@ def test_the_interval_of_a_share_is_wilsons(correct: int, total: int) -> None:
     )
 
 
-def test_the_interval_of_no_images_says_nothing() -> None:
+def test_the_interval_without_images_is_zero_to_one() -> None:
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
-def test_an_interval_ends_exactly_where_shares_end() -> None:
+def test_intervals_stay_within_zero_and_one() -> None:
     ends = [(wilson_interval(0, n)[0], wilson_interval(n, n)[1]) for n in range(1, 200)]
 
     assert set(ends) == {(0.0, 1.0)}
 
 
 @pytest.mark.parametrize(("images", "share"), [(60, 0.77), (240, 0.94), (80, 0.87), (1000, 0.5)])
-def test_the_interval_of_accuracy_holds_the_truth_95_times_in_100(
+def test_the_interval_of_accuracy_covers_the_truth_95_times_in_100(
     images: int, share: float
 ) -> None:
     counts = range(images + 1)
@@ -47,15 +47,15 @@ def test_the_interval_of_accuracy_holds_the_truth_95_times_in_100(
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 10, 200])
-def test_students_limit(freedom: int) -> None:
+def test_student_t_quantile_equals_that_of_scipy(freedom: int) -> None:
     assert student_t_quantile(freedom) == pytest.approx(t.ppf(0.975, freedom), rel=1e-12)
 
 
-def test_the_mean_of_one_share_is_that_share() -> None:
+def test_the_mean_of_one_fraction_is_that_fraction() -> None:
     assert mean_fraction_interval([(7, 12)]) == pytest.approx(wilson_interval(7, 12))
 
 
-def test_the_interval_of_balanced_accuracy_holds_the_truth_even_of_few_images() -> None:
+def test_the_interval_of_balanced_accuracy_covers_the_truth_for_few_images() -> None:
     images, shares = (12, 12, 6), (0.95, 0.8, 0.9)  # few images, most of them right
     coverage = 0.0
 
@@ -67,7 +67,7 @@ def test_the_interval_of_balanced_accuracy_holds_the_truth_even_of_few_images() 
     assert 0.92 <= coverage <= 0.97
 
 
-def test_twenty_right_of_twenty_in_each_class_is_not_certain() -> None:
+def test_twenty_correct_of_twenty_in_each_class_is_not_certain() -> None:
     low, high = mean_fraction_interval([(20, 20)] * 3)
 
     assert low < 0.92
@@ -91,7 +91,7 @@ def test_f1_is_the_harmonic_mean_of_recall_and_precision(
     assert 0 <= low <= value <= high <= 1
 
 
-def test_the_interval_of_a_mean_leans_to_the_side_of_the_long_tail() -> None:
+def test_the_interval_of_a_mean_is_skewed_towards_the_long_tail() -> None:
     values = np.random.default_rng(0).exponential(size=400)  # mean 1, deviation 1
 
     low, high = bootstrap_mean_interval(values)
@@ -108,5 +108,5 @@ def test_the_interval_of_a_mean_is_the_same_every_time() -> None:
 
 
 @pytest.mark.parametrize("values", [[0.5], [0.25, 0.25, 0.25]])
-def test_numbers_that_are_all_alike_have_no_spread(values: list[float]) -> None:
+def test_equal_values_have_an_interval_of_zero_width(values: list[float]) -> None:
     assert bootstrap_mean_interval(np.array(values)) == (values[0], values[0])

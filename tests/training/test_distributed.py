@@ -1,4 +1,4 @@
-"""Several processes that train one model, on loopback with gloo."""
+"""Data-parallel training of two processes on loopback with gloo."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from vitft.training.distributed import ProcessGroup, rendezvous_store
 OPTIONS = ["--freeze", "none", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"]
 
 
-def test_shares_and_pieces_cover_everything_once() -> None:
+def test_shards_and_batch_slices_cover_everything_once() -> None:
     items = list(range(11))
     teams = [ProcessGroup(rank, 3) for rank in range(3)]
 
@@ -32,7 +32,7 @@ def test_shares_and_pieces_cover_everything_once() -> None:
     assert [len(range(1)[team.batch_slice(1)]) for team in teams] == [1, 0, 0]
 
 
-def test_one_alone_needs_nobody() -> None:
+def test_collectives_of_a_single_process_return_its_own_values() -> None:
     team, tensor = ProcessGroup(), torch.ones(2)
 
     assert team.all_reduce([tensor], [3.0]) == [3.0]
@@ -63,7 +63,7 @@ def test_a_restart_does_not_read_the_addresses_of_its_dead_predecessors(
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data, weights, and the runs of one process and of two."""
+    """A folder with data, weights, and the runs of one process and of two."""
     return tiny_home(tmp_path_factory.mktemp("team"))
 
 
@@ -88,7 +88,7 @@ def figures(run: Path) -> dict[str, Any]:
     return found
 
 
-def test_two_processes_take_the_steps_of_one_and_speak_once(home: Path) -> None:
+def test_two_processes_take_the_steps_of_one_and_log_once(home: Path) -> None:
     exact = [*OPTIONS, "--set", "train.precision=fp32"]
     one = launch(home, "one", *exact, processes=1)
     two = launch(home, "two", *exact, processes=2)

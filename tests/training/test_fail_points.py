@@ -16,7 +16,7 @@ from vitft.features.cache import Store, key_of, open_store
 from vitft.predict.output import ProcessShard, ResumePoint, find_resume_point, open_rows
 from vitft.predict.prediction import Prediction
 from vitft.system.errors import ResourceError, RunError
-from vitft.system.files import whole_folder, write_atomically
+from vitft.system.files import atomic_folder, write_atomically
 from vitft.system.rundir import RunDir
 from vitft.training.state import (
     State,
@@ -33,7 +33,7 @@ Look = Callable[[Path], None]
 
 
 def every_point(tmp_path: Path, how: str, before: Write, write: Write, look: Look) -> int:
-    """Fail at each call of `write` in turn, in fresh folders; how many there were."""
+    """Fail at each call of `write` in turn, in fresh folders; return the number of calls."""
     count = at = 0
     while at <= count:
         home = tmp_path / f"{how}-{at}"
@@ -106,7 +106,7 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", HOWS)
 def test_a_folder_gets_its_name_when_all_of_it_is_there(tmp_path: Path, how: str) -> None:
     def write(home: Path) -> None:
-        with whole_folder(home / "export") as fresh:
+        with atomic_folder(home / "export") as fresh:
             write_atomically(fresh / "config.json", "{}")
             write_atomically(fresh / "model", "weights")
 
@@ -119,7 +119,7 @@ def test_a_folder_gets_its_name_when_all_of_it_is_there(tmp_path: Path, how: str
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_rows_that_were_written_are_gone_on_with(tmp_path: Path, how: str) -> None:
+def test_rows_that_were_written_are_continued(tmp_path: Path, how: str) -> None:
     shard, names = ProcessShard(chunk=1), ["a", "b", "c"]
 
     def answer(home: Path) -> None:
@@ -145,7 +145,7 @@ def test_rows_that_were_written_are_gone_on_with(tmp_path: Path, how: str) -> No
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_the_cache_has_a_row_or_not_and_takes_it_again(tmp_path: Path, how: str) -> None:
+def test_the_cache_has_a_row_or_computes_it_again(tmp_path: Path, how: str) -> None:
     row, key = np.arange(3, dtype=np.float32), key_of("a")
 
     def opened(home: Path) -> Store:
@@ -168,7 +168,7 @@ def test_the_cache_has_a_row_or_not_and_takes_it_again(tmp_path: Path, how: str)
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_log_is_cut_back_to_what_belongs_to_the_state(tmp_path: Path, how: str) -> None:
+def test_a_log_is_truncated_to_the_size_in_the_state(tmp_path: Path, how: str) -> None:
     def before(home: Path) -> None:
         RunDir(home).log({"epoch": 1})
 
@@ -181,7 +181,7 @@ def test_a_log_is_cut_back_to_what_belongs_to_the_state(tmp_path: Path, how: str
 
 
 @pytest.mark.parametrize("how", ["ENOSPC", "EIO"])
-def test_a_line_that_could_not_be_logged_is_not_half_there(tmp_path: Path, how: str) -> None:
+def test_a_log_line_is_written_whole_or_not_at_all(tmp_path: Path, how: str) -> None:
     def before(home: Path) -> None:
         RunDir(home).log({"epoch": 1})
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind once its temperature is fitted: files that agree with each other."""
+"""Final evaluation, calibration and saving: the files of a run agree with each other."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from vitft.training.run import Result
 
 @pytest.fixture
 def mixed_up(tmp_path: Path) -> Path:
-    """Three colours of 50 images, a fifth of them in a wrong folder, so there are mistakes."""
+    """Three colours with 50 images each, a fifth of them mislabelled."""
     root = draw_folder(tmp_path / "mixed", per_class=50)
     names = sorted(folder.name for folder in root.iterdir())
     for path in sorted(root.rglob("*.png")):
@@ -47,7 +47,7 @@ def scores_of(run: Path) -> torch.Tensor:
         return torch.from_numpy(file["logits"])
 
 
-def test_the_saved_model_answers_with_the_scores_that_were_kept(
+def test_the_saved_model_computes_the_saved_logits(
     mixed_up: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     done = run_on(mixed_up, tiny_weights, tmp_path / "run")
@@ -64,7 +64,7 @@ def test_the_saved_model_answers_with_the_scores_that_were_kept(
     assert right.item() == pytest.approx(done.figures["top1"])
 
 
-def test_the_temperature_is_in_the_head_and_nowhere_else(
+def test_the_temperature_is_merged_into_the_head_only(
     mixed_up: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = run_on(mixed_up, tiny_weights, tmp_path / "run")
@@ -88,7 +88,7 @@ def test_the_temperature_is_in_the_head_and_nowhere_else(
     torch.testing.assert_close(scores_of(done.run), scores_of(plain.run) / fitted)
 
 
-def test_the_figures_of_a_run_are_better_for_it_and_honest(
+def test_calibration_improves_the_held_out_metrics(
     mixed_up: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     done = run_on(mixed_up, tiny_weights, tmp_path / "run")
@@ -104,7 +104,7 @@ def test_the_figures_of_a_run_are_better_for_it_and_honest(
     assert sum(row["images"] for row in figures["calibration"]["bins"]) == figures["images"]
 
 
-def test_too_few_images_leave_the_head_alone_and_say_so(
+def test_too_few_images_leave_the_head_unchanged_with_a_note(
     image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run_on(image_folder, tiny_weights, tmp_path / "run")
@@ -117,7 +117,7 @@ def test_too_few_images_leave_the_head_alone_and_say_so(
 
 
 @pytest.mark.parametrize("ends_in", ["save_checkpoint", "write_arrays"])
-def test_figures_never_speak_of_other_weights_than_those_beside_them(
+def test_eval_json_always_describes_the_weights_beside_it(
     mixed_up: Path,
     tiny_weights: Path,
     tmp_path: Path,
@@ -152,7 +152,7 @@ def test_figures_never_speak_of_other_weights_than_those_beside_them(
     assert not (done.run / "validation.npz").exists()
 
 
-def test_a_signal_waits_until_weights_and_figures_have_been_exchanged(
+def test_a_signal_waits_until_weights_and_metrics_are_replaced(
     mixed_up: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved: list[Path] = []
@@ -173,7 +173,7 @@ def test_a_signal_waits_until_weights_and_figures_have_been_exchanged(
     assert (done.run / "validation.npz").is_file()
 
 
-def test_figures_that_cannot_be_replaced_are_one_sentence(
+def test_metrics_that_cannot_be_replaced_are_reported_in_one_line(
     mixed_up: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     with FailPoints(tmp_path / "run", -1, "EIO") as points:

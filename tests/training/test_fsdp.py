@@ -1,4 +1,4 @@
-"""What trains, split among processes: the same steps as a whole model's, on loopback with gloo."""
+"""Sharded training takes the same steps as that of a whole model, on loopback with gloo."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ SMALL = ViTConfig(image_size=(8, 8), patch_size=(4, 4), width=8, depth=1, heads=
 def found(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Tensor]:
-    """The weights that two processes came to, whole, split, and split and resumed."""
+    """Weights trained by two processes: whole, sharded, and sharded and resumed."""
     out = tmp_path_factory.mktemp("split") / "found.pt"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
@@ -59,7 +59,7 @@ def named(found: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
     }
 
 
-def test_split_steps_are_those_of_whole_models(found: dict[str, Tensor]) -> None:
+def test_sharded_steps_equal_those_of_whole_models(found: dict[str, Tensor]) -> None:
     whole_ones, split_ones = named(found, "whole"), named(found, "split")
 
     assert split_ones.keys() == whole_ones.keys()
@@ -67,7 +67,7 @@ def test_split_steps_are_those_of_whole_models(found: dict[str, Tensor]) -> None
     assert torch.allclose(found["split losses"], found["whole losses"], atol=1e-5)
 
 
-def test_a_split_training_goes_on_exactly_where_it_was_stopped(found: dict[str, Tensor]) -> None:
+def test_a_sharded_run_resumes_exactly_where_it_was_stopped(found: dict[str, Tensor]) -> None:
     straight, resumed = named(found, "split"), named(found, "resumed")
 
     assert straight.keys() == resumed.keys()
@@ -83,19 +83,19 @@ def test_a_process_holds_about_half(found: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     ("precision", "compiled", "words"), [("fp16", False, "fp16"), ("fp32", True, "compile")]
 )
-def test_what_does_not_go_together_is_refused(precision: str, compiled: bool, words: str) -> None:
+def test_incompatible_settings_are_refused(precision: str, compiled: bool, words: str) -> None:
     model = VisionTransformer(SMALL)
 
     with pytest.raises(UsageError, match=words):
         check_sharding(model, ProcessGroup(0, 2), precision=precision, compiled=compiled)
 
 
-def test_models_of_timm_are_refused() -> None:
+def test_timm_models_are_refused() -> None:
     with pytest.raises(UsageError, match="timm"):
         check_sharding(nn.Linear(2, 2), ProcessGroup(0, 2), precision="fp32", compiled=False)
 
 
-def test_one_process_is_told_that_it_has_nobody_to_share_with(
+def test_sharding_on_one_process_is_reported_as_without_effect(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     check_sharding(VisionTransformer(SMALL), ProcessGroup(), precision="bf16", compiled=False)
@@ -104,7 +104,7 @@ def test_one_process_is_told_that_it_has_nobody_to_share_with(
 
 
 @pytest.mark.parametrize(("own", "sizes"), [(4, [2, 2]), (3, [2, 1]), (0, [0, 0])])
-def test_every_process_takes_as_many_passes(own: int, sizes: list[int]) -> None:
+def test_every_rank_takes_the_same_number_of_passes(own: int, sizes: list[int]) -> None:
     spec = OptimSpec(solver="sgd", lr=0.1, micro_batch=2)
     trainer = Trainer(
         nn.Linear(1, 2), spec, steps_per_epoch=1, group=ProcessGroup(0, 3), sharded=True
@@ -115,7 +115,7 @@ def test_every_process_takes_as_many_passes(own: int, sizes: list[int]) -> None:
     assert [len(range(own)[piece]) for piece in passes] == sizes
 
 
-def test_whole_tensors_stay_as_they_are() -> None:
+def test_plain_tensors_are_returned_unchanged() -> None:
     tensor = torch.ones(2)
 
     assert full_tensor(tensor) is tensor
@@ -124,7 +124,7 @@ def test_whole_tensors_stay_as_they_are() -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data, weights, and a run of two processes that nothing disturbed."""
+    """A folder with data, weights, and an undisturbed run of two processes."""
     home = tiny_home(tmp_path_factory.mktemp("home"))
     assert begun(home, *RUN, "--out", "whole").wait(180) == 0
     return home
@@ -137,7 +137,7 @@ RUN = (
 
 
 def begun(home: Path, *options: str) -> subprocess.Popen[str]:
-    """Two processes that train; what they say is in said.txt."""
+    """Start a run of two processes whose output goes to said.txt."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     with (home / "said.txt").open("w") as said:
         return subprocess.Popen(
@@ -157,7 +157,7 @@ def epochs_of(run: Path) -> list[str]:
     )
 
 
-def test_a_split_run_that_is_terminated_and_resumed_ends_in_the_same_bits(home: Path) -> None:
+def test_a_sharded_run_that_is_terminated_and_resumed_is_bit_identical(home: Path) -> None:
     process = begun(home, *RUN, "--out", "stopped")
     deadline = time.monotonic() + 120
     while len(epochs_of(home / "stopped")) < 2 and time.monotonic() < deadline:
@@ -176,7 +176,7 @@ def test_a_split_run_that_is_terminated_and_resumed_ends_in_the_same_bits(home: 
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_only_a_split_run_may_shrink_its_micro_batches(home: Path) -> None:
+def test_only_a_sharded_run_may_lower_its_micro_batches(home: Path) -> None:
     smaller, text = [("optim.micro_batch", 2)], (home / "whole" / "config.toml").read_text()
     for name, shard in (("split", "true"), ("plain", "false")):  # runs that have not ended
         (home / name).mkdir()

@@ -1,4 +1,4 @@
-"""The loop knows only inputs and labels."""
+"""The training loop on inputs and labels."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def run(
 
 
 class Noisy(nn.Module):
-    """A model with everything that has a state: dropout, running statistics, weights."""
+    """A model with dropout, running statistics and weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_gradients_are_clipped_to_their_norm() -> None:
     assert 0 < moved <= 1.001e-3
 
 
-def test_a_loss_that_is_no_number_stops_with_the_step_and_the_rate() -> None:
+def test_a_loss_that_is_not_finite_stops_with_step_and_learning_rate() -> None:
     poison = Batch(torch.full((2, 3), math.nan), torch.tensor([0, 1]))
 
     with pytest.raises(DivergedError, match="the loss of step 0 is nan"):
@@ -145,7 +145,7 @@ FULL = OptimSpec(solver="adamw", lr=0.05, epochs=3, weight_decay=0.1, ema=0.9, c
 
 @pytest.mark.parametrize("stop", range(12))
 @pytest.mark.parametrize("solver", ["sgd", "adamw"])
-def test_a_training_taken_up_after_any_step_ends_as_if_it_had_never_stopped(
+def test_a_trainer_resumed_after_any_step_ends_with_the_same_weights(
     stop: int, solver: Any
 ) -> None:
     spec = replace(FULL, solver=solver)
@@ -178,7 +178,7 @@ def test_the_seed_decides_what_dropout_drops() -> None:
     assert not torch.equal(weights(1), weights(2))
 
 
-def test_the_size_of_the_pieces_changes_only_the_last_bits() -> None:
+def test_the_micro_batch_changes_only_the_last_bits() -> None:
     def weights(micro_batch: int) -> Tensor:
         torch.manual_seed(0)
         spec = OptimSpec(solver="sgd", lr=0.5, epochs=2, micro_batch=micro_batch)
@@ -201,7 +201,7 @@ class Greedy(nn.Linear):
         return super().forward(x)
 
 
-def test_out_of_memory_leads_to_the_weights_of_smaller_pieces() -> None:
+def test_out_of_memory_leads_to_the_weights_of_smaller_micro_batches() -> None:
     spec = OptimSpec(solver="adamw", lr=0.1, epochs=2)
     greedy = run(Greedy(2), spec=spec)
     modest = run(Greedy(8), spec=replace(spec, micro_batch=2))
@@ -210,12 +210,12 @@ def test_out_of_memory_leads_to_the_weights_of_smaller_pieces() -> None:
     assert all(torch.equal(greedy.parameters[n], modest.parameters[n]) for n in greedy.parameters)
 
 
-def test_one_image_that_does_not_fit_ends_in_a_sentence() -> None:
+def test_one_image_that_does_not_fit_is_a_resource_error() -> None:
     with pytest.raises(ResourceError, match="one image at a time"):
         run(Greedy(0))
 
 
-def test_the_average_follows_and_is_only_lent_to_the_model() -> None:
+def test_the_average_follows_and_is_swapped_in_temporarily() -> None:
     trainer = run(Noisy(), spec=FULL)
     own = trainer.parameters["head.weight"].detach().clone()
 
@@ -228,7 +228,7 @@ def test_the_average_follows_and_is_only_lent_to_the_model() -> None:
     assert not torch.equal(trainer.average.average["head.weight"], own)
 
 
-def test_what_is_saved_while_the_average_is_lent_are_the_weights_that_train() -> None:
+def test_the_state_holds_the_trained_weights_while_the_average_is_swapped_in() -> None:
     trainer = run(Noisy(), spec=FULL)
     before, _ = trainer_state(trainer)
     before = {name: tensor.clone() for name, tensor in before.items()}
@@ -248,7 +248,7 @@ def test_a_constant_schedule_stays_at_its_peak() -> None:
     assert [s.lr for s in steps] == [0.5] + [1.0] * 7
 
 
-def test_a_class_that_weighs_nothing_is_not_learnt() -> None:
+def test_a_class_with_zero_weight_is_not_learnt() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 3)
 
@@ -261,7 +261,7 @@ def test_a_class_that_weighs_nothing_is_not_learnt() -> None:
     assert not right[labels == 2].any()
 
 
-def test_smoothed_labels_hold_the_scores_back() -> None:
+def test_label_smoothing_limits_the_probabilities() -> None:
     def spread(smoothing: float) -> float:
         torch.manual_seed(0)
         model = nn.Linear(3, 3)
@@ -273,7 +273,7 @@ def test_smoothed_labels_hold_the_scores_back() -> None:
     assert spread(0.3) < 0.85 < spread(0.0)
 
 
-def test_mixed_batches_may_have_shares_for_labels() -> None:
+def test_mixed_batches_may_have_probabilities_as_labels() -> None:
     def mix(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return inputs, nn.functional.one_hot(labels, 3).float()
 
@@ -285,7 +285,7 @@ def test_mixed_batches_may_have_shares_for_labels() -> None:
     torch.testing.assert_close(plain.parameters["weight"], mixed.parameters["weight"])
 
 
-def test_training_ends_early_when_told_so() -> None:
+def test_training_ends_early_if_the_epoch_callback_returns_true() -> None:
     epochs: list[int] = []
 
     def enough(epoch: int) -> bool:

@@ -1,4 +1,4 @@
-"""What trains and how fast."""
+"""Learning-rate schedule, parameter groups and optimiser."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_learning_rate_follows_warmup_then_cosine(step: int, lr: float) -> None:
     assert lr_at(step, 100, peak=1.0, warmup=0.1) == pytest.approx(lr)
 
 
-def test_learning_rate_can_end_at_a_share_of_its_peak() -> None:
+def test_learning_rate_can_end_at_a_fraction_of_its_peak() -> None:
     assert lr_at(10, 10, peak=2.0, warmup=0.0, final=0.01) == pytest.approx(0.02)
 
 
@@ -41,7 +41,9 @@ def test_learning_rate_can_end_at_a_share_of_its_peak() -> None:
         pytest.param("none", None, id="nothing, not even the embedding"),
     ],
 )
-def test_the_freeze_mode_says_how_many_blocks_stay(freeze: str, blocks: int | None) -> None:
+def test_the_freeze_mode_determines_the_number_of_frozen_blocks(
+    freeze: str, blocks: int | None
+) -> None:
     assert frozen_blocks(freeze, 12) == blocks
 
 
@@ -74,7 +76,9 @@ def test_training_pre_logits_needs_a_model_that_has_them(tiny_vit: VisionTransfo
 
 
 @pytest.mark.parametrize("solver", ["sgd", "adamw"])
-def test_the_optimiser_moves_only_what_trains(tiny_vit: VisionTransformer, solver: str) -> None:
+def test_the_optimiser_updates_only_trainable_parameters(
+    tiny_vit: VisionTransformer, solver: str
+) -> None:
     freeze_model(tiny_vit, "head")
     before = {n: p.clone() for n, p in tiny_vit.named_parameters()}
     optimizer = make_optimizer(tiny_vit, OptimSpec(solver=solver, lr=0.1))  # type: ignore[arg-type]
@@ -87,7 +91,7 @@ def test_the_optimiser_moves_only_what_trains(tiny_vit: VisionTransformer, solve
 
 
 def groups_by_name(model: nn.Module, spec: OptimSpec) -> dict[str, tuple[float, float]]:
-    """Factor on the learning rate and weight decay of each parameter that trains."""
+    """Return learning-rate factor and weight decay of each trainable parameter."""
     of = {
         id(p): (group["lr_scale"], group["weight_decay"])
         for group in parameter_groups(model, spec)
@@ -105,7 +109,7 @@ def test_only_matrices_decay(tiny_vit: VisionTransformer) -> None:
     assert not {n for n in decayed if "norm" in n or "bias" in n or "token" in n or "pos" in n}
 
 
-def test_lower_layers_move_less(tiny_vit: VisionTransformer) -> None:
+def test_lower_layers_have_lower_learning_rates(tiny_vit: VisionTransformer) -> None:
     found = groups_by_name(Whole(tiny_vit), OptimSpec(layer_decay=0.5))
 
     scales = {name: scale for name, (scale, _) in found.items()}

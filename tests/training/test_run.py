@@ -1,4 +1,4 @@
-"""One whole run: folder and weights in, run directory out."""
+"""Whole runs: data and weights in, run directory out."""
 
 import json
 import math
@@ -69,7 +69,7 @@ def test_the_log_has_one_line_per_epoch_and_starts_at_ln_classes(finished: Resul
     assert lines[0]["first_loss"] == pytest.approx(math.log(3), abs=1e-4)
 
 
-def test_predict_answers_what_validation_counted(finished: Result, image_folder: Path) -> None:
+def test_predict_reproduces_the_validation_accuracy(finished: Result, image_folder: Path) -> None:
     rows = (finished.run / "split.csv").read_text().splitlines()[1:]
     held_back = [line.split(",") for line in rows if ",val," in line]
     predictor = Predictor.from_run(str(finished.run))
@@ -160,7 +160,7 @@ def test_unreadable_images_are_named_and_left_out(
     assert "torn" not in (done.run / "split.csv").read_text()
 
 
-def test_the_same_picture_on_both_sides_is_said(
+def test_identical_files_on_both_sides_of_the_split_are_reported(
     image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for i in range(10):
@@ -190,7 +190,7 @@ def test_an_image_deleted_during_the_run_is_named(
     assert status == "failed"
 
 
-def test_an_absurd_learning_rate_ends_in_a_sentence(
+def test_an_absurd_learning_rate_is_a_divergence_error(
     image_folder: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(DivergedError, match="lower the learning rate"):
@@ -203,7 +203,7 @@ def test_an_absurd_learning_rate_ends_in_a_sentence(
         )
 
 
-def test_the_default_solves_for_the_head_and_tells_more(
+def test_the_default_solves_the_head_and_cross_validates_it(
     image_folder: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     done = run_it(image_folder, tiny_weights, tmp_path / "run", optim={"solver": "lbfgs"})
@@ -247,7 +247,7 @@ def test_views_are_more_rows_of_the_same_images(
     assert len(list((tmp_path / "cache").iterdir())) == 4  # plain, crops, facts, sketches
 
 
-def test_a_second_run_computes_nothing_and_ends_alike(
+def test_a_second_run_extracts_nothing_and_has_the_same_results(
     image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache = {"cache": str(tmp_path / "cache")}
@@ -266,7 +266,7 @@ def test_a_second_run_computes_nothing_and_ends_alike(
         pytest.param(1, False, id="in the first epoch"),
     ],
 )
-def test_ctrl_c_leaves_a_whole_run_directory(
+def test_ctrl_c_leaves_a_complete_run_directory(
     image_folder: Path,
     tiny_weights: Path,
     tmp_path: Path,
@@ -294,7 +294,7 @@ def test_ctrl_c_leaves_a_whole_run_directory(
         load_checkpoint(done.run / "model.safetensors")
 
 
-def test_the_memory_that_a_run_needed_is_told_and_kept(
+def test_the_peak_memory_of_a_run_is_logged_and_written(
     image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run_it(image_folder, tiny_weights, tmp_path / "run")

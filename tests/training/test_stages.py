@@ -1,4 +1,4 @@
-"""A training that is stopped anywhere goes on as if nothing had been."""
+"""A run that is stopped anywhere and resumed is bit-identical to one that was not."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def resumed(out: Path) -> Result:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """What must not depend on whether a run was stopped."""
+    """Return everything that must not depend on whether a run was stopped."""
     figures = json.loads((run / "eval.json").read_text())
     del figures["seconds"]
     state, card = load_checkpoint(run / "model.safetensors")
@@ -90,7 +90,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, number: int = signal
 
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_a_run_stopped_by_a_signal_and_resumed_ends_bit_for_bit_alike(
+def test_a_run_stopped_by_a_signal_and_resumed_is_bit_identical(
     few: Path,
     tiny_weights: Path,
     tmp_path: Path,
@@ -112,7 +112,7 @@ def test_a_run_stopped_by_a_signal_and_resumed_ends_bit_for_bit_alike(
     assert not (again.run / "resume").exists()
 
 
-def test_stopped_again_and_again_it_still_ends_alike(
+def test_a_run_stopped_again_and_again_is_bit_identical(
     few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
@@ -131,7 +131,7 @@ def test_stopped_again_and_again_it_still_ends_alike(
     assert outcome(result.run) == outcome(whole.run)
 
 
-def test_a_stop_during_validation_is_taken_up_before_the_validation(
+def test_a_stop_during_validation_is_resumed_before_the_validation(
     few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
@@ -194,7 +194,7 @@ def test_a_second_signal_in_the_middle_of_a_step_saves_nothing_half_done(
     assert outcome(again.run) == outcome(whole.run)
 
 
-def test_a_run_is_called_finished_when_its_last_file_is_there(
+def test_a_run_is_finished_when_its_last_file_is_written(
     few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = KINDS["a head on crops"]
@@ -213,7 +213,7 @@ def test_a_run_is_called_finished_when_its_last_file_is_there(
     assert outcome(again.run) == outcome(whole.run)
 
 
-def test_a_crash_loses_no_more_than_what_came_after_the_last_state(
+def test_a_crash_loses_only_the_steps_after_the_last_state(
     few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
@@ -221,7 +221,7 @@ def test_a_crash_loses_no_more_than_what_came_after_the_last_state(
     monkeypatch.setattr(stages, "SAVE_FRACTION", 1e9)  # a state after every step
 
     class Killed(BaseException):
-        """Nobody catches this."""
+        """Not caught anywhere."""
 
     original = StepStage.on_step
 
@@ -251,7 +251,7 @@ def test_the_time_limit_stops_with_exit_code_0_and_is_resumable(
     assert outcome(resumed(late.run).run) == outcome(whole.run)
 
 
-def test_a_stage_that_does_worse_leaves_the_head_that_was_solved(
+def test_a_worse_second_stage_keeps_the_solved_head(
     few: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     settings: dict[str, dict[str, Any]] = {
@@ -270,7 +270,7 @@ def test_a_stage_that_does_worse_leaves_the_head_that_was_solved(
     assert all(torch.equal(before[name], after[name]) for name in blocks)
 
 
-def test_training_ends_when_nothing_gets_better(
+def test_training_stops_early_without_improvement(
     few: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     settings: dict[str, dict[str, Any]] = {
@@ -291,7 +291,7 @@ def test_two_processes_do_not_write_one_run(few: Path, tiny_weights: Path, tmp_p
     assert not (done.run / ".lock").exists()
 
 
-def test_other_images_than_at_the_beginning_are_refused(
+def test_changed_images_are_refused_on_resuming(
     few: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     done = start(few, tiny_weights, tmp_path / "run", {})
@@ -308,7 +308,7 @@ def stopped(few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.M
         return start(few, tiny_weights, tmp_path / "stopped", EVERYTHING).run
 
 
-def test_the_command_line_takes_up_a_run(
+def test_the_command_line_resumes_a_run(
     stopped: Path, few: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved = few.rename(few.with_name("moved"))
@@ -329,7 +329,7 @@ def test_the_command_line_takes_up_a_run(
         (["--max-time", "soon"], 2, "invalid --max-time 'soon'"),
     ],
 )
-def test_what_would_change_the_result_is_refused(
+def test_settings_that_would_change_the_result_are_refused(
     stopped: Path, options: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {p.name: p.read_bytes() for p in stopped.rglob("*") if p.is_file()}
@@ -340,14 +340,14 @@ def test_what_would_change_the_result_is_refused(
     assert {p.name: p.read_bytes() for p in stopped.rglob("*") if p.is_file()} == before
 
 
-def test_a_folder_that_is_no_run_is_refused(
+def test_a_folder_without_a_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["finetune", "--resume", str(tmp_path)]) == 5
     assert "is not a run directory" in capsys.readouterr().err
 
 
-def test_a_finished_run_says_so(
+def test_resuming_a_finished_run_is_reported(
     few: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = start(few, tiny_weights, tmp_path / "run", {})
@@ -356,7 +356,7 @@ def test_a_finished_run_says_so(
     assert "already finished" in capsys.readouterr().err
 
 
-def test_a_learning_rate_is_settled_and_written_down(
+def test_the_default_learning_rate_is_resolved_and_written(
     few: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     settings: dict[str, dict[str, Any]] = {"train": {"freeze": "none"}, "optim": {"epochs": 1}}

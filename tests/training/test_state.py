@@ -1,4 +1,4 @@
-"""States of a training on disk: whole, checked, never the only one."""
+"""Training states on disk."""
 
 import random
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_two_states_are_kept_and_the_best_weights_that_they_name(tmp_path: Path)
     assert [path.name for path in tmp_path.glob("best-*")] == ["best-0-00000002.safetensors"]
 
 
-def test_half_written_files_are_swept_away_and_nothing_else(tmp_path: Path) -> None:
+def test_only_unfinished_files_are_removed(tmp_path: Path) -> None:
     for name in (".model.safetensors.0123456789ab", ".lock", ".notes.txt", "x.0123456789ab"):
         (tmp_path / name).write_bytes(b"")
 
@@ -70,12 +70,12 @@ def test_half_written_files_are_swept_away_and_nothing_else(tmp_path: Path) -> N
     assert {path.name for path in tmp_path.iterdir()} == {".lock", ".notes.txt", "x.0123456789ab"}
 
 
-def test_no_state_is_no_error(tmp_path: Path) -> None:
+def test_a_folder_without_states_has_no_newest_state(tmp_path: Path) -> None:
     assert newest_state(tmp_path / "resume") is None
 
 
 @pytest.mark.parametrize("kind", ["state", "best"])
-def test_damage_is_noticed_set_aside_and_the_state_before_is_used(
+def test_a_damaged_state_is_renamed_and_the_one_before_is_used(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = random.Random(0)
@@ -98,7 +98,7 @@ def test_damage_is_noticed_set_aside_and_the_state_before_is_used(
         assert "damaged" in capsys.readouterr().err
 
 
-def test_nothing_whole_ends_in_a_sentence(tmp_path: Path) -> None:
+def test_damaged_states_alone_are_an_error(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     for path in list_states(tmp_path):
         path.write_bytes(b"")
@@ -123,7 +123,7 @@ def test_a_full_disk_leaves_the_older_states(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_finished_run_keeps_only_what_was_damaged(tmp_path: Path) -> None:
+def test_a_finished_run_keeps_only_damaged_states(tmp_path: Path) -> None:
     saved(tmp_path / "a", 1)
     saved(tmp_path / "b", 1)
     (tmp_path / "b" / "state-0-00000000.safetensors.damaged").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Pictures kept for the page: which, how small, and nothing of the originals but their pixels."""
+"""Thumbnails for the report."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ TRANSFORM = EvalTransform(image_size=(16, 16))
 
 
 def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, Manifest]:
-    """A run on a folder of which the first `wrong` validation images were missed."""
+    """Return a run in which the first `wrong` validation images are misclassified."""
     manifest = split(inspect_folder(scan(folder)), DataSpec(path=str(folder)))
     run = RunDir(tmp_path / "run")
     run.path.mkdir(parents=True)
@@ -45,7 +45,7 @@ def keep(run: RunDir, manifest: Manifest, model: torch.nn.Module) -> int:
     return write_thumbnails(run, manifest, model, TRANSFORM, max_pixels=10**6)
 
 
-def test_mistakes_are_kept_with_the_attention_and_right_answers_without(
+def test_mistakes_have_an_attention_overlay_and_correct_images_none(
     tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
 ) -> None:
     run, manifest = finished(tmp_path, image_folder)
@@ -64,7 +64,7 @@ def test_mistakes_are_kept_with_the_attention_and_right_answers_without(
             assert max(image.size) <= THUMBNAIL_SIDE
 
 
-def test_suspects_of_the_check_are_kept_too(
+def test_images_named_by_the_audit_have_thumbnails(
     tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
 ) -> None:
     run, manifest = finished(tmp_path, image_folder)
@@ -77,7 +77,7 @@ def test_suspects_of_the_check_are_kept_too(
     assert (run.path / "thumbs" / thumb_name(train.sha256)).is_file()
 
 
-def test_another_network_gets_pictures_without_attention(
+def test_other_networks_have_thumbnails_without_attention(
     tmp_path: Path, image_folder: Path
 ) -> None:
     run, manifest = finished(tmp_path, image_folder)
@@ -87,7 +87,7 @@ def test_another_network_gets_pictures_without_attention(
     assert count == len(list((run.path / "thumbs").iterdir())) == 6
 
 
-def test_without_scores_nothing_is_kept(
+def test_without_logits_there_are_no_thumbnails(
     tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
 ) -> None:
     run, manifest = finished(tmp_path, image_folder)
@@ -97,7 +97,7 @@ def test_without_scores_nothing_is_kept(
     assert not (run.path / "thumbs").exists()
 
 
-def test_an_image_that_has_gone_is_left_out(
+def test_a_deleted_image_is_left_out(
     tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
 ) -> None:
     run, manifest = finished(tmp_path, image_folder)
@@ -106,7 +106,7 @@ def test_an_image_that_has_gone_is_left_out(
     assert keep(run, manifest, tiny_vit) == 5
 
 
-def test_a_full_or_forbidden_disk_costs_the_pictures_only(
+def test_a_full_or_read_only_disk_costs_the_thumbnails_only(
     tmp_path: Path,
     image_folder: Path,
     tiny_vit: VisionTransformer,
@@ -119,7 +119,7 @@ def test_a_full_or_forbidden_disk_costs_the_pictures_only(
     assert "no thumbnails for the report" in capsys.readouterr().err
 
 
-def test_thumbnails_hold_no_place_comment_or_profile_of_the_original(
+def test_thumbnails_hold_no_metadata_of_the_original(
     tmp_path: Path, tiny_vit: VisionTransformer
 ) -> None:
     folder = draw_folder(tmp_path / "photos", per_class=5)
@@ -146,7 +146,7 @@ def test_thumbnails_hold_no_place_comment_or_profile_of_the_original(
 
 
 @pytest.mark.parametrize("size", [(1000, 500), (500, 1000), (30, 20), (5000, 2), (1, 1)])
-def test_every_shape_becomes_a_small_picture(size: tuple[int, int]) -> None:
+def test_every_shape_becomes_a_small_image(size: tuple[int, int]) -> None:
     import io
 
     with Image.open(io.BytesIO(thumbnail_jpeg(Image.new("RGB", size))), formats=["JPEG"]) as image:
@@ -157,7 +157,7 @@ def test_every_shape_becomes_a_small_picture(size: tuple[int, int]) -> None:
 def test_the_attention_in_bf16_is_nearly_that_of_float32(
     tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
 ) -> None:
-    """Both are of the class that was answered, even where another would be a hair more likely."""
+    """Both explain the class that was predicted in float32."""
     torch.manual_seed(0)
     assert isinstance(tiny_vit.head, torch.nn.Linear)
     torch.nn.init.normal_(tiny_vit.head.weight)

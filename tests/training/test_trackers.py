@@ -1,4 +1,4 @@
-"""Other programs are told how a training goes, and never change it."""
+"""Experiment trackers receive the metrics of a run and never change it."""
 
 import importlib.util
 import json
@@ -48,7 +48,7 @@ def without_trackers(run: Path) -> dict[str, Any]:
 
 
 class Notebook:
-    """A tracker that writes down what it is told, and may fail."""
+    """A tracker that records what it receives, and may fail."""
 
     pages: ClassVar[list[tuple[int, Mapping[str, float]]]]
     ended: ClassVar[list[tuple[str, Mapping[str, float]]]]
@@ -74,7 +74,7 @@ class Notebook:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> type[Notebook]:
-    """In the place of MLflow."""
+    """The recording tracker in place of MLflow."""
 
     class Fresh(Notebook):
         pages: ClassVar[list[tuple[int, Mapping[str, float]]]] = []
@@ -85,7 +85,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> type[Notebook]:
     return Fresh
 
 
-def test_steps_epochs_and_the_end_are_told(
+def test_steps_epochs_and_the_final_metrics_are_logged(
     few: Path,  # noqa: F811 - the fixture
     tiny_weights: Path,
     tmp_path: Path,
@@ -104,7 +104,7 @@ def test_steps_epochs_and_the_end_are_told(
 
 
 @pytest.mark.parametrize("count", [1, 9, 14, 27])
-def test_a_run_that_is_resumed_tells_nothing_twice_and_leaves_nothing_out(
+def test_a_resumed_run_logs_every_point_exactly_once(
     few: Path,  # noqa: F811 - the fixture
     tiny_weights: Path,
     tmp_path: Path,
@@ -126,7 +126,7 @@ def test_a_run_that_is_resumed_tells_nothing_twice_and_leaves_nothing_out(
     assert json.loads((stopped.run / "trackers.json").read_text())["mlflow"]["id"] == "one"
 
 
-def test_a_process_that_was_killed_between_telling_and_saving_tells_nothing_twice(
+def test_a_process_killed_between_logging_and_saving_logs_nothing_twice(
     tmp_path: Path, notebook: type[Notebook]
 ) -> None:
     def life(steps: list[int], *, resume: bool) -> None:
@@ -142,7 +142,7 @@ def test_a_process_that_was_killed_between_telling_and_saving_tells_nothing_twic
     assert [moment // 2 for moment, _ in notebook.pages] == [10, 20, 30, 40]
 
 
-def test_a_tracker_that_fails_is_warned_of_once_and_changes_nothing(
+def test_a_failing_tracker_is_dropped_with_one_warning_and_the_run_is_unchanged(
     few: Path,  # noqa: F811 - the fixture
     tiny_weights: Path,
     tmp_path: Path,
@@ -159,7 +159,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_changes_nothing(
     assert without_trackers(done.run) == without_trackers(alone.run)
 
 
-def test_a_server_out_of_reach_stops_a_new_run_before_anything_is_done(
+def test_an_unreachable_server_stops_a_new_run_before_it_starts(
     few: Path,  # noqa: F811 - the fixture
     tiny_weights: Path,
     tmp_path: Path,
@@ -174,7 +174,7 @@ def test_a_server_out_of_reach_stops_a_new_run_before_anything_is_done(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_server_out_of_reach_does_not_keep_a_run_from_going_on(
+def test_an_unreachable_server_does_not_prevent_resuming(
     few: Path,  # noqa: F811 - the fixture
     tiny_weights: Path,
     tmp_path: Path,
@@ -208,7 +208,7 @@ def test_a_missing_library_is_refused_with_the_command_that_installs_it(
     assert not (tmp_path / "run").exists()
 
 
-def test_no_tracker_costs_nothing() -> None:
+def test_without_trackers_nothing_is_kept() -> None:
     none = connect_trackers([], resume=False)
 
     none.log_step(10, {"loss": 1.0})
@@ -218,7 +218,7 @@ def test_no_tracker_costs_nothing() -> None:
     assert none == Trackers(is_finished=True)
 
 
-def test_only_finite_numbers_are_told() -> None:
+def test_only_finite_numbers_are_logged() -> None:
     figures = {"a": 1, "b": 0.5, "c": "x", "d": None, "e": float("nan"), "f": [1], "g": True}
 
     assert finite_numbers(figures) == {"a": 1.0, "b": 0.5, "g": 1.0}
@@ -234,7 +234,7 @@ def test_passwords_in_addresses_are_not_shown() -> None:
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows."""
+    """Return the scalars that TensorBoard shows."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -275,7 +275,7 @@ def test_tensorboard_shows_a_resumed_run_like_one_that_never_stopped(
 
 
 @installed("tensorboard")
-def test_what_a_killed_process_wrote_too_much_is_hidden(tmp_path: Path) -> None:
+def test_points_of_a_killed_process_after_the_last_state_are_hidden(tmp_path: Path) -> None:
     def life(run: TrackedRun, moments: list[int]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -292,7 +292,7 @@ def test_what_a_killed_process_wrote_too_much_is_hidden(tmp_path: Path) -> None:
 
 @installed("mlflow")
 @installed("sqlalchemy")
-def test_mlflow_keeps_one_run_through_a_stop(
+def test_mlflow_has_one_run_after_a_stop_and_a_resume(
     few: Path,  # noqa: F811 - the fixture
     tiny_weights: Path,
     tmp_path: Path,
@@ -324,7 +324,7 @@ def test_mlflow_keeps_one_run_through_a_stop(
 
 @pytest.fixture
 def fresh_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library, with the environment read anew."""
+    """Make wandb read the environment again."""
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     with warnings.catch_warnings():

@@ -1,1 +1,1 @@
-"""Settings: one dataclass per section, TOML, `--set`, defaults and recipes. No torch."""
+"""Settings: one dataclass per section, defaults, TOML files and recipes. Does not import torch."""

@@ -63,10 +63,14 @@ LBFGS_SETTINGS = frozenset({"l2"})
 
 
 def default_lr(freeze: str, width: int) -> float:
-    """Return the peak learning rate for what trains and the width of the model.
+    """Return the default peak learning rate.
 
     Hidden layers of wider models need proportionally smaller rates (Yang et al. 2022, 2203.03466,
     table 3); a head on frozen features does not.
+
+    Args:
+        freeze: As in train.freeze; the last stage counts.
+        width: Embedding dimension of the model.
     """
     kind = last_stage_kind(freeze)
     lr = LEARNING_RATES[kind]
@@ -74,12 +78,12 @@ def default_lr(freeze: str, width: int) -> float:
 
 
 def last_stage_kind(freeze: str) -> str:
-    """Return `blocks` for `head,blocks:2`."""
+    """Return the kind of the last stage, such as `blocks` for `head,blocks:2`."""
     return freeze.rpartition(",")[2].strip().partition(":")[0]
 
 
 def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
-    """Refuse settings that have no effect on the solver.
+    """Check that the given settings have an effect with the solver.
 
     Args:
         solver: As in optim.solver.
@@ -101,7 +105,7 @@ def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
 
 
 def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return nested settings with the defaults of what trains where they set nothing."""
+    """Fill in the defaults for what trains where a setting is missing."""
     train, optim = table.get("train", {}), table.get("optim", {})
     if not isinstance(train, Mapping) or not isinstance(optim, Mapping):
         return table  # refused by `build_settings`
@@ -120,6 +124,6 @@ def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
 def with_defaults(
     table: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Any]:
-    """Return `table` with `defaults` filled in."""
+    """Fill in missing settings of `[optim]` and `[train]`."""
     parts = {key: {**defaults.get(key, {}), **table.get(key, {})} for key in ("optim", "train")}
     return {**table, **parts}

@@ -61,13 +61,13 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "train.shard": ("fsdp",),
     "train.tracker": ("logger", "loggers", "report_to", "log_with"),
 }
-"""What other tools call a setting."""
+"""Names of settings in other tools."""
 
 
 def find_setting(name: str) -> str | None:
     """Return the setting that an unknown name most likely means, if any.
 
-    The last part of the name counts first: `train.lr` is `optim.lr`, not `train.flip`.
+    The last part of the name is matched first: `train.lr` means `optim.lr`, not `train.flip`.
     """
     section, _, last = name.lower().replace("-", "_").rpartition(".")
     known: dict[str, list[str]] = {}
@@ -82,7 +82,7 @@ def find_setting(name: str) -> str | None:
 
 
 def suggest_setting(key: str) -> str:
-    """Return the advice for an unknown dotted key."""
+    """Return the fix for an unknown setting."""
     if (found := find_setting(key)) is not None:
         return f"did you mean {found}?"
     section = key.partition(".")[0]

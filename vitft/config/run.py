@@ -1,4 +1,4 @@
-"""All settings of a fine-tuning run, and their forms: TOML files, recipes, `--set key=value`."""
+"""The settings of a fine-tuning run, and reading them from TOML files, recipes and `--set`."""
 
 import dataclasses
 import tomllib
@@ -22,7 +22,7 @@ from vitft.system.resources import resource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Settings of one fine-tuning run, enough to repeat it."""
+    """All settings of a fine-tuning run, sufficient to repeat it."""
 
     data: DataSpec = field(default_factory=DataSpec)
     weights: WeightsSpec = field(default_factory=WeightsSpec)
@@ -36,7 +36,7 @@ class Config:
         self.check_augmentation()
 
     def check_weights(self) -> None:
-        """Check that the stages suit the weights: new weights all train, and have a `[model]`."""
+        """Check that the stages and the section `[model]` suit the weights."""
         is_new, freeze = self.weights.name == "none", self.train.freeze
         require(
             not is_new or freeze == "none",
@@ -60,7 +60,7 @@ class Config:
         )
 
     def check_solver(self) -> None:
-        """Check that solver, stages and the weighting of classes fit together."""
+        """Check that the solver suits the stages and the balancing of classes."""
         is_lbfgs, is_balanced = self.optim.solver == "lbfgs", self.train.sampling == "balanced"
         require(
             not is_lbfgs or self.solvable,
@@ -80,7 +80,7 @@ class Config:
         )
 
     def check_augmentation(self) -> None:
-        """Check that frozen parts, whose features are computed once, see no random images."""
+        """Check that random augmentation is not applied to the input of frozen layers."""
         train = self.train
         trains_all_blocks = train.stages[-1] in ("none", "lora")
         is_cached = len(train.stages) == 1 and not trains_all_blocks and train.augment == "none"
@@ -105,7 +105,7 @@ class Config:
 
     @property
     def balances(self) -> bool:
-        """Whether all classes count the same, by loss weights or by sampling."""
+        """Whether classes are balanced, by loss weights or by sampling."""
         return self.optim.class_weights or self.train.sampling == "balanced"
 
     @property
@@ -114,12 +114,12 @@ class Config:
         return self.train.freeze == "head" and self.train.augment == "none"
 
     def solves(self, stage: str) -> bool:
-        """Return whether L-BFGS fits this stage; it always fits a head before further stages."""
+        """Return whether L-BFGS fits a stage; it always fits a head that precedes other stages."""
         return stage == "head" and (self.optim.solver == "lbfgs" or self.train.freeze != "head")
 
 
 def config_from_table(table: Mapping[str, Any]) -> Config:
-    """Return the settings in nested tables; missing ones get the defaults of what trains.
+    """Construct the settings from nested tables; missing ones get the defaults for what trains.
 
     Raises:
         UsageError: A key is unknown, or a value has the wrong type or is not allowed.

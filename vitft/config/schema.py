@@ -1,7 +1,7 @@
 """Types and allowed values of settings, read from the annotations of their dataclasses.
 
-An annotation such as `Annotated[float, Range(gt=0)]` is the only statement of what a setting
-accepts: values are checked against it, and errors and docs/settings.md describe it.
+An annotation such as `Annotated[float, Range(gt=0)]` is the only definition of what a setting
+accepts: values are checked against it, and errors and docs/settings.md are generated from it.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Range:
         return self.ge <= value <= self.le and self.gt < value < self.lt
 
     def __str__(self) -> str:
-        """Return the bounds as they follow `a number`: `from 0 to 1`, `of at least 1`."""
+        """Return the bounds in words that follow `a number`: `from 0 to 1`, `of at least 1`."""
         if math.isfinite(self.ge) and math.isfinite(self.le):
             return f"from {self.ge:.9g} to {self.le:.9g}"
         bounds = {"of at least": self.ge, "above": self.gt, "at most": self.le, "below": self.lt}
@@ -50,7 +50,7 @@ class SettingType:
     limits: Range = Range()
 
     def converted(self, value: Any) -> Any:  # noqa: ANN401
-        """Return a value read from TOML, JSON or Python as the setting's own type.
+        """Convert a value from TOML or Python to the type of the setting.
 
         Raises:
             ValueError: It cannot be converted without loss.
@@ -77,7 +77,7 @@ class SettingType:
         return self.type not in (int, float) or all(item in self.limits for item in items)
 
     def __str__(self) -> str:
-        """Return what a user may write: `a number above 0`, `cosine or constant`."""
+        """Return the allowed values in words: `a number above 0`, `cosine or constant`."""
         if self.choices:
             *others, last = map(str, self.choices)
             return f"{', '.join(others)} or {last}"
@@ -148,7 +148,7 @@ def build_settings(
     Args:
         section: A dataclass whose fields are plain values or such dataclasses.
         table: Values by name.
-        suggest: Returns the advice for an unknown dotted key.
+        suggest: Returns the fix for an unknown setting.
         prefix: Prepended to the keys in messages, with its dot.
 
     Raises:

@@ -63,7 +63,7 @@ TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSpec:
-    """Which parameters train, augmentation, and the machine."""
+    """What trains, augmentation, device and distribution."""
 
     freeze: str = "head"
     """What trains: `head`, `pre_logits` (with the head), `blocks:N` (the last N), `lora` (low-rank
@@ -148,7 +148,7 @@ class TrainSpec:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """What trains in each stage."""
+        """The stages, each as in train.freeze."""
         return tuple(part.strip() for part in self.freeze.split(","))
 
     @property

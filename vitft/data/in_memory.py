@@ -44,7 +44,7 @@ def draw_shifts(
         images: Their indices (B,).
         turns: How often each was used earlier in this epoch (B,): each use gets another shift.
         count: Number of all images.
-        seed: Of the run.
+        seed: Seed of the run.
         epoch: From 0.
         padding: Largest shift in pixels.
         flip: Probability of a flip.

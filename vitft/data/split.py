@@ -202,7 +202,7 @@ def draw(
     Args:
         counts: Files per class, in the order of the classes.
         val_rate: Fraction of each class, rounded down.
-        seed: Of the one generator for all classes.
+        seed: Seed of the one generator for all classes.
         at_least: Minimum per class, but never a whole class.
     """
     stream = random.Random(seed)

@@ -5,14 +5,15 @@ character with a possible meaning is written as a character reference.
 """
 
 import json
-import re
 import unicodedata
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
+
 from vitft.config.run import read_toml
-from vitft.export.compare import Comparison
+from vitft.export.compare import ExportComparison
 from vitft.export.formats.timm import timm_obstacle
 from vitft.export.trained import TrainedRun
 from vitft.metrics.results import RunResults
@@ -29,7 +30,18 @@ LICENCES = ("apache-2.0", "mit", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-
 """Identifiers of the hub that the catalogue uses."""
 
 
-def write_readme(trained: TrainedRun, folder: Path, repo: str, row: Comparison) -> None:
+class CardDumper(yaml.SafeDumper):  # type: ignore[misc]
+    """A YAML writer that escapes line breaks, so that no text can end the header."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = None if data.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+CardDumper.add_representer(str, CardDumper.represent_str)
+
+
+def write_readme(trained: TrainedRun, folder: Path, repo: str, row: ExportComparison) -> None:
     """Write the model card of an exported folder.
 
     Args:
@@ -39,7 +51,8 @@ def write_readme(trained: TrainedRun, folder: Path, repo: str, row: Comparison) 
         row: Comparison of the export with the run.
     """
     results = read_results(trained.run)
-    header = to_yaml(header_of(trained.card, repo, row.name, results, data_name(trained.run)))
+    metadata = header_of(trained.card, repo, row.name, results, data_name(trained.run))
+    header = yaml.dump(metadata, Dumper=CardDumper, sort_keys=False, width=10**6)
     body = "\n".join(
         [
             *introduction(trained),
@@ -51,7 +64,7 @@ def write_readme(trained: TrainedRun, folder: Path, repo: str, row: Comparison) 
 
 
 def read_results(run: Path) -> RunResults | None:
-    """Return the content of the run's eval.json; None if there is no usable one."""
+    """Return the content of the run's eval.json; None if it is missing or incomplete."""
     try:
         results = json.loads((run / "eval.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -165,7 +178,7 @@ def usage_section(card: Card, repo: str, form: str) -> list[str]:
     return [*lines, ""]
 
 
-def results_section(results: RunResults | None, row: Comparison) -> list[str]:
+def results_section(results: RunResults | None, row: ExportComparison) -> list[str]:
     """Return the section on its accuracy, by class, and on how the file compares with the run."""
     on = count(row.images, "validation image") if row.images else "noise (the images are missing)"
     same = (
@@ -218,41 +231,3 @@ def markdown_text(words: str) -> str:
         else f"&#{ord(c)};"
         for c in words
     )
-
-
-def to_yaml(value: Any, indent: int = 0) -> str:  # noqa: ANN401 - what JSON can hold
-    """Return tables and lists as YAML blocks, with quoted strings."""
-    blank = "  " * indent
-    if isinstance(value, dict):
-        return "".join(f"{blank}{key}:{yaml_value(each, indent)}" for key, each in value.items())
-    return "".join(f"{blank}- {yaml_item(each, indent)}" for each in value)
-
-
-def yaml_value(value: Any, indent: int) -> str:  # noqa: ANN401
-    """Return what follows a key."""
-    if isinstance(value, dict | list):
-        return f"\n{to_yaml(value, indent + 1)}"
-    return f" {scalar(value)}\n"
-
-
-def yaml_item(value: Any, indent: int) -> str:  # noqa: ANN401
-    """Return what follows a dash."""
-    if isinstance(value, dict):
-        return to_yaml(value, indent + 1).lstrip(" ")
-    return f"{scalar(value)}\n"
-
-
-def scalar(value: str | float) -> str:
-    """Return one value; plain words stay unquoted, other strings are quoted and escaped."""
-    if not isinstance(value, str):
-        return json.dumps(value)
-    if re.fullmatch(r"[a-z][a-z0-9-]*(\.[0-9]+)?", value) and value not in ("null", "true", "no"):
-        return value
-    return '"' + "".join(escaped(c) for c in value) + '"'
-
-
-def escaped(c: str) -> str:
-    """Escape one character for a double-quoted string (YAML 1.2.2, section 5.7)."""
-    if c in '"\\':
-        return f"\\{c}"
-    return c if c.isprintable() else f"\\U{ord(c):08X}" if ord(c) > 0xFFFF else f"\\u{ord(c):04X}"

@@ -29,7 +29,7 @@ MAX_CHANGED = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class ExportComparison:
     """Difference between an export and the original."""
 
     name: str
@@ -78,7 +78,7 @@ def compare_exports(
     exports: Mapping[str, OpenedModel],
     samples: Iterable[LabelledImage],
     sizes: Mapping[str, int],
-) -> list[Comparison]:
+) -> list[ExportComparison]:
     """Return one comparison per export, in their order.
 
     Args:
@@ -124,13 +124,13 @@ def predict_batch(model: OpenedModel, batch: list[LabelledImage], log: Predictio
 
 def comparison_row(
     name: str, by: str, export: PredictionLog, original: PredictionLog, labels: list[int], size: int
-) -> Comparison:
+) -> ExportComparison:
     """Return the comparison of one export."""
     before, after = np.concatenate(original.logits), np.concatenate(export.logits)  # (n, C)
     truth = np.array(labels)
     predicted = before.argmax(axis=1), after.argmax(axis=1)
     is_finite = before.shape == after.shape and bool(np.isfinite(after).all())
-    return Comparison(
+    return ExportComparison(
         name=name,
         by=by,
         images=len(truth) if (truth >= 0).all() else 0,
@@ -144,7 +144,7 @@ def comparison_row(
     )
 
 
-def check_comparison(row: Comparison, *, max_error: float = MAX_ERROR) -> None:
+def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> None:
     """Refuse an export whose predictions differ from those of the run.
 
     Args:

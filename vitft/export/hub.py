@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 from vitft.export.job import Exported
 from vitft.export.plan import ExportPlan
-from vitft.models.pretrained.hub import failure_reason, http_error, plain_http, status_of
+from vitft.models.pretrained.hub import describe_failure, http_error, plain_http, status_of
 from vitft.system.errors import VitftError, WeightsError
 
 
@@ -44,7 +44,7 @@ def push(done: Exported, plan: ExportPlan) -> str:
 def push_error(done: Exported, plan: ExportPlan, error: Exception) -> VitftError:
     """Return the error for an upload that failed."""
     cause = error if status_of(error) or error.__cause__ is None else error.__cause__
-    reason = failure_reason(cause if isinstance(cause, Exception) else error)
+    reason = describe_failure(cause if isinstance(cause, Exception) else error)
     problem = f"the upload to {plan.repo} failed: {reason}; the export is in {done.folder}"
     if status_of(error) in (401, 403):
         return WeightsError(

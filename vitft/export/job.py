@@ -7,7 +7,7 @@ from vitft.export.card import write_readme
 from vitft.export.compare import (
     MAX_ERROR,
     MAX_ERROR_RESIZED,
-    Comparison,
+    ExportComparison,
     check_comparison,
     compare_exports,
 )
@@ -19,7 +19,7 @@ from vitft.export.formats.timm import timm_obstacle
 from vitft.export.plan import ExportPlan, plan_export
 from vitft.export.trained import TrainedRun, comparison_images, load_trained
 from vitft.system.errors import RunError
-from vitft.system.files import whole_folder, writing
+from vitft.system.files import atomic_folder, writing
 from vitft.system.signals import Stopper
 
 
@@ -29,7 +29,7 @@ class Exported:
 
     folder: Path
     """Contains the files of a single format, or one folder per format."""
-    rows: tuple[Comparison, ...]
+    rows: tuple[ExportComparison, ...]
     """One per format."""
     notes: tuple[str, ...] = ()
 
@@ -66,7 +66,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
                 fix="export it with --safetensors, --onnx or --torch-export, which support every "
                 "model",
             )
-    with Stopper(), whole_folder(plan.out) as fresh:
+    with Stopper(), atomic_folder(plan.out) as fresh:
         opened: dict[str, OpenedModel] = {}
         sizes: dict[str, int] = {}
         for name, each in formats.items():
@@ -87,12 +87,8 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
     return Exported(folder=plan.out, rows=tuple(rows), notes=tuple(notes))
 
 
-def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[Comparison]) -> list[str]:
-    """Return what the user should know about a successful export.
-
-    Raises:
-        RunError: The views that a graph computes differ too much from vitft's.
-    """
+def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportComparison]) -> list[str]:
+    """Return what the user should know about a successful export."""
     notes = [row.cost for row in rows if row.cost]
     reason = timm_obstacle(trained.card)
     if "safetensors" in plan.formats and reason:

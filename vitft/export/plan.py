@@ -104,11 +104,7 @@ def plan_export(
 
 
 def check_push(formats: Sequence[str], repo: str, *, has_push_options: bool) -> None:
-    """Refuse an upload that cannot work, before the export begins.
-
-    Raises:
-        UsageError: With the option or setting to change.
-    """
+    """Refuse an upload that cannot work, before the export begins."""
     if not repo:
         if has_push_options:
             raise UsageError(

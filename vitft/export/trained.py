@@ -48,7 +48,7 @@ def load_trained(run: str | None) -> TrainedRun:
     """Load the model of a run; by default of the latest one.
 
     Raises:
-        RunError: There is no such run, it is damaged, or it has no classes.
+        RunError: The run does not exist, is damaged, or has no classes.
     """
     source = find_model(run)
     state, card = load_checkpoint(source)
@@ -79,7 +79,7 @@ class LabelledImage:
 
 def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
     """Yield validation images that have not changed since the run; without any, noise."""
-    found = islice(validation_images(trained.run, count), count)
+    found = islice(unchanged_images(trained.run, count), count)
     first = next(found, None)
     if first is None:
         yield from noise_images(trained.card)
@@ -88,7 +88,7 @@ def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage
     yield from found
 
 
-def validation_images(run: Path, count: int) -> Iterator[LabelledImage]:
+def unchanged_images(run: Path, count: int) -> Iterator[LabelledImage]:
     """Yield about `count` validation images, evenly spaced; none if data or run folder is gone."""
     try:
         data = Path(read_toml(run / "config.toml")["data"]["path"]).expanduser()

@@ -141,10 +141,10 @@ def cross_validate(
     Args:
         x: Features (n, D), each image once.
         y: Class indices (n,).
-        names: Of the classes.
+        names: Class names.
         l2: Penalty on standardised features.
         balanced: Give every class the same total weight.
-        seed: Of the folds and the subsets.
+        seed: Seed of the folds and the subsets.
         groups: Near-duplicates share a number, (n,).
     """
     total = len(y)

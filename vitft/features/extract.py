@@ -63,7 +63,7 @@ class Extractor:
 
     Args:
         prefix: The frozen layers; a copy in `precision` is made of them.
-        folder: Of the cache; None caches in a temporary folder of this process.
+        folder: Folder of the cache; None for a temporary folder of this process.
         precision: `fp32` decodes and resizes as documented; `bf16` uses `data.jpeg`.
         exact: Decode and resize as documented in every precision.
         max_pixels: Larger images are errors.
@@ -126,7 +126,7 @@ class Extractor:
 
         Args:
             folder: As returned by `scan`.
-            view: Whose rows are computed.
+            view: The view to compute the rows of.
             allow_bad: Accept any number of unreadable files.
             fingerprints: Also add the fingerprint of every image, from the same decoding.
             progress: Called with the number of files done since the last call.

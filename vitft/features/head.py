@@ -57,7 +57,7 @@ def solve_head(
         classes: C; a class may have no rows.
         l2: Penalty on standardised features; 0 chooses it by cross-validation.
         balanced: Give every class the same total weight.
-        seed: Of the folds.
+        seed: Seed of the folds.
         views: Number of blocks of views among the rows.
         groups: Near-duplicates share a number, (n / views,).
     """

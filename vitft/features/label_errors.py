@@ -90,7 +90,7 @@ def out_of_fold_logits(
         y: Labels (n,).
         groups: Near-duplicates share a number, (n,).
         classes: C.
-        seed: Of the folds.
+        seed: Seed of the folds.
         sample_weight: Weight of each image in the fit, (n,); default: 1.
         l2: Penalty; default: chosen by cross-validation.
     """

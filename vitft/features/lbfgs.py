@@ -78,7 +78,7 @@ def minimise(objective: Objective, start: Tensor, *, steps: int, tolerance: floa
         objective: Convex functions.
         start: (K, P), float64; not changed.
         steps: Largest number of steps.
-        tolerance: Of the gradient.
+        tolerance: Largest entry of the gradient at convergence.
     """
     point = start.clone()
     value, gradient = objective(point)

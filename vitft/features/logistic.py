@@ -76,7 +76,7 @@ class CrossEntropyObjective:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of the heads: (K, C, D + 1), the biases in the last column."""
+        """Shape of the heads: (K, C, D + 1), with the biases in the last column."""
         return len(self.weights), self.classes, self.x.shape[1] + 1
 
     def __call__(self, flat: Tensor) -> tuple[Tensor, Tensor]:

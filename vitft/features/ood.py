@@ -75,7 +75,7 @@ def fit_reference(
     """Fit the statistics of training features and the limit from held-out ones.
 
     Args:
-        features: Of the training images, (n, D).
+        features: Features of the training images, (n, D).
         labels: Their class indices, (n,).
         held_out: Features of images of the same classes that were not trained on, (m, D).
         fraction: Fraction of these below the limit.

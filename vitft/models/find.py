@@ -17,7 +17,7 @@ def find_model(run: str | None) -> Path:
             and verified like pretrained weights. By default the latest run.
 
     Raises:
-        RunError: There is no such run.
+        RunError: The run does not exist.
         WeightsError: The hub has no such repository, or it can neither be reached nor found in
             the cache.
     """

@@ -115,7 +115,7 @@ def new_model(
             or the number of channel statistics does not match them.
         UsageError: The patches do not tile the images.
     """
-    facts = inspect_images(folder, max_pixels)
+    facts = sample_facts(folder, max_pixels)
     channels = spec.channels or (1 if facts.is_grey else 3)
     size = weights.image_size or common_size(folder, facts)
     config = ViTConfig(
@@ -175,7 +175,7 @@ def sinusoidal_positions(grid: tuple[int, int], width: int) -> Tensor:
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)
 
 
-def inspect_images(folder: Folder, max_pixels: int) -> ImageFacts:
+def sample_facts(folder: Folder, max_pixels: int) -> ImageFacts:
     """Open a few images spread over a folder and return what they have in common.
 
     Raises:
@@ -206,11 +206,7 @@ def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
 
 
 def common_size(folder: Folder, facts: ImageFacts) -> tuple[int, int]:
-    """Return the size of the images themselves, if they all have the same small size.
-
-    Raises:
-        DataError: They differ in size, or they are large.
-    """
+    """Return the size of the images themselves, if they all have the same small size."""
     if facts.size is None:
         raise DataError(
             f"the images of {folder.root} differ in size, so a new model needs an input size",

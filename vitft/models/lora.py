@@ -19,7 +19,7 @@ from vitft.config.training import TrainSpec
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system.errors import UsageError
 from vitft.system.extras import require_extra
-from vitft.system.files import whole_folder
+from vitft.system.files import atomic_folder
 
 
 def add_adapters(model: Model, spec: TrainSpec) -> None:
@@ -116,7 +116,7 @@ def write_adapter(
         base_model_name_or_path=base,
         inference_mode=True,
     )
-    with whole_folder(folder) as fresh:
+    with atomic_folder(folder) as fresh:
         config.save_pretrained(str(fresh))
         named = {f"base_model.model.{n}": t.contiguous() for n, t in sorted(tensors.items())}
         save_file(named, fresh / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -256,7 +256,7 @@ def as_floats(x: Any) -> Float32Array:  # noqa: ANN401 - any array of numbers
     return np.asarray(x, np.float32)
 
 
-def is_supported(card: Mapping[str, Any]) -> bool:
+def numpy_supports(card: Mapping[str, Any]) -> bool:
     """Return whether this module supports everything in the card's architecture."""
     settings = card.get("architecture")
     if not isinstance(settings, dict) or settings.keys() | {"convs"} != CONFIG_FIELDS:
@@ -279,7 +279,7 @@ def open_model(
         return None
     try:
         card = json.loads(mapped.metadata["vitft.card"])
-        if not is_supported(card):
+        if not numpy_supports(card):
             return None
         model = NumpyModel(card["architecture"], mapped.tensors, threads=threads)
         return model, mapped, card

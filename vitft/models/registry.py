@@ -15,7 +15,7 @@ def architecture_config(name: str) -> ViTConfig:
     """Return the configuration for a name such as `vit_base_patch16_224` or `vit_base_r50_s16_224`.
 
     Raises:
-        UsageError: There is no such name; contains the most similar ones.
+        UsageError: The name is unknown; contains the most similar ones.
     """
     match = re.fullmatch(r"vit_([a-z]+)_(?:patch(\d+)|(r\d*_s\d+(?:_p8)?))_(\d+)", name)
     size = SIZES.get(match[1]) if match else None

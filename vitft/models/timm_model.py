@@ -110,11 +110,7 @@ class TimmModel(nn.Module):
 
 
 def create_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 - timm's own type
-    """Let timm build the network with its classifier.
-
-    Raises:
-        UsageError: timm has no such model, or not for this image size.
-    """
+    """Let timm build the network with its classifier."""
     import timm  # takes seconds to import
 
     if not timm.is_model(config.timm):

@@ -286,5 +286,5 @@ def representation_layer(config: ViTConfig) -> nn.Module:
 
 
 def linear_head(config: ViTConfig) -> nn.Module:
-    """Return the classification head, or the identity if there are no classes."""
+    """Return the classification head, or the identity if `num_classes` is 0."""
     return nn.Linear(config.width, config.num_classes) if config.num_classes else nn.Identity()

@@ -20,7 +20,7 @@ from vitft.predict.prediction import Prediction, column_names
 from vitft.predict.rows import RowWriter
 from vitft.system.console import visible
 from vitft.system.errors import RunError
-from vitft.system.files import temporary_beside, writing
+from vitft.system.files import temporary_file, writing
 from vitft.system.text import csv_line, escape_formula
 
 RESUMABLE = ("jsonl", "csv")
@@ -236,7 +236,7 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
             files = [stack.enter_context(part.open("rb")) for part in parts]
         except FileNotFoundError:  # another process has just merged them
             return
-        descriptor, temporary = stack.enter_context(temporary_beside(out))
+        descriptor, temporary = stack.enter_context(temporary_file(out))
         with open(descriptor, "wb") as merged:  # noqa: PTH123 - a descriptor, not a path
             readers = [complete_rows(file, style) for file in files]
             if style == "csv":
@@ -264,7 +264,7 @@ def open_parquet(out: Path, top_k: int) -> Iterator[RowWriter]:
     names = column_names(top_k)
     types = [pa.float64() if name.startswith("probability") else pa.string() for name in names]
     schema = pa.schema(list(zip(names, types, strict=True)))
-    with writing(out), temporary_beside(out) as (descriptor, temporary):
+    with writing(out), temporary_file(out) as (descriptor, temporary):
         os.close(descriptor)
         with pq.ParquetWriter(temporary, schema) as writer:
             rows = ParquetRowWriter(top_k, lambda t: writer.write_table(pa.table(t, schema=schema)))

@@ -139,7 +139,7 @@ class ClassRecall:
     recall: float
     images: int
     kind: str
-    """What the images are called."""
+    """Noun for the images in a sentence."""
     interval: Interval
     accuracy: float
     """Accuracy over all classes on the same images."""
@@ -184,7 +184,7 @@ def validation_recalls(run: Run) -> list[ClassRecall]:
 
 
 def error_exponent(run: Run) -> float | None:
-    """Return b of error = a * images^-b, the power law that `probe.gain_from_twice` fits."""
+    """Return b of error = a * images^-b, the power law that `gain_from_twice` fits."""
     more = run.results.get("cross_validation") if run.results else None
     if not more:
         return None

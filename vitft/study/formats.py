@@ -7,7 +7,7 @@ from importlib.metadata import version
 from vitft.study.plan import BASELINES
 from vitft.study.results import AccuracyDifference, FewShotCurve, StudyResults
 from vitft.system.console import visible
-from vitft.system.files import whole_folder, write_atomically
+from vitft.system.files import atomic_folder, write_atomically
 from vitft.system.text import count, percent
 
 Leads = Mapping[str, Sequence[AccuracyDifference]]
@@ -25,7 +25,7 @@ def write_results(study: StudyResults, command: str) -> None:
     """
     leads = study.leads()
     figures = json.dumps(to_json(study, leads), indent=2, allow_nan=False)
-    with whole_folder(study.plan.out) as folder:
+    with atomic_folder(study.plan.out) as folder:
         write_atomically(folder / "study.json", figures + "\n")
         write_atomically(folder / "study.md", to_markdown(study, leads, command))
         write_atomically(folder / "study.png", to_figure(study))
@@ -129,7 +129,7 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
 def heading(study: StudyResults) -> str:
     """Return what was measured, in one or two lines."""
     has_tests = study.plan.folder.layout == "split"
-    origin = "the folder's own" if has_tests else "all images that no seed can train on"
+    origin = "the folder's own" if has_tests else "the images not drawn for training"
     return (
         f"accuracy in % by training images per class, {mean_of(study.plan.seeds)}, with 95 % "
         f"intervals; {count(study.test_images, 'test image')} ({origin}); baseline (largest "

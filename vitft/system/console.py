@@ -49,7 +49,7 @@ def stderr() -> "Console":
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
-def be_silent() -> None:
+def silence() -> None:
     """Print nothing but errors from now on, in all processes of a job but the main one."""
     stdout().quiet = stderr().quiet = True
 

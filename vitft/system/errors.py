@@ -85,7 +85,7 @@ class LockedError(VitftError):
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal, or the end of the time limit, stops the program with `exit_code`."""
+    """Raised to stop the program with `exit_code` after a signal or at the time limit."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__()

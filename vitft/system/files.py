@@ -19,7 +19,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         RunError: The folder is not writable.
     """
     data = content.encode() if isinstance(content, str) else content
-    with writing(path), temporary_beside(path) as (descriptor, temporary):
+    with writing(path), temporary_file(path) as (descriptor, temporary):
         with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
             file.write(data)
             file.flush()
@@ -28,7 +28,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 @contextlib.contextmanager
-def temporary_beside(path: Path) -> Iterator[tuple[int, Path]]:
+def temporary_file(path: Path) -> Iterator[tuple[int, Path]]:
     """Create a new file in the folder of `path`, and remove it at the end if it still exists."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # minus the umask
@@ -70,7 +70,7 @@ def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """Create a temporary folder that is renamed to `path` at the end, or removed on an error.
 
     Raises:
@@ -97,8 +97,8 @@ def free_name(path: Path, *, suffix: str = "") -> Path:
     """Return `path`, or the first of path-2, path-3, ... that does not exist.
 
     Args:
-        path: The wanted path.
-        suffix: The end of its name that stays at the end, such as `.csv`.
+        path: The preferred path.
+        suffix: File extension that follows the number, such as `.csv`.
     """
     stem = path.name.removesuffix(suffix)
     names = [path, *(path.with_name(f"{stem}-{i}{suffix}") for i in range(2, 1000))]

@@ -157,7 +157,7 @@ def plan_run(
     else:
         path = Path(out).expanduser()
     if path.is_dir() and any(path.iterdir()):
-        raise not_empty(path, option)
+        raise not_empty_error(path, option)
     parent = path
     while not parent.exists():
         parent = parent.parent
@@ -170,7 +170,7 @@ def plan_run(
 
 
 def is_writable(folder: Path) -> bool:
-    """Return whether a file can be created in a folder, which permission bits alone do not tell."""
+    """Return whether a file can be created in a folder, by trying it."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -193,7 +193,7 @@ def create_run(path: Path) -> RunDir:
             path = free_name(path)
         path.mkdir(exist_ok=True)
     if any(path.iterdir()):
-        raise not_empty(path)
+        raise not_empty_error(path)
     return RunDir(path)
 
 
@@ -234,7 +234,7 @@ def locked(run: RunDir) -> Iterator[None]:
                 path.unlink()
 
 
-def not_empty(path: Path, option: str = "--out") -> RunError:
+def not_empty_error(path: Path, option: str = "--out") -> RunError:
     """Return the error for a folder that is not empty."""
     return RunError(
         f"folder {path} is not empty", fix=f"choose another {option}; nothing is overwritten"

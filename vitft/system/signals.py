@@ -122,7 +122,7 @@ class Stopper:
 
 @contextlib.contextmanager
 def default_handlers() -> Iterator[None]:
-    """Restore the default handlers around a call that blocks without running Python's handlers.
+    """Install the default handlers around a blocking call during which Python's do not run.
 
     A signal then kills the process, so nothing may be open that needs to be closed.
     """

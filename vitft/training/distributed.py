@@ -166,7 +166,7 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
     if on_gpu:
         torch.cuda.set_device(group.local_rank)
     if not group.is_main:
-        console.be_silent()
+        console.silence()
     with report_lost_process(), default_handlers():
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",

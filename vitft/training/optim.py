@@ -1,7 +1,4 @@
-"""What trains and how it moves: the freeze boundary, learning rate, optimiser.
-
-Decisions here are pure functions; the loop that applies them is `loop`.
-"""
+"""Learning-rate schedule and optimiser, with layer-wise learning-rate decay."""
 
 import math
 import re
@@ -15,7 +12,7 @@ from vitft.models.timm_model import TimmModel
 
 
 def lr_at(step: int, total: int, *, peak: float, warmup: float, final: float = 0.0) -> float:
-    """Learning rate of step `step` of `total`: linear warm-up, then cosine down to `final * peak`.
+    """Return the learning rate of a step: linear warm-up, then cosine decay to `final * peak`.
 
     Source: Loshchilov & Hutter 2017 (SGDR), https://arxiv.org/abs/1608.03983, without restarts.
     """
@@ -27,9 +24,10 @@ def lr_at(step: int, total: int, *, peak: float, warmup: float, final: float = 0
 
 
 def make_optimizer(model: nn.Module, spec: OptimSpec, *, sharded: bool = False) -> Optimizer:
-    """SGD or AdamW over the parameters that train; `lr_scale` of a group multiplies its rate.
+    """Return SGD or AdamW over the trainable parameters.
 
-    torch 2.15 has no fused SGD for sharded parameters.
+    The key `lr_scale` of a parameter group is the factor of its learning rate. torch 2.15 has no
+    fused SGD for sharded parameters.
     """
     groups = parameter_groups(model, spec)
     assert spec.lr is not None
@@ -40,10 +38,10 @@ def make_optimizer(model: nn.Module, spec: OptimSpec, *, sharded: bool = False) 
 
 
 def parameter_groups(model: nn.Module, spec: OptimSpec) -> list[dict[str, Any]]:
-    """What trains, by how fast it moves and whether it decays.
+    """Group the trainable parameters by learning-rate factor and weight decay.
 
-    Norms, biases, positions and tokens do not decay; the layers of a ViT move by
-    `layer_decay ** (layers above)`, and a model of timm is asked for its layers.
+    Norms, biases, positions and tokens have no weight decay. The factor of a layer is
+    `layer_decay ** (layers above it)`; timm defines the layers of its own models.
 
     Source: layer-wise decay as in Clark et al. 2020 (2003.10555), Bao et al. 2022 (2106.08254).
     """
@@ -62,7 +60,7 @@ def parameter_groups(model: nn.Module, spec: OptimSpec) -> list[dict[str, Any]]:
 
 
 def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """The layer of each parameter, counted from the pixels; the head's is the last."""
+    """Return the layer of each parameter, counted from the input; the head is the last."""
     for inner in model.modules():
         if isinstance(inner, TimmModel):
             return timm_layers(model, inner)
@@ -77,7 +75,7 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
 
 
 def timm_layers(model: nn.Module, inner: TimmModel) -> dict[str, int]:
-    """The layers that timm sees in a model of its own, with the head on top."""
+    """Return the layers of a timm model as timm groups them, with the head on top."""
     from timm.models import group_parameters
 
     found = group_parameters(inner.net, inner.net.group_matcher(coarse=False), reverse=True)

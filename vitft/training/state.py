@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 STATES_KEPT = 2
 TEMPORARY_FILE = re.compile(r"\..+\.[0-9a-f]{12}")
-"""Names that `files.temporary_beside` gives to unfinished files."""
+"""Names that `files.temporary_file` gives to unfinished files."""
 STATE_FILE = re.compile(r"state-(\d+)-(\d+)\.safetensors")
 
 

@@ -161,7 +161,7 @@ def test_heads_that_nothing_tells_are_asked_for() -> None:
 
     with pytest.raises(WeightsError, match=r"heads is unknown for a width of 96"):
         infer_config(tensors)
-    with pytest.raises(WeightsError, match=r"not a multiple of 7 heads a width of 96"):
+    with pytest.raises(WeightsError, match=r"not a multiple of 7 heads"):
         infer_config(tensors, Hints(heads=7))
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from tests.conftest import random_timm
 from tests.models.pretrained.test_flavours import hf_folder
 from tests.support.hub_server import COMMIT, HubServer, Repo
-from vitft.models.pretrained.hub import DownloadBar, first_line
+from vitft.models.pretrained.hub import DownloadBar, short_message
 from vitft.system import console
 
 TOKEN = "hf_thisIsASecretThatNobodySees"
@@ -202,8 +202,8 @@ def test_the_token_goes_to_the_hub_and_nowhere_else(answers: Answers, hub: HubSe
 def test_a_token_in_a_librarys_message_is_not_repeated() -> None:
     error = ValueError(f"Illegal header value b'Bearer {TOKEN}\\n'")
 
-    assert TOKEN not in first_line(error)
-    assert "Illegal header" in first_line(error)
+    assert TOKEN not in short_message(error)
+    assert "Illegal header" in short_message(error)
 
 
 def test_nothing_damaged_stays_in_the_cache(answers: Answers, cache: Path) -> None:

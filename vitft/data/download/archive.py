@@ -66,8 +66,8 @@ def unpack(
     Args:
         archive: A .tar, .tar.gz or .zip file, whatever its name.
         folder: Exists and is empty; after an error the caller removes its content.
-        name: Of the archive, for messages.
-        limits: On the content.
+        name: Name of the archive, for messages.
+        limits: Limits on the content.
 
     Raises:
         DataError: Not an archive, incomplete, damaged, or with a refused entry; only damage inside
@@ -134,7 +134,7 @@ def accepted_entries(
     """Yield the entries with the parts of their names, without resource forks.
 
     Raises:
-        ArchiveRefusedError: At the first entry that no image folder needs.
+        ArchiveRefusedError: An entry is of a kind that no image folder needs.
     """
     content = 0
     files: set[tuple[str, ...]] = set()

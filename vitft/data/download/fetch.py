@@ -21,7 +21,7 @@ from vitft.data.download.web_image import is_url
 from vitft.data.folder import Folder, scan
 from vitft.data.walk import SYSTEM_FILES
 from vitft.system.errors import DataError, LockedError, RunError, UsageError
-from vitft.system.files import whole_folder, write_atomically, writing
+from vitft.system.files import atomic_folder, write_atomically, writing
 
 ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
 MAX_NESTING = 5
@@ -56,7 +56,7 @@ def fetch_folder(
     Args:
         archive: Its address, and what is known about it.
         target: Must not exist.
-        limits: On the content.
+        limits: Limits on the content.
         patience: Limits on the download.
 
     Raises:
@@ -78,7 +78,7 @@ def fetch_folder(
         record, recorded = target.with_name(f"{target.name}.sha256"), ""
         try:
             recorded = check_digest(archive, sha256, part.stat().st_size, record)
-            with whole_folder(target) as folder:
+            with atomic_folder(target) as folder:
                 unpack(part, folder, name=archive.url, limits=limits)
                 inside = image_root(folder, archive.url).relative_to(folder)
         except DataError:

@@ -68,7 +68,7 @@ def fetch_to_part(
         url: http or https.
         part: Collects the bytes; it and `part`.json are left to the caller.
         size: Expected bytes, if known.
-        limits: On size, pace and attempts.
+        limits: Limits on size, pace and attempts.
 
     Raises:
         DataError: The file does not exist, has another size, is too large, or no bytes arrive.

@@ -131,7 +131,7 @@ def names() -> tuple[str, ...]:
     return tuple(entries_by_name())
 
 
-def is_known(name: str) -> bool:
+def in_catalog(name: str) -> bool:
     """Return whether the catalogue contains this name or alias."""
     return name in entries_by_name()
 
@@ -140,7 +140,7 @@ def find_entry(name: str) -> CatalogEntry:
     """Return the entry with this name or alias.
 
     Raises:
-        WeightsError: There is no such name; contains the five most similar ones.
+        WeightsError: The name is unknown; contains the five most similar ones.
     """
     rows = entries_by_name()
     if name not in rows:

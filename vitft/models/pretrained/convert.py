@@ -193,11 +193,7 @@ def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def flavour_of(names: Iterable[str]) -> Flavour:
-    """Return the naming scheme of tensors.
-
-    Raises:
-        WeightsError: It is unknown.
-    """
+    """Return the naming scheme of tensors."""
     present = set(names)
     if "cls_token" in present or any(VITFT_NAMES.fullmatch(n) and "blocks" in n for n in present):
         return "timm"
@@ -292,11 +288,7 @@ def from_flax(name: str, array: Tensor) -> Tensor:
 def rename_all(
     tensors: Mapping[str, Tensor], rule: Callable[[str], str | None]
 ) -> dict[str, Tensor]:
-    """Return every tensor under the name that `rule` gives it.
-
-    Raises:
-        WeightsError: A name that `rule` does not know, or two tensors with the same new name.
-    """
+    """Return every tensor under the name that `rule` gives it."""
     pairs = [(name, rule(name)) for name in tensors]
     refuse_unmapped(name for name, ours in pairs if ours is None)
     result: dict[str, Tensor] = {}
@@ -311,11 +303,7 @@ def rename_all(
 
 
 def fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate queries, keys and values of each block into one matrix, as in timm.
-
-    Raises:
-        WeightsError: One of them is missing or has another shape.
-    """
+    """Concatenate queries, keys and values of each block into one matrix, as in timm."""
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         part = re.fullmatch(r"(blocks\.\d+\.attn\.)[qkv](\.weight|\.bias)", name)
@@ -337,11 +325,7 @@ def fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def refuse_unmapped(names: Iterable[str]) -> None:
-    """Refuse tensors without a counterpart and name the likely cause.
-
-    Raises:
-        WeightsError: `names` is not empty.
-    """
+    """Refuse tensors without a counterpart and name the likely cause."""
     unknown = sorted(names)
     if not unknown:
         return
@@ -357,11 +341,7 @@ def refuse_unmapped(names: Iterable[str]) -> None:
 
 
 def in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return all tensors in float32; float32 tensors are not copied.
-
-    Raises:
-        WeightsError: A tensor does not contain floating point numbers.
-    """
+    """Return all tensors in float32; float32 tensors are not copied."""
     whole = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
     if whole:
         raise WeightsError(

@@ -18,12 +18,12 @@ from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.hub import (
     DownloadBar,
     check_disk,
-    failure_reason,
-    first_line,
+    describe_failure,
     http_error,
     not_a_hub,
     plain_http,
     readable_errors,
+    short_message,
     status_of,
 )
 from vitft.models.pretrained.locate import bundled_file
@@ -107,7 +107,7 @@ def find_damage(path: Path, sha256: str, published: str) -> str:
     Args:
         path: The cached file.
         sha256: Digest of its content.
-        published: The sha256 stated by the publisher; empty if there is none.
+        published: The sha256 stated by the publisher; empty if it states none.
     """
     announced = path.resolve().name
     if published and published != sha256:
@@ -190,15 +190,11 @@ def cached_or_downloaded(entry: CatalogEntry) -> Path:
     unreachable = check_reachable(entry)
     if unreachable:
         return from_cache(entry, why=f"{constants.ENDPOINT} cannot be reached ({unreachable})")
-    return download_file(entry)
+    return download_from_hub(entry)
 
 
 def from_cache(entry: CatalogEntry, *, why: str) -> Path:
-    """Return the file if an earlier run downloaded it.
-
-    Raises:
-        WeightsError: It is not in the cache; `why` is the reason for not downloading it.
-    """
+    """Return the file if an earlier run downloaded it."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -219,9 +215,6 @@ def check_reachable(entry: CatalogEntry) -> str:
 
     Returns:
         Why the hub cannot be reached; empty if it can.
-
-    Raises:
-        WeightsError: The hub refuses the file, or stays busy.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
@@ -234,12 +227,12 @@ def check_reachable(entry: CatalogEntry) -> str:
                 metadata = get_hf_file_metadata(url, timeout=timeout)
         except http_error() as error:
             if type(error).__name__ in ("ConnectError", "ConnectTimeout"):
-                return first_line(error)
+                return short_message(error)
             wait = retry_delay(error, attempt)
             is_late = wait is None or time.monotonic() - started + wait > BUSY_PATIENCE_S
             if is_late or (attempt >= ATTEMPTS and status_of(error) is None):
                 raise download_error(entry, error) from error
-            log.info(f"{constants.ENDPOINT}: {failure_reason(error)}; retrying in {wait:.1f} s")
+            log.info(f"{constants.ENDPOINT}: {describe_failure(error)}; retrying in {wait:.1f} s")
             time.sleep(wait or 0)
             continue
         if metadata.commit_hash is None or metadata.etag is None:
@@ -248,7 +241,7 @@ def check_reachable(entry: CatalogEntry) -> str:
     raise not_a_hub()
 
 
-def download_file(entry: CatalogEntry) -> Path:
+def download_from_hub(entry: CatalogEntry) -> Path:
     """Download the file into the cache, again if the connection is interrupted."""
     from huggingface_hub import hf_hub_download
 
@@ -272,7 +265,7 @@ def download_file(entry: CatalogEntry) -> Path:
             was_retried = "Timeout" in type(error).__name__  # five times, by huggingface_hub
             if wait is None or was_retried or attempt == ATTEMPTS:
                 break
-            log.info(f"download of {entry.file} interrupted ({failure_reason(error)}); retrying")
+            log.info(f"download of {entry.file} interrupted ({describe_failure(error)}); retrying")
             time.sleep(min(wait, BUSY_PATIENCE_S / ATTEMPTS))
     raise download_error(entry, failure) from failure
 
@@ -295,7 +288,7 @@ def download_error(entry: CatalogEntry, error: Exception | None) -> WeightsError
     if type(error).__name__ == "TooManyRedirects" or status_of(error or OSError()) == 404:
         return not_a_hub()  # a hub describes what it does not find
     return WeightsError(
-        f"download of {entry.repo}/{entry.file} failed: {failure_reason(error)}; "
+        f"download of {entry.repo}/{entry.file} failed: {describe_failure(error)}; "
         "no partial file was kept",
         fix="run the command again, or download the file by other means and give its path",
     )

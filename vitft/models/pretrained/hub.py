@@ -117,12 +117,7 @@ def not_a_hub() -> WeightsError:
 
 
 def check_disk(entry: CatalogEntry, error: Exception) -> None:
-    """Raise the error for a full disk or a missing permission, which retrying cannot solve.
-
-    Raises:
-        ResourceError: The disk is full.
-        WeightsError: The cache is not writable.
-    """
+    """Raise the error for a full disk or a missing permission, which retrying cannot solve."""
     from huggingface_hub import constants
 
     number = error.errno if isinstance(error, OSError) else None
@@ -154,16 +149,16 @@ def status_of(error: Exception) -> int | None:
     return status
 
 
-def failure_reason(error: Exception | None) -> str:
+def describe_failure(error: Exception | None) -> str:
     """Return the HTTP status or the first line of an exception."""
     status = status_of(error) if error else None
     sizes = re.search(r"should be of size (\d+) but has size (\d+)", str(error))
     if sizes:
         return f"received {sizes[2]} bytes instead of {sizes[1]}"
-    return f"status {status}" if status else first_line(error)
+    return f"status {status}" if status else short_message(error)
 
 
-def first_line(error: Exception | None) -> str:
+def short_message(error: Exception | None) -> str:
     """Return the first line of an exception, at most 200 characters, with tokens removed."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     return re.sub(r"(?i)(hf_|bearer\s+)[\w.\\-]+", r"\1***", first)

@@ -123,11 +123,7 @@ def depth_of(tensors: Mapping[str, Tensor]) -> int:
 
 
 def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:
-    """Return the shape of an essential tensor.
-
-    Raises:
-        WeightsError: It is missing, empty, or has another number of dimensions.
-    """
+    """Return the shape of an essential tensor."""
     shape = tuple(tensors[name].shape) if name in tensors else None
     if shape is None or len(shape) != dimensions or 0 in shape:
         raise WeightsError(

@@ -130,11 +130,7 @@ def load_backbone(
 
 
 def refuse_vit_options(options: dict[str, Any]) -> None:
-    """Refuse options that only vitft's own Vision Transformer has.
-
-    Raises:
-        UsageError: One of them is set.
-    """
+    """Refuse options that only vitft's own Vision Transformer has."""
     if options.get("pre_logits") == "keep" or options.get("pos_embed", "bicubic") != "bicubic":
         raise UsageError(
             "timm models do not support weights.pre_logits and weights.pos_embed",
@@ -158,11 +154,7 @@ def target_config(
 
 
 def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int | None) -> None:
-    """Refuse to keep a layer that does not exist, or a head without the layers it depends on.
-
-    Raises:
-        WeightsError: With the combination that works.
-    """
+    """Refuse to keep a layer that does not exist, or a head without the layers it depends on."""
     has_pre_logits = weights.architecture.pre_logits
     keeps_head = num_classes is None and weights.architecture.num_classes > 0
     if weights.unusable_head and keeps_head:

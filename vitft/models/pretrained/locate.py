@@ -50,7 +50,7 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
-    if isinstance(name_or_path, str) and catalog.is_known(name):
+    if isinstance(name_or_path, str) and catalog.in_catalog(name):
         return catalog.find_entry(name)
     if isinstance(name_or_path, str) and name.startswith("hf:"):
         return parse_hub_name(name)
@@ -121,18 +121,14 @@ def weights_in_folder(folder: Path) -> Path:
     path = folder / "model.safetensors"
     if not path.is_file():
         raise WeightsError(
-            f"there is no model.safetensors in {folder}",
+            f"{folder} does not contain a model.safetensors",
             fix="give the weight file itself, or a run folder or export folder of vitft",
         )
     return path
 
 
 def check_weight_file(path: Path) -> Path:
-    """Return `path` if it is a regular file of a supported kind.
-
-    Raises:
-        WeightsError: It is not.
-    """
+    """Return `path` if it is a regular file of a supported kind."""
     if not path.is_file():
         raise WeightsError(f"{path} is not a regular file", fix="give the path of a weight file")
     if path.suffix.lower() not in WEIGHT_SUFFIXES:
@@ -145,11 +141,7 @@ def check_weight_file(path: Path) -> Path:
 
 
 def check_pickle(path: Path, *, allowed: bool) -> None:
-    """Refuse a pickle unless the user allowed it; the suffix decides.
-
-    Raises:
-        WeightsError: The file is a pickle and `allowed` is False.
-    """
+    """Refuse a pickle unless the user allowed it; the suffix decides."""
     if path.suffix.lower() in PICKLE_SUFFIXES and not allowed:
         raise WeightsError(
             f"{path} is a Python pickle, which can contain programs",

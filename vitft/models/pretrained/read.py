@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitft.models.pretrained import catalog
 from vitft.models.pretrained.fetch import sha256_of
-from vitft.models.pretrained.hub import first_line
+from vitft.models.pretrained.hub import short_message
 from vitft.models.pretrained.locate import check_pickle, check_weight_file
 from vitft.system.errors import WeightsError
 
@@ -82,11 +82,7 @@ def read_weights(
 
 
 def check_published_digest(path: Path, digest: str) -> None:
-    """Refuse other content under the name of a published file whose name contains its digest.
-
-    Raises:
-        WeightsError: The digest differs.
-    """
+    """Refuse other content under the name of a published file whose name contains its digest."""
     published = {entry.was for entry in catalog.catalog_entries() if entry.was}
     digits = re.search(r"-([0-9a-f]{8})\.", path.name)
     if path.name in published and digits and not digest.startswith(digits[1]):
@@ -193,11 +189,7 @@ def read_array(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
 
 
 def open_archive(path: Path, kind: str) -> zipfile.ZipFile:
-    """Open a zip archive whose members, according to its directory, unpack to a plausible size.
-
-    Raises:
-        WeightsError: Damaged, or a size that weights cannot have.
-    """
+    """Open a zip archive whose members, according to its directory, unpack to a plausible size."""
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
@@ -213,11 +205,7 @@ def open_archive(path: Path, kind: str) -> zipfile.ZipFile:
 
 
 def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse NaN and infinity, which would affect every prediction.
-
-    Raises:
-        WeightsError: A tensor contains such values.
-    """
+    """Refuse NaN and infinity, which would affect every prediction."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or bool(torch.isfinite(tensor.float().sum())):
             continue  # a single value that is not finite makes the sum not finite
@@ -231,7 +219,7 @@ def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 def damaged_weights(kind: str, path: Path, error: Exception) -> WeightsError:
     """Return the error for a file that is not what its suffix says, with the likely cause."""
-    reason = first_line(error)
+    reason = short_message(error)
     with path.open("rb") as file:
         start = file.read(64)
     if not start:

@@ -14,8 +14,8 @@ from typing import Any
 from vitft.data.transforms import RESAMPLING, Fit
 from vitft.system.errors import WeightsError
 
-MAX_BYTES = 16 * 2**20
-MAX_SIDE = 16384
+MAX_JSON_BYTES = 16 * 2**20
+MAX_IMAGE_SIDE = 16384
 MAX_CLASSES = 1_000_000
 PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers for filters, as transformers writes them."""
@@ -100,8 +100,8 @@ class JsonTable:
         if value is None:
             return None
         sides = list(value[-2:]) if isinstance(value, list) else [value, value]
-        if len(sides) != 2 or not all(type(s) is int and 0 < s <= MAX_SIDE for s in sides):
-            raise self.wrong(key, f"a size of 1 to {MAX_SIDE} pixels")
+        if len(sides) != 2 or not all(type(s) is int and 0 < s <= MAX_IMAGE_SIDE for s in sides):
+            raise self.wrong(key, f"a size of 1 to {MAX_IMAGE_SIDE} pixels")
         return sides[0], sides[1]
 
 
@@ -120,10 +120,10 @@ def read_sidecar(path: Path) -> SidecarFacts:
 
 
 def read_table_file(path: Path) -> JsonTable | None:
-    """Return the object in a JSON file, or None if there is no such file."""
+    """Return the object in a JSON file, or None if the file does not exist."""
     if not path.is_file():
         return None
-    if path.stat().st_size > MAX_BYTES:
+    if path.stat().st_size > MAX_JSON_BYTES:
         raise WeightsError(
             f"{path} is too large ({path.stat().st_size} bytes)", fix="remove that file"
         )
@@ -156,7 +156,7 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
         crop=cfg.number("crop_pct"),
         interpolation=known_filter(cfg, cfg.text("interpolation")),
         fit="squash" if cfg.text("crop_mode") == "squash" else "crop",
-        classes=class_names(cfg, "label_names") or class_names(config, "label_names"),
+        classes=stated_classes(cfg, "label_names") or stated_classes(config, "label_names"),
         source=f"from {config.path}" if mean and std else "",
     )
 
@@ -171,7 +171,7 @@ def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
     return SidecarFacts(
         heads=config.whole("num_attention_heads", 1024),
         image_size=config.size("image_size"),
-        classes=class_names(config, "id2label"),
+        classes=stated_classes(config, "id2label"),
         norm_eps=epsilon,
         **preprocessing,
     )
@@ -193,19 +193,19 @@ def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
     }
     size = processor.values.get("size")
     if isinstance(size, dict) and "shortest_edge" in size and "crop_size" in processor.values:
-        shortest = processor.table("size").whole("shortest_edge", MAX_SIDE)
+        shortest = processor.table("size").whole("shortest_edge", MAX_IMAGE_SIDE)
         cut = processor.values["crop_size"]
         side = (
-            processor.table("crop_size").whole("height", MAX_SIDE)
+            processor.table("crop_size").whole("height", MAX_IMAGE_SIDE)
             if isinstance(cut, dict)
-            else (processor.whole("crop_size", MAX_SIDE))
+            else (processor.whole("crop_size", MAX_IMAGE_SIDE))
         )
         if shortest and side and side <= shortest:
             fields |= {"fit": "crop", "crop": side / shortest}
     return fields
 
 
-def class_names(table: JsonTable, key: str) -> tuple[str, ...]:
+def stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
     """Return class names in the order of the head's outputs, from a list or from {"0": name}."""
     value = table.values.get(key)
     if value is None:
@@ -229,11 +229,7 @@ def known_filter(table: JsonTable, name: str | None) -> str | None:
 
 
 def check_gelu(table: JsonTable, key: str) -> None:
-    """Refuse another activation function, which would change the outputs but not the shapes.
-
-    Raises:
-        WeightsError: The file states another activation function.
-    """
+    """Refuse another activation function, which would change the outputs but not the shapes."""
     name = table.text(key)
     if name not in (None, "gelu", "gelu_python"):
         raise WeightsError(

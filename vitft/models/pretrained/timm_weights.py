@@ -116,11 +116,7 @@ def timm_report(model: TimmModel, source: str, old_classes: int) -> LoadReport:
 
 
 def build_timm(config: TimmConfig, entry: CatalogEntry, fetched: Fetched) -> TimmModel:
-    """Build the model with the fetched weights.
-
-    Raises:
-        WeightsError: The file does not match the architecture; contains timm's explanation.
-    """
+    """Build the model with the fetched weights."""
     try:
         return TimmModel(config, file=fetched.path)
     except (RuntimeError, ValueError, KeyError, AssertionError) as error:

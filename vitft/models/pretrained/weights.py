@@ -24,7 +24,7 @@ from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.errors import RunError, UsageError, WeightsError
 
 IMAGENET_STATISTICS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-HALF_STATISTICS = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+GOOGLE_STATISTICS = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 UNSTATED = (
     "not stated anywhere, 0.5 assumed; set --mean and --std if you know them: wrong values cost a "
     "ViT-Tiny 32 points of accuracy"
@@ -161,7 +161,7 @@ def with_usual_statistics(facts: SidecarFacts, config: ViTConfig, flavour: Flavo
         mean, std = IMAGENET_STATISTICS
         source = "as in all published models with LayerScale or distillation"
     elif flavour == "npz" or config.stem is not None or config.pre_logits:
-        mean, std = HALF_STATISTICS
+        mean, std = GOOGLE_STATISTICS
         source = "as in all of Google's Vision Transformers"
     else:
         return facts
