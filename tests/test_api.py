@@ -1,4 +1,4 @@
-"""The Python API: as small as the commands, and with their answers."""
+"""The Python API."""
 
 import inspect
 import runpy
@@ -44,7 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return vitft.load(result.run, device="cpu")
 
 
-def test_paths_bytes_pictures_and_arrays_get_the_same_answer(
+def test_paths_bytes_images_and_arrays_get_the_same_prediction(
     trained: Trained, image_folder: Path
 ) -> None:
     path = image_folder / "red" / "000.png"
@@ -62,7 +62,7 @@ def test_paths_bytes_pictures_and_arrays_get_the_same_answer(
     )
 
 
-def test_a_bad_image_is_an_answer_with_a_reason(trained: Trained, image_folder: Path) -> None:
+def test_an_unusable_image_gets_an_error(trained: Trained, image_folder: Path) -> None:
     good = image_folder / "blue" / "000.png"
 
     answers = trained.predict([b"<html>", good, "gone.jpg"])
@@ -73,7 +73,7 @@ def test_a_bad_image_is_an_answer_with_a_reason(trained: Trained, image_folder: 
         trained.features(["gone.jpg"])
 
 
-def test_features_are_what_the_head_reads(trained: Trained, image_folder: Path) -> None:
+def test_features_are_the_input_of_the_head(trained: Trained, image_folder: Path) -> None:
     files = sorted(image_folder.rglob("*.png"))
 
     features = trained.features(files)
@@ -84,13 +84,13 @@ def test_features_are_what_the_head_reads(trained: Trained, image_folder: Path) 
     assert trained.features(files[3])[0] == pytest.approx(features[3], abs=1e-5)
 
 
-def test_unsure_answers_are_noted(trained: Trained, image_folder: Path) -> None:
+def test_predictions_below_the_threshold_are_noted(trained: Trained, image_folder: Path) -> None:
     (answer,) = trained.predict(image_folder / "red" / "000.png", threshold=1.0)
 
     assert "not sure" in answer.notes
 
 
-def test_a_picture_shows_where_the_model_looked(trained: Trained, image_folder: Path) -> None:
+def test_explain_depends_on_the_class(trained: Trained, image_folder: Path) -> None:
     path = image_folder / "red" / "000.png"
 
     seen, other = trained.explain(path), trained.explain(path, about="blue")
@@ -101,7 +101,7 @@ def test_a_picture_shows_where_the_model_looked(trained: Trained, image_folder: 
         trained.explain(path, about="yellow")
 
 
-def test_pictures_are_turned_as_their_exif_data_say(trained: Trained, tmp_path: Path) -> None:
+def test_the_exif_orientation_is_applied(trained: Trained, tmp_path: Path) -> None:
     pixels = np.zeros((16, 24, 3), np.uint8)
     pixels[:, :12, 0] = 255
     exif = Image.Exif()
@@ -121,12 +121,12 @@ def test_pictures_are_turned_as_their_exif_data_say(trained: Trained, tmp_path: 
         pytest.param(np.zeros((0, 8, 3), np.uint8), id="nothing"),
     ],
 )
-def test_an_array_that_could_mean_anything_is_refused(trained: Trained, array: Any) -> None:
+def test_an_ambiguous_array_is_refused(trained: Trained, array: Any) -> None:
     with pytest.raises(UsageError, match="cannot be used as an image"):
         trained.predict([array])
 
 
-def test_settings_are_the_commands_options_or_any_setting_by_its_section(
+def test_options_and_settings_are_applied(
     image_folder: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     result = vitft.finetune(
@@ -139,7 +139,7 @@ def test_settings_are_the_commands_options_or_any_setting_by_its_section(
         assert line in text
 
 
-def test_an_unknown_setting_and_a_missing_folder_are_said_before_anything_is_written(
+def test_errors_are_raised_before_anything_is_written(
     image_folder: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=r"unknown setting optim\.epoch\n.*optim\.epochs"):
@@ -224,7 +224,7 @@ for name in before:
 
 
 @pytest.mark.parametrize("freeze", ["head", "head,none", "lora", "blocks:1"])
-def test_the_library_is_silent_and_leaves_the_process_as_it_was(
+def test_the_library_is_silent_and_restores_the_state_of_the_process(
     freeze: str, image_folder: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The door: exit codes, sentences, and one whole journey."""
+"""The command line: exit codes, errors, and finetune, predict and export in a row."""
 
 import csv
 import io
@@ -122,7 +122,7 @@ WRONG = [
 @pytest.mark.parametrize(
     ("arguments", "code", "message"), WRONG, ids=[" ".join(row[0]) or "nothing" for row in WRONG]
 )
-def test_a_wrong_command_is_told_in_three_lines_with_a_fix(
+def test_a_wrong_command_prints_a_short_error_with_a_fix(
     here: Path,
     image_folder: Path,
     tiny_weights: Path,
@@ -155,7 +155,7 @@ def test_a_wrong_command_is_told_in_three_lines_with_a_fix(
     ("word", "near"),
     [
         pytest.param(["finetune", "--bach-size", "4"], "--batch-size", id="option"),
-        pytest.param(["fintune"], "finetune", id="verb"),
+        pytest.param(["fintune"], "finetune", id="command"),
         pytest.param(["predict", "x", "--format", "jsn"], "json", id="choice"),
     ],
 )
@@ -200,7 +200,7 @@ def test_a_weight_file_is_shown_with_its_statistics(
     assert "mean 0.5, std 0.5" in capsys.readouterr().out
 
 
-def test_kept_features_are_listed_and_deleted(
+def test_cached_features_are_listed_and_deleted(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -228,7 +228,7 @@ def test_an_unexpected_error_is_called_a_bug_with_its_traceback(
     assert "please report it" in err
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(trained: Path, image_folder: Path) -> None:
+def test_a_closed_pipe_prints_no_traceback(trained: Path, image_folder: Path) -> None:
     command = f"{sys.executable} -m vitft predict {image_folder} --format jsonl | head -1"
 
     done = subprocess.run(
@@ -252,7 +252,7 @@ def test_ctrl_c_ends_in_130_without_a_traceback(
     assert capsys.readouterr().err == "vitft: interrupted\n"
 
 
-def test_a_terminal_without_utf8_still_gets_its_answer(trained: Path, image_folder: Path) -> None:
+def test_a_terminal_without_utf8_gets_escapes(trained: Path, image_folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "vitft", "predict", str(image_folder / "red" / "000.png")],
         capture_output=True,

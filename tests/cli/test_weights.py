@@ -1,4 +1,4 @@
-"""`vitft weights` says what there is, what is in a file, and where a fetched one lies."""
+"""`vitft weights`: list, show, inspect and fetch."""
 
 import argparse
 from dataclasses import replace
@@ -16,7 +16,7 @@ from vitft.system.errors import UsageError, WeightsError
 
 
 def run(*words: str) -> int:
-    """One command line, through the verb's own parser."""
+    """Run one command line with the parser of the command."""
     parser = Parser(prog="vitft")
     add_weights(Commands(parser, "commands"))
     args: argparse.Namespace = parser.parse_args(["weights", *words])
@@ -46,7 +46,7 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         pytest.param(["--data", "lvd"], "reg4_dinov2", "augreg", id="data"),
     ],
 )
-def test_the_list_shows_what_the_filters_leave(
+def test_the_list_shows_entries_that_match_all_filters(
     filters: list[str], shown: str, hidden: str, printed: Any
 ) -> None:
     run("list", *filters)
@@ -56,12 +56,12 @@ def test_the_list_shows_what_the_filters_leave(
     assert hidden not in table
 
 
-def test_filters_that_leave_nothing_say_so() -> None:
+def test_filters_without_a_match_are_an_error() -> None:
     with pytest.raises(UsageError, match=r"no weights match all filters"):
         run("list", "--size", "tiny", "--data", "lvd")
 
 
-def test_a_name_is_shown_with_its_licence_and_where_it_comes_from(printed: Any) -> None:
+def test_an_entry_is_shown_with_its_licence_and_origin(printed: Any) -> None:
     run("show", "vit_small_patch14_reg4_dinov2.lvd142m")
 
     text = printed()
@@ -88,7 +88,7 @@ def test_a_file_is_inspected_for_a_task(tmp_path: Path, printed: Any) -> None:
     assert "pre_logits.fc.weight (192, 192)" in dropped
 
 
-def test_a_file_that_is_only_looked_at_is_not_adapted(tmp_path: Path, printed: Any) -> None:
+def test_inspecting_without_a_task_reports_no_adaptation(tmp_path: Path, printed: Any) -> None:
     import numpy as np
 
     state = random_weights(CONFIG)
@@ -115,7 +115,7 @@ def test_a_file_that_is_only_looked_at_is_not_adapted(tmp_path: Path, printed: A
         ),
     ],
 )
-def test_what_cannot_be_inspected_is_refused(
+def test_files_that_cannot_be_inspected_are_refused(
     words: list[str],
     error: type[Exception],
     message: str,
@@ -130,7 +130,7 @@ def test_what_cannot_be_inspected_is_refused(
         run("inspect", *words)
 
 
-def test_what_came_with_vitft_is_fetched_from_itself(
+def test_bundled_weights_need_no_download(
     printed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vitft.models.pretrained import locate
@@ -143,7 +143,7 @@ def test_what_came_with_vitft_is_fetched_from_itself(
     assert f"file:       {tmp_path / 'demo.safetensors'}" in printed()
 
 
-def test_a_file_needs_no_fetching(tmp_path: Path) -> None:
+def test_fetching_a_local_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").touch()
 
     with pytest.raises(UsageError, match=r"is a local file"):

@@ -1,4 +1,4 @@
-"""What is set unless the user says otherwise."""
+"""Default settings."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_training_everything_augments_and_decays_by_layer() -> None:
     assert not config.solves("none")
 
 
-def test_what_is_named_stands() -> None:
+def test_given_settings_override_defaults() -> None:
     config = config_from_table(
         {"train": {"freeze": "none", "augment": "none"}, "optim": {"layer_decay": 1.0}}
     )
@@ -50,6 +50,6 @@ def test_stages_go_from_few_to_many(freeze: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["mixup", "cutmix", "erasing", "drop_path"])
-def test_what_only_pixels_can_have_is_refused_on_features(key: str) -> None:
+def test_augmentation_of_pixels_is_refused_on_cached_features(key: str) -> None:
     with pytest.raises(UsageError, match=rf"train\.{key}"):
         config_from_table({"train": {"freeze": "head", key: 0.5}})

@@ -1,4 +1,4 @@
-"""Every recipe can be listed, parsed and rehearsed, without its weights and data."""
+"""Recipes: listed, parsed and dry-run without their weights and data."""
 
 import json
 import tomllib
@@ -16,12 +16,12 @@ RECIPES = sorted(path.stem for path in resource("recipes").glob("*.toml"))
 
 def dry_run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
     code = main(["finetune", "--dry-run", *options])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_is_rehearsed_and_its_settings_are_its_own(
+def test_every_recipe_can_be_dry_run_and_keeps_its_settings(
     name: str,
     image_folder: Path,
     tiny_weights: Path,
@@ -39,12 +39,12 @@ def test_every_recipe_is_rehearsed_and_its_settings_are_its_own(
     code, out, err = dry_run(capsys, "--recipe", name, *data, *blocks.get(name, []))
 
     assert code == 0, err
-    told = tomllib.loads(out)
+    printed = tomllib.loads(out)
     for section, settings in read_recipe(name).items():
         for key, value in settings.items():
             if (section, key) not in {("weights", "image_size"), ("train", "freeze")} | NAMED:
-                assert told[section][key] == value, key
-    config_from_table(told)  # what it prints is a recipe itself
+                assert printed[section][key] == value, key
+    config_from_table(printed)  # what it prints is a recipe itself
     assert "parameters train" in err
     assert "nothing was trained" in err
     assert sorted(tmp_path.rglob("*")) == before
@@ -53,7 +53,7 @@ def test_every_recipe_is_rehearsed_and_its_settings_are_its_own(
 NAMED = {("data", "path"), ("weights", "name")}
 
 
-def test_the_recipes_that_come_with_vitft() -> None:
+def test_the_bundled_recipes() -> None:
     assert [
         *("cifar10", "cifar10-tutorial", "demo", "imbalance", "last-blocks"),
         *("lora", "lp-ft", "mnist-tutorial", "probe", "reference"),
@@ -61,7 +61,7 @@ def test_the_recipes_that_come_with_vitft() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_command_of_a_recipe_is_one_that_vitft_understands(name: str) -> None:
+def test_the_command_of_a_recipe_is_valid(name: str) -> None:
     from vitft.cli.finetune import requested_config
     from vitft.cli.main import build_parser
 
@@ -71,7 +71,7 @@ def test_the_command_of_a_recipe_is_one_that_vitft_understands(name: str) -> Non
     requested_config(build_parser().parse_args(command[1:]))
 
 
-def test_recipes_are_listed_with_what_they_promise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_are_listed_with_their_results(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
 
     shown = capsys.readouterr().out
@@ -82,19 +82,19 @@ def test_recipes_are_listed_with_what_they_promise(capsys: pytest.CaptureFixture
         assert says["command"] in shown
 
 
-def test_recipes_are_listed_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_are_listed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "--format", "json"]) == 0
 
     assert sorted(json.loads(capsys.readouterr().out)) == RECIPES
 
 
-def test_one_recipe_is_shown_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_recipe_is_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "probe"]) == 0
 
     assert capsys.readouterr().out == (resource("recipes") / "probe.toml").read_text()
 
 
-def test_a_recipe_that_is_none_is_answered_with_those_there_are(
+def test_an_unknown_recipe_is_refused_with_a_list_of_recipes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["recipes", "prob"]) == 2
@@ -102,7 +102,7 @@ def test_a_recipe_that_is_none_is_answered_with_those_there_are(
     assert "demo, imbalance, " in capsys.readouterr().err
 
 
-def test_a_rehearsal_tells_what_each_stage_would_do(
+def test_a_dry_run_logs_what_each_stage_would_do(
     image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = ["--data", str(image_folder), "--weights", f"random:{tiny_weights}"]
@@ -112,10 +112,10 @@ def test_a_rehearsal_tells_what_each_stage_would_do(
     code, out, err = dry_run(capsys, *data, *place, *steps)
 
     assert code == 0, err
-    assert "30 files in 3 classes, not opened yet: about 24 train, 6 validate" in err
-    assert "head: 99 parameters train, solved at once by lbfgs" in err
-    assert "adamw at 0.0005: 10 epochs of 3 steps of 10 images" in err
-    assert tomllib.loads(out)["optim"]["lr"] == 5e-4  # what was left open is filled in
+    assert "30 files in 3 classes, not opened yet: about 24 for training, 6 for" in err
+    assert "head: 99 parameters train, solved by lbfgs" in err
+    assert "adamw with learning rate 0.0005: 10 epochs of 3 steps of 10 images" in err
+    assert tomllib.loads(out)["optim"]["lr"] == 5e-4  # defaults are filled in
     assert not (tmp_path / "run").exists()
 
 
@@ -130,7 +130,7 @@ def test_a_rehearsal_tells_what_each_stage_would_do(
         pytest.param(["--solver", "adam"], 2, "lbfgs, sgd or adamw", id="no such solver"),
     ],
 )
-def test_a_rehearsal_fails_as_the_run_would(
+def test_a_dry_run_fails_as_the_run_would(
     image_folder: Path,
     tiny_weights: Path,
     capsys: pytest.CaptureFixture[str],
@@ -147,7 +147,7 @@ def test_a_rehearsal_fails_as_the_run_would(
     assert message in err
 
 
-def test_flowers_drawn_for_a_rehearsal_are_gone_afterwards(
+def test_images_drawn_for_a_dry_run_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -71,7 +71,7 @@ def test_settings_written_as_toml_read_back_equal() -> None:
         pytest.param("shape.depth=1", "unknown setting shape.depth", id="unknown section"),
     ],
 )
-def test_an_impossible_setting_is_named_with_what_is_possible(setting: str, message: str) -> None:
+def test_an_invalid_setting_is_refused_with_its_name_and_a_fix(setting: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         config_from_table(merge_settings({}, [parse_setting(setting)]))
 
@@ -169,7 +169,7 @@ def test_a_setting_is_toml_or_a_word(text: str, value: object) -> None:
         pytest.param(b"data = 3\n", "data is a section", id="section is a number"),
     ],
 )
-def test_a_broken_recipe_names_the_place(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_broken_recipe_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(content)
 
@@ -177,7 +177,7 @@ def test_a_broken_recipe_names_the_place(tmp_path: Path, content: bytes, message
         config_from_table(read_recipe(str(path)))
 
 
-def test_an_unknown_recipe_lists_those_there_are() -> None:
+def test_reading_an_unknown_recipe_lists_the_bundled_ones() -> None:
     with pytest.raises(UsageError, match=r"one of: .*demo, "):
         read_recipe("nonsense")
 

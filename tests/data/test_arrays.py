@@ -1,4 +1,4 @@
-"""Arrays in place of image files: every kind of source is a folder to everybody else."""
+"""Data sets stored as arrays behave like folders of image files."""
 
 import gzip
 import hashlib
@@ -87,7 +87,7 @@ def test_an_npz_without_a_split_leaves_it_to_our_rule(tmp_path: Path) -> None:
     assert {file.part for file in folder.files} == {""}
 
 
-def test_a_test_part_beside_a_validation_part_is_set_aside_and_said(tmp_path: Path) -> None:
+def test_a_test_part_is_unused_if_there_is_a_validation_part(tmp_path: Path) -> None:
     images, labels = drawn(9, (4, 4))
     arrays = {f"{part}_{kind}": value for part in ("train", "val", "test")
               for kind, value in (("images", images), ("labels", labels))}  # fmt: skip
@@ -139,7 +139,7 @@ def test_pickles_of_cifar_with_another_digest_are_not_opened(
         scan(tmp_path)
 
 
-def test_torchvision_reads_what_lies_in_the_named_folder(tmp_path: Path) -> None:
+def test_torchvision_reads_the_files_in_the_named_folder(tmp_path: Path) -> None:
     images, _ = write_idx(tmp_path / "sets" / "MNIST" / "raw")
     for path in (tmp_path / "sets" / "MNIST" / "raw").iterdir():
         path.rename(path.with_name(path.name.replace(".idx", "-idx")))
@@ -153,7 +153,7 @@ def test_torchvision_reads_what_lies_in_the_named_folder(tmp_path: Path) -> None
     assert np.array_equal(np.asarray(first)[..., 0], images[0])
 
 
-def test_without_a_network_the_error_says_which_file_goes_where(tmp_path: Path) -> None:
+def test_without_a_network_the_error_names_the_file_and_its_folder(tmp_path: Path) -> None:
     def lost(root: str, *, download: bool) -> None:
         raise OSError("no network") if download else RuntimeError(f"not found in {root}")
 
@@ -185,7 +185,7 @@ def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:
                      id="Python objects"),
     ],
 )  # fmt: skip
-def test_arrays_that_are_no_images_are_refused(
+def test_arrays_that_are_not_images_are_refused(
     tmp_path: Path, arrays: dict[str, Array], said: str
 ) -> None:
     np.savez(tmp_path / "set.npz", allow_pickle=True, **arrays)
@@ -223,7 +223,7 @@ def test_every_image_of_a_set_has_a_digest_of_its_own_bytes(tmp_path: Path) -> N
     assert not checked.odd
 
 
-def test_a_path_to_no_image_of_a_set_is_not_found(tmp_path: Path) -> None:
+def test_a_path_outside_a_set_is_not_found(tmp_path: Path) -> None:
     images, labels = drawn(6, (4, 4))
     np.savez(tmp_path / "set.npz", x=images, y=labels)
 

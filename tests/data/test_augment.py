@@ -42,7 +42,7 @@ def test_rand_augment_changes_pixels_and_not_the_size() -> None:
     assert sum(picture.tobytes() != image.tobytes() for picture in changed) > 30
 
 
-def test_nothing_asked_for_is_nothing() -> None:
+def test_without_settings_there_is_no_batch_augmentation() -> None:
     assert batch_augmentation(TrainSpec(freeze="none"), 3) is None
 
 

@@ -1,4 +1,4 @@
-"""Which pictures are copies of one another, and what a picture shows."""
+"""Detection of near-duplicates and of faulty photos."""
 
 from collections.abc import Callable
 
@@ -39,7 +39,7 @@ def test_a_copy_is_recognised_after(change: Callable[[Image.Image], Image.Image]
     assert found == [(seed, seed + 8) for seed in range(8)]
 
 
-def test_different_pictures_are_no_copies() -> None:
+def test_different_images_are_not_duplicates() -> None:
     assert near_pairs(sketches(*(scene(seed) for seed in range(150)))) == []
 
 
@@ -52,7 +52,7 @@ def test_different_pictures_are_no_copies() -> None:
         pytest.param(lambda im: Image.merge("RGB", im.split()[::-1]), id="other colours"),
     ],
 )
-def test_another_picture_in_the_same_shapes_is_no_copy(
+def test_another_image_with_the_same_shapes_is_not_a_duplicate(
     change: Callable[[Image.Image], Image.Image],
 ) -> None:
     image = scene(3)
@@ -60,7 +60,7 @@ def test_another_picture_in_the_same_shapes_is_no_copy(
     assert near_pairs(sketches(image, change(image))) == []
 
 
-def test_blank_pictures_are_not_copies_of_each_other() -> None:
+def test_blank_images_are_not_duplicates_of_each_other() -> None:
     blank = sketches(*(Image.new("RGB", (40, 40), (level,) * 3) for level in (0, 128, 255)))
 
     assert is_blank(blank).all()
@@ -69,7 +69,7 @@ def test_blank_pictures_are_not_copies_of_each_other() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_few_pictures_have_no_pairs(count: int) -> None:
+def test_fewer_than_two_images_have_no_pairs(count: int) -> None:
     assert near_pairs(np.zeros((count, FINGERPRINT_BYTES), np.uint8)) == []
     assert copies_among(np.zeros((count, FINGERPRINT_BYTES), np.uint8), []) == []
 
@@ -94,13 +94,13 @@ def test_a_film_of_one_scene_is_one_group() -> None:
     assert set(groups) == {0}
 
 
-def test_groups_are_named_by_their_first_member_and_single_pictures_have_none() -> None:
+def test_groups_are_named_by_their_first_member_and_single_images_have_none() -> None:
     names = group_names(["a", "b", "c", "d", "e"], [(1, 3), (3, 4)])
 
     assert names == {"b": "b", "d": "b", "e": "b"}
 
 
-def test_what_a_picture_shows_is_judged() -> None:
+def test_faulty_photos_get_remarks() -> None:
     sharp, tall = scene(2), scene(4, (31, 64))
     soft = sharp.resize((512, 384)).filter(ImageFilter.GaussianBlur(12))
 
@@ -112,6 +112,6 @@ def test_what_a_picture_shows_is_judged() -> None:
     assert found == [[], ["blurry"], ["blank: one uniform colour"], ["tiny: 31x64 pixels"]]
 
 
-def test_the_smallest_picture_has_a_sketch() -> None:
+def test_the_smallest_image_has_a_fingerprint() -> None:
     assert fingerprint_of(Image.new("RGB", (1, 1))).shape == (FINGERPRINT_BYTES,)
     assert fingerprint_of(scene(1).resize((3000, 2))).shape == (FINGERPRINT_BYTES,)

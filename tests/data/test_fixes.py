@@ -1,4 +1,4 @@
-"""The user's decisions as a table: written, edited, applied to nothing but the list of files."""
+"""Fixes as a table: written, edited, and applied to the list of files only."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def test_every_name_survives_the_table(folder: Folder, tmp_path: Path) -> None:
     assert found.files == ()
 
 
-def test_no_cell_is_a_formula_for_a_spreadsheet(tmp_path: Path) -> None:
+def test_cells_are_escaped_for_spreadsheets(tmp_path: Path) -> None:
     write_fixes(tmp_path / "fixes.csv", [Fix(path="=HYPERLINK(1)", action="keep", label="@x")])
 
     assert (
@@ -107,7 +107,7 @@ def test_a_row_that_does_not_fit_is_named_by_its_line(
         applied(folder, tmp_path / "fixes.csv", text)
 
 
-def test_a_file_that_is_no_such_table_is_refused(folder: Folder, tmp_path: Path) -> None:
+def test_another_file_is_refused(folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1: no column action"):
         applied(folder, tmp_path / "fixes.csv", "path,label\n")
     with pytest.raises(DataError, match="line 1: no column path and action"):

@@ -1,4 +1,4 @@
-"""The drawn flowers and the bundled weights that have never seen them."""
+"""The drawn flowers and the bundled weights, which were not trained on them."""
 
 from collections import Counter
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_the_same_seed_draws_the_same_bytes_and_another_seed_others(tmp_path: Pa
     assert all(first[name] != other[name] for name in first)
 
 
-def test_drawing_more_pictures_leaves_the_first_ones_as_they_were(tmp_path: Path) -> None:
+def test_drawing_more_images_does_not_change_the_first_ones(tmp_path: Path) -> None:
     draw_demo(tmp_path / "one", per_class=1, size=48)
     draw_demo(tmp_path / "two", per_class=2, size=48)
 
@@ -50,7 +50,7 @@ def test_drawing_more_pictures_leaves_the_first_ones_as_they_were(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", FLOWERS_BY_KIND)
-def test_no_two_pictures_of_a_kind_are_alike(kind: str) -> None:
+def test_all_images_of_a_kind_differ(kind: str) -> None:
     pixels = [np.asarray(flower_image(kind, number, size=32)).tobytes() for number in range(6)]
 
     assert len(set(pixels)) == 6
@@ -81,7 +81,7 @@ def test_the_bundled_weights_are_a_small_headless_backbone_with_its_origin() -> 
     assert card.weights["licence"] == "Apache-2.0"
 
 
-def test_the_bundled_weights_tell_drawn_flowers_apart_before_any_training() -> None:
+def test_the_bundled_weights_separate_drawn_flowers_before_any_training() -> None:
     state, card = load_checkpoint(WEIGHTS)
     model = build_model({k: v.float() for k, v in state.items()}, card.architecture)
     pictures = [

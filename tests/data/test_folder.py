@@ -1,4 +1,4 @@
-"""Data folders as people have them: found, counted, checked, and every fault in a sentence."""
+"""Scan of data folders: classes, files, and an error for every fault."""
 
 import os
 import socket
@@ -103,7 +103,7 @@ def test_hidden_files_and_system_clutter_are_ignored_and_counted(tmp_path: Path)
     assert folder.ignored == 8
 
 
-def test_images_beside_the_class_folders_are_noted(tmp_path: Path) -> None:
+def test_images_outside_the_class_folders_are_reported(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", "b/1.jpg", "loose.jpg", "README.md")
 
     folder = scan(tmp_path)
@@ -153,7 +153,7 @@ def test_train_and_val_folders_under_usual_names_are_kept(
     ]
 
 
-def test_a_test_folder_is_set_aside_if_there_is_a_val_folder(tmp_path: Path) -> None:
+def test_a_test_folder_is_unused_if_there_is_a_val_folder(tmp_path: Path) -> None:
     touch(tmp_path, *(f"{p}/{name}/1.jpg" for p in ("train", "val", "test") for name in "ab"))
 
     folder = scan(tmp_path)
@@ -228,7 +228,7 @@ def test_a_relative_name_is_corrected_too(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(scan(Path("flowers")).files) == 2
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     touch(tmp_path, "data.zip")
 
     assert "data.zip is a file, not a folder" in problem(tmp_path / "data.zip")
@@ -239,7 +239,7 @@ def test_impossible_names_are_errors_of_the_data(name: str, tmp_path: Path) -> N
     assert problem(tmp_path / name)
 
 
-def test_a_folder_without_classes_tells_how_to_arrange_the_images(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_without_classes_explains_the_layout(tmp_path: Path) -> None:
     touch(tmp_path, "001.jpg", "002.jpg")
 
     text = problem(tmp_path)
@@ -398,7 +398,7 @@ def test_hostile_names_go_all_the_way_from_the_disk_to_the_table(tmp_path: Path)
     assert all(open_image(manifest.locate(row)).size == (2, 2) for row in manifest.rows)
 
 
-def test_names_that_some_file_systems_confuse_are_noted(tmp_path: Path) -> None:
+def test_names_that_some_file_systems_treat_as_equal_are_reported(tmp_path: Path) -> None:
     composed, apart = "caf\u00e9", unicodedata.normalize("NFD", "caf\u00e9")
     touch(tmp_path, "Cat/1.jpg", "cat/1.jpg", f"{composed}/1.jpg", f"{apart}/1.jpg")
     if len(list(tmp_path.iterdir())) < 4:

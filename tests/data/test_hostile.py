@@ -1,4 +1,4 @@
-"""40 names that have broken pages, terminals or spreadsheets, through everything that is shown."""
+"""40 names that have broken pages, terminals or spreadsheets, through every output."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Untrusted bytes: an upright RGB image or an `ImageError` with a reason, never anything else."""
+"""Decoding of untrusted bytes: an upright RGB image or an `ImageError` with a reason."""
 
 import io
 import os
@@ -191,7 +191,7 @@ def test_every_mode_becomes_rgb_by_the_documented_rule(
     assert pixel(read_image(data, "x")) == golden
 
 
-def test_a_16_bit_ramp_becomes_all_256_greys_in_equal_shares() -> None:
+def test_a_16_bit_ramp_becomes_all_256_greys_equally_often() -> None:
     data = encoded(Image.fromarray(np.arange(65536, dtype=np.uint16).reshape(256, 256)), "PNG")
 
     greys = np.asarray(read_image(data, "x"))
@@ -268,7 +268,7 @@ def test_exif_that_cannot_be_read_is_remarked() -> None:
     )
 
 
-def test_where_a_photo_was_taken_does_not_travel_with_its_pixels() -> None:
+def test_gps_coordinates_are_removed() -> None:
     exif = Image.Exif()
     exif.get_ifd(0x8825)[29] = "2020:02:02"
     data = encoded(gradient(), "JPEG", exif=exif, comment=b"at home")
@@ -292,7 +292,7 @@ def test_where_a_photo_was_taken_does_not_travel_with_its_pixels() -> None:
         ("MPO", "first of several"),
     ],
 )
-def test_of_several_frames_the_first_is_taken(kind: str, remark: str) -> None:
+def test_the_first_of_several_frames_is_decoded(kind: str, remark: str) -> None:
     first, second = Image.new("RGB", (16, 16), (255, 0, 0)), Image.new("RGB", (16, 16), (0, 0, 255))
     data = encoded(first, kind, save_all=True, append_images=[second])
 
@@ -325,7 +325,7 @@ def test_of_several_frames_the_first_is_taken(kind: str, remark: str) -> None:
     ],
     ids=["empty", "html", "html later", "svg", "json", "lfs", "text", "zeros", "noise"],
 )
-def test_what_is_no_image_is_told_apart(data: bytes, expected: str) -> None:
+def test_other_files_get_a_reason_by_their_kind(data: bytes, expected: str) -> None:
     assert reason(data) == expected
 
 
@@ -351,7 +351,7 @@ def test_other_formats_are_named_and_not_opened(start: bytes, name: str) -> None
     assert reason(start + bytes(100)) == f"format {name} {accepted}"
 
 
-def test_postscript_starts_no_program(tmp_path: Path) -> None:
+def test_postscript_does_not_start_a_program(tmp_path: Path) -> None:
     marker, fake = tmp_path / "ran", tmp_path / "bin" / "gs"
     fake.parent.mkdir()
     fake.write_text(f"#!/bin/sh\ntouch {marker}\n")
@@ -373,7 +373,7 @@ def test_postscript_starts_no_program(tmp_path: Path) -> None:
 
 
 @EVERY_KIND
-def test_a_file_cut_anywhere_is_an_error_and_never_half_a_picture(
+def test_a_truncated_file_is_an_error_and_never_half_an_image(
     kind: str, options: dict[str, Any]
 ) -> None:
     data = encoded(gradient(), kind, **options)
@@ -392,7 +392,7 @@ def test_a_file_cut_anywhere_is_an_error_and_never_half_a_picture(
         assert (np.asarray(image) == whole).all(), length  # only the end marker is missing
 
 
-def test_truncated_files_say_so() -> None:
+def test_truncated_files_are_reported_as_such() -> None:
     jpeg, webp = encoded(gradient(), "JPEG"), encoded(gradient(), "WEBP")
     bmp, png = encoded(gradient(), "BMP"), encoded(gradient(), "PNG")
 
@@ -444,7 +444,7 @@ def test_a_bomb_is_refused_by_its_header(data: bytes, expected: str) -> None:
     assert reason(data) == expected
 
 
-def test_a_gif_frame_larger_than_its_screen_is_no_way_around_the_limit() -> None:
+def test_a_gif_frame_larger_than_its_screen_does_not_bypass_the_limit() -> None:
     frame = b"," + struct.pack("<HHHHB", 0, 0, 65535, 65535, 0) + b"\2\1\0\0;"
 
     assert "image too large: 4,295 Mpx" in reason(
@@ -453,7 +453,7 @@ def test_a_gif_frame_larger_than_its_screen_is_no_way_around_the_limit() -> None
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_a_bomb_costs_no_memory(tmp_path: Path) -> None:
+def test_a_decompression_bomb_does_not_allocate_memory(tmp_path: Path) -> None:
     path = tmp_path / "x.png"
     path.write_bytes(png_header(30000, 30000) + chunk(b"IDAT", zlib.compress(bytes(3751 * 30000))))
     code = (
@@ -534,7 +534,7 @@ def test_missing_files_and_impossible_names_are_not_found(tmp_path: Path) -> Non
         open_image(tmp_path / "loop.jpg")
 
 
-def test_a_file_beyond_all_measure_is_not_read(tmp_path: Path) -> None:
+def test_an_oversized_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "x.jpg"
     with path.open("wb") as file:
         file.truncate(10**10)
@@ -544,7 +544,7 @@ def test_a_file_beyond_all_measure_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_file_without_permission_is_told_as_that(tmp_path: Path) -> None:
+def test_a_file_without_permission_is_reported_as_such(tmp_path: Path) -> None:
     path = tmp_path / "x.jpg"
     path.write_bytes(encoded(gradient(), "JPEG"))
     path.chmod(0)

@@ -1,4 +1,4 @@
-"""Small images in memory: moved as their files would be, whatever the batch and the process."""
+"""Small images in memory: shifts that do not depend on the batch or the process."""
 
 import numpy as np
 import pytest

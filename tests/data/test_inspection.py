@@ -1,4 +1,4 @@
-"""Every file of a folder is read, hashed and decoded once; unreadable ones are reported."""
+"""Inspection of a folder: every file is read, hashed and decoded once."""
 
 from collections.abc import Iterable
 from pathlib import Path

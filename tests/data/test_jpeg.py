@@ -1,4 +1,4 @@
-"""The fast way to the plain view gives what the documented way gives, or steps aside."""
+"""Fast decoding of JPEGs, compared with the documented decoding."""
 
 import io
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_the_fast_view_is_the_documented_one_within_two_grey_levels(
     assert abs(signed.mean()) < 0.05  # rounding, not a shift
 
 
-def test_progressive_jpegs_are_taken_too() -> None:
+def test_progressive_jpegs_are_supported() -> None:
     data = jpeg(320, 240, progressive=1)
 
     found = fast_view(data, EvalTransform(), max_pixels=10**8)

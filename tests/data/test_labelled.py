@@ -1,4 +1,4 @@
-"""Images with labels to judge a model by."""
+"""Labelled images for evaluation."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_one_class_is_enough_and_a_class_may_be_empty(tmp_path: Path, image_fold
 
 
 @pytest.mark.parametrize(("subset", "images"), [(None, 6), ("val", 6), ("train", 15)])
-def test_of_a_folder_with_parts_val_is_judged_unless_told(
+def test_the_val_part_of_a_folder_is_the_default(
     tmp_path: Path, subset: str | None, images: int
 ) -> None:
     draw_folder(tmp_path / "d" / "train", per_class=5)
@@ -44,7 +44,7 @@ def test_of_a_folder_with_parts_val_is_judged_unless_told(
     assert "are evaluated" in found.notes[0]
 
 
-def test_a_subset_of_what_has_no_parts_is_refused(image_folder: Path) -> None:
+def test_a_subset_of_data_without_parts_is_refused(image_folder: Path) -> None:
     with pytest.raises(UsageError, match="no train and val parts"):
         find_labelled(image_folder, subset="val")
 
@@ -88,13 +88,13 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
         find_labelled(tmp_path / "t.csv")
 
 
-def test_a_folder_without_images_tells_how_to_arrange_them(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_without_images_explains_the_layout(tmp_path: Path) -> None:
     (tmp_path / "loose.jpg").write_bytes(b"x")
 
     with pytest.raises(DataError, match=r"(?s)1 image outside.*fix: put each class in its own"):
         find_labelled(tmp_path)
 
 
-def test_a_place_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_path_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not found"):
         find_labelled(tmp_path / "nowhere")

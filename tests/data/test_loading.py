@@ -1,4 +1,4 @@
-"""Decoding in threads: in order, a few at a time, and nothing left behind."""
+"""Decoding in threads: in order, a few at a time, without leftovers."""
 
 import itertools
 import signal
@@ -51,7 +51,7 @@ def test_results_come_in_the_order_of_the_paths(numbered: list[str], workers: in
     ]
 
 
-def test_a_bad_file_gets_its_error_and_never_another_files_picture(numbered: list[str]) -> None:
+def test_a_bad_file_gets_its_error_and_never_another_files_image(numbered: list[str]) -> None:
     errors = {
         n: r for n, r in enumerate(decode_images(numbered, as_array)) if isinstance(r, ImageError)
     }
@@ -96,7 +96,7 @@ def test_an_error_in_a_view_ends_the_stream_and_its_threads(
     assert threads() == 0
 
 
-def test_ctrl_c_ends_a_long_decode_at_once(numbered: list[str]) -> None:
+def test_ctrl_c_ends_a_long_decode_immediately(numbered: list[str]) -> None:
     code = (
         "import itertools, sys, numpy\nfrom vitft.data.loading import decode_images\n"
         "paths = itertools.cycle(sys.argv[1:])\n"
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_a_long_decode_at_once(numbered: list[str]) -> None:
     assert told.rstrip().endswith("KeyboardInterrupt")
 
 
-def test_what_has_not_begun_is_cancelled_when_the_reader_leaves() -> None:
+def test_pending_work_is_cancelled_when_the_generator_is_closed() -> None:
     begun: list[int] = []
 
     def work(item: int) -> int:
@@ -156,7 +156,7 @@ def test_larger_images_than_allowed_are_errors(numbered: list[str]) -> None:
     assert "too large: 4x4" in results[0].reason
 
 
-def test_stacks_hold_full_batches_and_say_whose_rows_they_are(numbered: list[str]) -> None:
+def test_batches_are_full_and_have_the_indices_of_their_rows(numbered: list[str]) -> None:
     stacks = list(stack_batches(decode_images(numbered, as_array), 4))
 
     assert [stack.indices for stack in stacks] == [(0, 1, 3, 4), (5, 6, 7, 8), (9, 10)]

@@ -1,4 +1,4 @@
-"""Which images an epoch is made of."""
+"""Selection and order of the images of an epoch."""
 
 import json
 from collections import Counter
@@ -39,7 +39,7 @@ def classes_of(epoch: int, seed: int = 0) -> Counter[int]:
     return Counter(np.array(SKEWED)[sample_order(SKEWED, seed, epoch, balanced=True)].tolist())
 
 
-def test_an_epoch_is_every_image_once_unless_asked() -> None:
+def test_an_epoch_is_every_image_once_by_default() -> None:
     order = sample_order(SKEWED, 0, 0, balanced=False)
 
     assert sorted(order.tolist()) == list(range(30))
@@ -48,12 +48,12 @@ def test_an_epoch_is_every_image_once_unless_asked() -> None:
 
 
 @pytest.mark.parametrize("epoch", range(5))
-def test_in_a_balanced_epoch_each_class_comes_equally_often(epoch: int) -> None:
+def test_in_a_balanced_epoch_each_class_is_equally_frequent(epoch: int) -> None:
     assert classes_of(epoch) == {0: 10, 1: 10, 2: 10}
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 7])
-def test_over_a_training_no_image_of_a_class_is_preferred(epochs: int) -> None:
+def test_over_a_run_every_image_of_a_class_is_used_equally_often(epochs: int) -> None:
     used = Counter(
         i for e in range(epochs) for i in sample_order(SKEWED, 3, e, balanced=True).tolist()
     )
@@ -80,11 +80,11 @@ def test_the_order_belongs_to_seed_and_epoch() -> None:
     assert order(0, 1) != order(1, 1)
 
 
-def test_an_image_that_comes_again_is_counted() -> None:
+def test_repeated_images_are_counted() -> None:
     assert repeat_counts(np.array([3, 1, 3, 3, 1])) == [0, 0, 1, 2, 1]
 
 
-def test_what_an_epoch_is_is_said() -> None:
+def test_a_balanced_epoch_is_described() -> None:
     said = describe_epoch(SKEWED, ("daisy", "poppy", "rose"))
 
     assert "10 images of each of 3 classes, 30 in all" in said
@@ -92,7 +92,7 @@ def test_what_an_epoch_is_is_said() -> None:
     assert "every image is used once" in describe_epoch([0, 0, 1, 1], ("a", "b"))
 
 
-def test_an_image_that_comes_again_is_cropped_anew(
+def test_a_repeated_image_gets_another_crop(
     skewed: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys: list[str] = []

@@ -1,4 +1,4 @@
-"""What the user named becomes one source per row of output: in order, lazily, nothing lost."""
+"""Inputs of a prediction: one source per row of output, in order and lazily."""
 
 import io
 from itertools import islice
@@ -67,7 +67,7 @@ def test_files_keep_their_order_and_need_not_exist(here: Path) -> None:
         pytest.param("photos/a*", 4, id="a folder that matches brings its images"),
     ],
 )
-def test_a_pattern_that_no_shell_has_expanded(here: Path, pattern: str, count: int) -> None:
+def test_patterns_are_expanded(here: Path, pattern: str, count: int) -> None:
     assert len(names(pattern)) == count
 
 
@@ -87,7 +87,7 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(here: Path) -> None:
         pytest.param([STDIN], [], "standard input is empty", id="stdin"),
     ],
 )
-def test_what_is_certainly_wrong_is_said_at_once(
+def test_certain_errors_are_raised_immediately(
     here: Path, inputs: list[str], lists: list[str], message: str
 ) -> None:
     (here / "empty").mkdir()
@@ -97,7 +97,7 @@ def test_what_is_certainly_wrong_is_said_at_once(
         sources(inputs, lists=lists, stdin=io.BytesIO())
 
 
-def test_paths_of_a_list_are_looked_for_beside_it_else_in_the_current_folder(here: Path) -> None:
+def test_paths_of_a_list_are_relative_to_the_list_or_the_current_folder(here: Path) -> None:
     (here / "photos" / "list.txt").write_text("a.jpg\nz.webp\r\n\n# a remark\ngone.jpg\n")
     (here / "lists").mkdir()
     (here / "lists" / "list.txt").write_text("photos/a.jpg\nphotos/z.webp\n")
@@ -192,6 +192,6 @@ def test_a_name_with_a_line_break_survives_print0() -> None:
     assert names(STDIN, stdin=b"a\nb.jpg\0c.jpg\0") == ["a\nb.jpg", "c.jpg"]
 
 
-def test_standard_input_is_read_once() -> None:
+def test_standard_input_can_be_named_only_once() -> None:
     with pytest.raises(UsageError, match="named twice"):
         sources([STDIN, STDIN], stdin=io.BytesIO(PNG))

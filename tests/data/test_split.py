@@ -1,4 +1,4 @@
-"""Which images validate: the reference script's draw, our default, and the table that keeps it."""
+"""The split: the reference script's draw, the default, and the manifest."""
 
 import csv
 import hashlib
@@ -251,7 +251,9 @@ HEAD = "path,label,split,sha256\n"
         pytest.param(f"{HEAD}{'x' * 10**6},a,val,{SHA}\n", "field larger than", id="long field"),
     ],
 )
-def test_a_broken_table_is_told_by_line(text: str, expected: str, tmp_path: Path) -> None:
+def test_the_error_for_a_broken_table_names_the_line(
+    text: str, expected: str, tmp_path: Path
+) -> None:
     path = tmp_path / "split.csv"
     path.write_text(text)
 
@@ -266,7 +268,7 @@ def test_a_missing_table_is_an_error_of_the_data(tmp_path: Path) -> None:
         Manifest.read(tmp_path / "split.csv", tmp_path)
 
 
-def test_a_byte_order_mark_and_crlf_are_no_obstacle(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_crlf_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "split.csv"
     path.write_bytes(
         b"\xef\xbb\xbf" + f"{HEAD}a/1.jpg,a,val,{SHA}\n".replace("\n", "\r\n").encode()
@@ -317,7 +319,7 @@ def test_without_copies_the_split_is_the_plain_draw() -> None:
     assert {row.path for row in manifest.val} == wanted
 
 
-def test_near_copies_are_kept_together_where_their_groups_are_named() -> None:
+def test_near_duplicates_stay_together_if_their_groups_are_given() -> None:
     plain = checked({"a": 50, "b": 50})
     names = {file.path: file.sha256 for file in plain.good}
     groups = {names[path]: group[0] for group in COPIES for path in group}
@@ -348,14 +350,14 @@ def test_a_class_of_copies_and_one_more_still_has_both_sides() -> None:
         assert leaks(manifest).across == ()
 
 
-def test_a_class_of_one_picture_cannot_be_split() -> None:
+def test_a_class_of_one_image_cannot_be_split() -> None:
     folder = with_copies({"a": 3, "b": 10}, ("a/000.jpg", "a/001.jpg", "a/002.jpg"))
 
     with pytest.raises(DataError, match=r"a \(3\)"):
         split(folder, DataSpec())
 
 
-def test_the_reference_split_knows_no_copies() -> None:
+def test_the_reference_split_ignores_duplicates() -> None:
     folder = with_copies({"a": 50, "b": 50}, *COPIES)
     reference = replace(folder, folder=replace(folder.folder, reference=True))
 

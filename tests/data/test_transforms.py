@@ -1,4 +1,4 @@
-"""What the model sees: equal to torchvision and timm to the last bit, the same for the same key."""
+"""Transforms: equal to torchvision and timm to the last bit, reproducible by key."""
 
 import json
 import math
@@ -174,7 +174,7 @@ def test_the_view_of_a_key_is_the_same_in_another_process() -> None:
     assert len(told) == 1
 
 
-def test_a_key_may_hold_a_file_name_that_is_no_text() -> None:
+def test_a_key_may_contain_surrogates() -> None:
     assert CropTransform(image_size=(8, 8)).pixels(photo(9, 9), key="0/\udcff\ud800.jpg").any()
 
 

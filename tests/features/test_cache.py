@@ -1,4 +1,4 @@
-"""Rows on disk: found again, never wrong, never in the way."""
+"""The cache of rows on disk, also damaged and shared by processes."""
 
 import multiprocessing
 import os
@@ -161,7 +161,7 @@ def test_the_cache_is_listed_and_shrinks_to_its_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"vitftrow", b"vitftrow" + b"\xff" * 8, b"x" * 500])
-def test_a_file_that_is_no_shard_is_ignored(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_shard_is_ignored(tmp_path: Path, content: bytes) -> None:
     folder = filled(tmp_path).folder
     (folder / "0.rows").write_bytes(content)
 

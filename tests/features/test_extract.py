@@ -1,4 +1,4 @@
-"""One pass over the images, and the second one that computes nothing."""
+"""The feature pass, and a second one that computes nothing."""
 
 import os
 import shutil
@@ -188,7 +188,7 @@ print("done", flush=True)
 """
 
 
-def test_a_pass_killed_anywhere_goes_on_with_identical_rows(
+def test_a_killed_pass_is_resumed_with_identical_rows(
     tiny_weights: Path, image_folder: Path, tmp_path: Path
 ) -> None:
     from vitft.models.checkpoint import build_model, load_checkpoint

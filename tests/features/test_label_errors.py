@@ -1,4 +1,4 @@
-"""Labels that head and neighbours speak against."""
+"""Detection of probable label errors."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def clouds(per_class: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
     return centres[y] + torch.randn(len(y), 8, generator=generator), y
 
 
-def test_swapped_labels_are_found_and_right_ones_left_alone() -> None:
+def test_swapped_labels_are_found_and_correct_ones_are_not() -> None:
     x, truth = clouds()
     y, swapped = truth.clone(), [3, 40, 77, 111, 150]
     y[swapped] = (y[swapped] + 1) % 3
@@ -30,7 +30,7 @@ def test_swapped_labels_are_found_and_right_ones_left_alone() -> None:
     assert ratios == sorted(ratios, reverse=True)
 
 
-def test_a_label_is_judged_without_the_picture_and_its_copies() -> None:
+def test_a_label_is_scored_without_the_image_and_its_copies() -> None:
     generator = torch.Generator().manual_seed(1)
     noise, y = torch.randn(90, 40, generator=generator), torch.arange(3).repeat(30)
     x, y, copies = noise.repeat(2, 1), y.repeat(2), torch.arange(90).repeat(2)
@@ -51,7 +51,7 @@ def test_copies_do_not_vote_for_each_other() -> None:
     assert votes.tolist() == [[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]
 
 
-def test_a_picture_that_does_not_count_teaches_nothing_and_is_judged() -> None:
+def test_an_image_with_weight_zero_is_not_fitted_but_scored() -> None:
     x, y = clouds(20)
     y[0] = 1
     counted = torch.ones(len(y))
@@ -65,7 +65,7 @@ def test_a_picture_that_does_not_count_teaches_nothing_and_is_judged() -> None:
     assert logits[0].argmax() == 0
 
 
-def test_posteriors_are_shares() -> None:
+def test_label_probabilities_sum_to_one() -> None:
     x, y = clouds(10)
 
     shares = label_probabilities(torch.randn(30, 3), x, y, range(30))

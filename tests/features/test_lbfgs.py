@@ -1,4 +1,4 @@
-"""The lowest points of several functions, against those known by formula."""
+"""Minima of several functions, compared with closed forms."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_a_step_that_overshoots_is_halved() -> None:
     assert min(values) == pytest.approx(0, abs=1e-8)
 
 
-def test_a_function_that_is_no_number_ends_the_search_where_it_began() -> None:
+def test_a_function_that_is_nan_stops_at_its_start() -> None:
     def broken(point: Tensor) -> tuple[Tensor, Tensor]:
         nothing = torch.where(point.sum(dim=1) == 2, 1.0, torch.nan).double()
         return nothing, torch.ones_like(point)

@@ -1,4 +1,4 @@
-"""What is far from every class is called unlike; what was held out is not."""
+"""Out-of-distribution detection."""
 
 from pathlib import Path
 
@@ -29,7 +29,9 @@ def reference() -> Reference:
     return found
 
 
-def test_foreign_features_are_told_from_new_ones_of_the_same_kind(reference: Reference) -> None:
+def test_foreign_features_are_separated_from_new_ones_of_the_same_classes(
+    reference: Reference,
+) -> None:
     same = reference.are_unlike(drawn(1000, seed=3)[0])
     foreign = reference.are_unlike(drawn(1000, shift=30.0, seed=4)[0])
 
@@ -58,14 +60,16 @@ def test_fewer_images_than_numbers_still_give_finite_distances() -> None:
     assert np.isfinite(found.distances(wide)).all()
 
 
-def test_too_little_to_say_anything_says_nothing() -> None:
+def test_too_few_images_give_no_reference() -> None:
     features, labels = drawn(30)
 
     assert fit_reference(features, labels, features[:5]) is None
     assert fit_reference(features[:4], labels[:4], features) is None
 
 
-def test_it_is_kept_beside_the_run_and_read_back(reference: Reference, tmp_path: Path) -> None:
+def test_the_reference_is_saved_with_the_run_and_read_back(
+    reference: Reference, tmp_path: Path
+) -> None:
     np.savez_compressed(tmp_path / REFERENCE_FILE, **reference.arrays())
 
     found = read_reference(tmp_path, 12)

@@ -1,4 +1,4 @@
-"""What is said before the images are looked at."""
+"""Disk space of cached tokens is checked before they are computed."""
 
 import shutil
 from pathlib import Path
@@ -31,7 +31,7 @@ def extractor_of(model: VisionTransformer, folder: Path, freeze: str) -> Extract
     return Extractor(prefix, folder=folder, precision="bf16", max_pixels=10**6)
 
 
-def test_the_size_of_the_tokens_is_said_before_they_are_made(
+def test_the_size_of_the_tokens_is_logged_first(
     tiny_vit: VisionTransformer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     extractor = extractor_of(tiny_vit, tmp_path, "blocks:1")
@@ -43,7 +43,7 @@ def test_the_size_of_the_tokens_is_said_before_they_are_made(
     assert f"1,000 images x {tokens} tokens x {width} values x 2 bytes = " in said
 
 
-def test_tokens_that_do_not_fit_on_the_disk_are_refused_before_the_first_is_made(
+def test_tokens_that_do_not_fit_on_the_disk_are_refused_first(
     tiny_vit: VisionTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extractor = extractor_of(tiny_vit, tmp_path, "blocks:1")
@@ -58,7 +58,7 @@ def test_tokens_that_do_not_fit_on_the_disk_are_refused_before_the_first_is_made
         check_disk_space(extractor, VIEW, images=1000)
 
 
-def test_tokens_that_are_there_already_need_no_room(
+def test_cached_tokens_need_no_space(
     tiny_vit: VisionTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extractor = extractor_of(tiny_vit, tmp_path, "blocks:1")
@@ -71,7 +71,7 @@ def test_tokens_that_are_there_already_need_no_room(
         check_disk_space(extractor, VIEW, images=4)
 
 
-def test_one_feature_per_image_is_not_worth_a_word(
+def test_one_feature_per_image_is_not_logged(
     tiny_vit: VisionTransformer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -12,14 +12,14 @@ from vitft.system import console
         pytest.param("a\x1b]0;x\x07b", r"a\x1b]0;x\x07b", id="terminal commands"),
         pytest.param("two\nlines", r"two\nlines", id="line break"),
         pytest.param("gpj.\u202eexe", r"gpj.\u202eexe", id="right-to-left override"),
-        pytest.param("raw\udcff", r"raw\udcff", id="bytes that are no text"),
+        pytest.param("raw\udcff", r"raw\udcff", id="undecodable bytes"),
     ],
 )
-def test_names_cannot_command_the_terminal(text: str, shown: str) -> None:
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert console.visible(text) == shown
 
 
-def test_progress_elsewhere_than_a_terminal_is_plain_lines(
+def test_progress_without_a_terminal_is_plain_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.0)

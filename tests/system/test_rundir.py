@@ -1,4 +1,4 @@
-"""The run directory and the latest of them."""
+"""The run directory and runs/latest."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def test_a_folder_with_files_is_not_written_into(tmp_path: Path) -> None:
         plan_run(str(tmp_path), "data")
 
 
-def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(RunError, match="is not a writable folder"):
@@ -46,7 +46,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_folder_that_may_not_be_written_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_not_writable(tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
     code = (
@@ -73,7 +73,7 @@ def test_latest_points_to_the_newest_finished_run(
     assert find_model(None).resolve() == tmp_path / "runs" / "two" / "model.safetensors"
 
 
-def test_a_folder_of_the_users_named_latest_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_named_latest_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "latest").mkdir()
     point_latest(RunDir(tmp_path / "run"))
 
@@ -88,7 +88,7 @@ def test_a_folder_of_the_users_named_latest_is_left_alone(tmp_path: Path) -> Non
         pytest.param("nowhere", "no model in nowhere", id="no such run"),
     ],
 )
-def test_a_missing_run_says_what_to_do(
+def test_a_missing_run_is_an_error_with_a_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str | None, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

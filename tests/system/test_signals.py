@@ -20,7 +20,7 @@ def send(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), CODES.items())
-def test_outside_of_a_step_a_signal_stops_at_once(name: str, code: int) -> None:
+def test_outside_of_a_step_a_signal_raises_immediately(name: str, code: int) -> None:
     with Stopper(), pytest.raises(Stopped) as caught:
         send(name)
 
@@ -28,7 +28,7 @@ def test_outside_of_a_step_a_signal_stops_at_once(name: str, code: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), CODES.items())
-def test_within_a_step_it_waits_for_its_end(name: str, code: int) -> None:
+def test_within_a_step_a_signal_is_deferred_to_its_end(name: str, code: int) -> None:
     done = []
     with Stopper() as stopper, pytest.raises(Stopped) as caught:  # noqa: PT012
         with stopper.deferred():
@@ -61,14 +61,14 @@ def test_an_error_of_the_step_is_not_hidden_by_a_signal() -> None:
         step(stopper)
 
 
-def test_the_time_is_up_after_a_step_with_exit_code_0() -> None:
+def test_the_time_limit_stops_after_a_step_with_exit_code_0() -> None:
     with Stopper(1e-9) as stopper, pytest.raises(Stopped) as caught, stopper.deferred():
         pass
 
     assert caught.value.exit_code == 0
 
 
-def test_handlers_are_put_back() -> None:
+def test_handlers_are_restored() -> None:
     before = [signal.getsignal(getattr(signal, name)) for name in CODES]
 
     with Stopper():
@@ -77,7 +77,7 @@ def test_handlers_are_put_back() -> None:
     assert [signal.getsignal(getattr(signal, name)) for name in CODES] == before
 
 
-def test_what_the_caller_ignores_stays_ignored() -> None:  # as nohup does with SIGHUP
+def test_ignored_signals_stay_ignored() -> None:  # as nohup does with SIGHUP
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Stopper():
@@ -86,7 +86,7 @@ def test_what_the_caller_ignores_stays_ignored() -> None:  # as nohup does with 
         signal.signal(signal.SIGHUP, before)
 
 
-def test_in_another_thread_nothing_is_touched() -> None:
+def test_in_another_thread_handlers_are_unchanged() -> None:
     results = []
 
     def work() -> None:
@@ -101,7 +101,7 @@ def test_in_another_thread_nothing_is_touched() -> None:
     assert results == [before]
 
 
-def test_what_a_library_makes_of_a_signal_is_still_a_signal() -> None:
+def test_a_signal_that_a_library_converts_to_its_own_error_still_stops() -> None:
     def load() -> None:
         try:
             send("SIGTERM")
@@ -114,7 +114,7 @@ def test_what_a_library_makes_of_a_signal_is_still_a_signal() -> None:
     assert caught.value.exit_code == 143
 
 
-def test_something_short_is_done_before_a_signal_counts() -> None:
+def test_held_blocks_finish_before_a_signal_is_raised() -> None:
     done = []
     with Stopper() as stopper, pytest.raises(Stopped) as caught:  # noqa: PT012
         with stopper.held():
@@ -126,7 +126,7 @@ def test_something_short_is_done_before_a_signal_counts() -> None:
     assert caught.value.exit_code == 143
 
 
-def test_several_processes_stop_at_an_end_that_they_agree_on() -> None:
+def test_several_processes_stop_after_the_same_step() -> None:
     asked: list[int] = []
 
     def agree(wish: int) -> int:
@@ -142,7 +142,7 @@ def test_several_processes_stop_at_an_end_that_they_agree_on() -> None:
     assert asked == [144]
 
 
-def test_a_call_that_never_looks_at_signals_is_left_to_the_system() -> None:
+def test_default_handlers_are_restored_around_blocking_calls() -> None:
     with Stopper():
         own = signal.getsignal(signal.SIGTERM)
         with default_handlers():
@@ -178,7 +178,7 @@ def test_a_signal_while_the_command_is_imported_ends_it_without_a_traceback(
     assert (done.returncode, done.stderr) == (code, "vitft: interrupted\n")
 
 
-def test_every_verb_ends_a_signal_with_its_code(
+def test_a_signal_ends_every_command_with_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("vitft.cli.cache.list_cache", lambda _: send("SIGTERM"))

@@ -20,7 +20,7 @@ from vitft.data import array_files
 from vitft.data.array_files import TORCHVISION, ArrayPart
 from vitft.system.errors import DataError
 
-ImageArray = np.ndarray[Any, np.dtype[np.uint8]]
+PixelArray = np.ndarray[Any, np.dtype[np.uint8]]
 Split = Literal["train", "val", ""]
 
 MEMBER = re.compile(
@@ -62,7 +62,7 @@ class ArraySet:
         ]
         return sorted(rows, key=lambda row: (row[1], row[0]))
 
-    def image(self, part: str, number: int) -> ImageArray | None:
+    def image(self, part: str, number: int) -> PixelArray | None:
         """Return one image (H, W, C), or None if there is no such image."""
         for found in self.parts:
             if found.name == part and number < len(found.images):
@@ -110,7 +110,7 @@ def array_member(path: str) -> bytes | None:
     return None if image is None else encode_bmp(image)
 
 
-def encode_bmp(image: ImageArray) -> bytes:
+def encode_bmp(image: PixelArray) -> bytes:
     """Encode an image (H, W, 1 or 3) as a 24-bit BMP file, rows from the bottom up."""
     height, width = image.shape[:2]
     rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # padded to four bytes

@@ -16,7 +16,7 @@ from PIL import Image
 from vitft.data.images import MAX_PIXELS, open_image
 from vitft.system.errors import ImageError
 
-Item = TypeVar("Item")
+Argument = TypeVar("Argument")
 Mapped = TypeVar("Mapped")
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -56,8 +56,8 @@ def decode_images(
 
 
 def in_order(
-    function: Callable[[Item], Mapped],
-    items: Iterable[Item],
+    function: Callable[[Argument], Mapped],
+    items: Iterable[Argument],
     *,
     workers: int,
     ahead: int | None = None,

@@ -184,7 +184,7 @@ def validation_recalls(run: Run) -> list[ClassRecall]:
 
 
 def error_exponent(run: Run) -> float | None:
-    """Return b of error = a * images^-b, the power law that `probe.gain_from_twice` fits."""
+    """Return b of error = a * images^-b, the power law that `gain_from_twice` fits."""
     more = run.results.get("cross_validation") if run.results else None
     if not more:
         return None

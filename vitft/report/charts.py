@@ -5,7 +5,6 @@ Labels are fixed texts and numbers: nothing from the user's files gets into a ch
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import CalibrationBin, Interval
@@ -16,31 +15,29 @@ MAX_MARKERS = 24
 NO_MARKERS = (False, False)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A named line of a chart over epochs."""
-
-    name: str
-    colour: str
-    """A colour name of `palette`."""
-    xs: Sequence[float]
-    ys: Sequence[float]
-
-
-def epoch_chart(label: str, lines: Sequence[Line], *, y: str, is_percent: bool = False) -> str:
-    """Return a chart of values over epochs; every line after the first is dashed."""
+def epoch_chart(
+    label: str,
+    epochs: Sequence[float],
+    training: Sequence[float],
+    validation: Sequence[float],
+    *,
+    y: str,
+    is_percent: bool = False,
+) -> str:
+    """Return a chart of values over epochs, in training and, dashed, in validation."""
+    markers = None if len(epochs) <= MAX_MARKERS else [False] * len(epochs)
     series = [
+        Series(name="training", colour="second", xs=epochs, ys=training, markers=markers),
         Series(
-            name=line.name,
-            colour=line.colour,
-            xs=line.xs,
-            ys=line.ys,
-            dashes="" if number == 0 else "10 4",
-            markers=None if len(line.xs) <= MAX_MARKERS else [False] * len(line.xs),
-        )
-        for number, line in enumerate(lines)
+            name="validation",
+            colour="accent",
+            xs=epochs,
+            ys=validation,
+            dashes="10 4",
+            markers=markers,
+        ),
     ]
-    low, high = axis_limits([value for one in series for value in one.xs])
+    low, high = axis_limits(epochs)
     ticks = [(value, f"{value:g}") for value in round_ticks(low, high, integer=True)]
     x_axis = Axis(low=low, high=high, ticks=ticks, title="epoch")
     return with_y_axis(label, x_axis, series, title=y, is_percent=is_percent)

@@ -61,11 +61,7 @@ def different_settings(comparison: RunComparison) -> list[tuple[str, list[str]]]
 
 
 def class_recalls(comparison: RunComparison) -> list[tuple[str, int, list[Proportion], float]]:
-    """Return name, shared images, recalls of the runs and their difference for each class.
-
-    Returns:
-        One row per class, the largest difference first.
-    """
+    """Return name, shared images, recalls and their difference by class, largest first."""
     rows = []
     for name in comparison.classes:
         counts = [comparison.recall_counts(name, i) for i in range(len(comparison.runs))]

@@ -58,21 +58,6 @@ def shades(theme: Mapping[str, str], colour: str, strongest: float) -> list[str]
     return [blend(theme[colour], theme["ground"], step) for step in steps]
 
 
-def contrast(first: str, second: str) -> float:
-    """Return the contrast ratio of two colours, from 1 to 21.
-
-    Source: WCAG 2.2, "relative luminance" and "contrast ratio".
-    """
-    low, high = sorted((luminance(first), luminance(second)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def luminance(colour: str) -> float:
-    """Return the relative luminance of a colour, from 0 to 1."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels(colour)]
-    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
 def css_variables(name: str, theme: Mapping[str, str]) -> str:
     """Return a theme as CSS custom properties."""
     lines = [f"--{key}: {value};" for key, value in theme.items()]

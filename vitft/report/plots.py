@@ -234,7 +234,7 @@ def lowest_in_block(block: Sequence[int], heights: Sequence[float], spacing: flo
 
 
 def shorten_label(name: str) -> str:
-    """Cut a long name at its beginning, because the end of a path is its most telling part."""
+    """Cut a long name at its beginning, because paths differ at their end."""
     text = visible(name)
     return text if len(text) <= MAX_LABEL else f"...{text[3 - MAX_LABEL :]}"
 

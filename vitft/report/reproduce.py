@@ -10,29 +10,6 @@ from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReproduceSection:
-    """The section "How to repeat it"."""
-
-    command: str
-    config: list[str]
-    """Lines of config.toml."""
-    environment: list[tuple[str, str]]
-    digests: list[tuple[str, str]]
-    seconds: float | None
-
-
-def reproduce_section(run: Run) -> ReproduceSection:
-    """Return the section of a run."""
-    return ReproduceSection(
-        command=command_of(run.config) if run.config else "",
-        config=run.config_text.splitlines(),
-        environment=environment_rows(run),
-        digests=digests(run),
-        seconds=run.results.get("seconds") if run.results else None,
-    )
-
-
 def command_of(config: Mapping[str, Any]) -> str:
     """Return the shortest command with these settings; empty if this version cannot read them."""
     try:

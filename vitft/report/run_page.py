@@ -13,7 +13,7 @@ from vitft.predict.validation import least_confident, mistakes
 from vitft.report import charts
 from vitft.report.advice import advise
 from vitft.report.confusion import confusion_of
-from vitft.report.reproduce import reproduce_section
+from vitft.report.reproduce import command_of, digests, environment_rows
 from vitft.report.run_files import Run
 from vitft.report.summary import key_figures, summary_sentences
 from vitft.report.thumbnails import Thumbnails
@@ -84,7 +84,11 @@ def run_page(run: Run) -> dict[str, object]:
             "training": epochs_section(run) or penalty_section(run),
         },
         "balance": balance_section(run),
-        "reproduce": reproduce_section(run),
+        "command": command_of(run.config) if run.config else "",
+        "seconds": run.results.get("seconds") if run.results else None,
+        "environment": environment_rows(run),
+        "digests": digests(run),
+        "config": run.config_text.splitlines(),
     }
 
 
@@ -124,11 +128,8 @@ def epochs_section(run: Run) -> ChartSection | None:
     if any(later <= earlier for earlier, later in pairwise(xs)):
         xs = list(range(1, len(log) + 1))  # each stage of a training counts from 1
 
-    def lines(metric: str) -> list[charts.Line]:
-        return [
-            charts.Line("training", "second", xs, [line[f"train_{metric}"] for line in log]),
-            charts.Line("validation", "accent", xs, [line[f"val_{metric}"] for line in log]),
-        ]
+    def values(metric: str) -> tuple[list[float], list[float]]:
+        return [line[f"train_{metric}"] for line in log], [line[f"val_{metric}"] for line in log]
 
     best = run.results.get("best_epoch") if run.results else None
     text = f"The run trained for {count(len(log), 'epoch')}."
@@ -138,8 +139,10 @@ def epochs_section(run: Run) -> ChartSection | None:
         title="Training curves",
         text=text,
         charts=[
-            charts.epoch_chart("Loss by epoch", lines("loss"), y="loss (nats)"),
-            charts.epoch_chart("Accuracy by epoch", lines("top1"), y="accuracy", is_percent=True),
+            charts.epoch_chart("Loss by epoch", xs, *values("loss"), y="loss (nats)"),
+            charts.epoch_chart(
+                "Accuracy by epoch", xs, *values("top1"), y="accuracy", is_percent=True
+            ),
         ],
         columns=[
             "epoch",

@@ -84,7 +84,7 @@ def describe_training(freeze: str) -> str:
 
 
 def weights_name(name: str) -> str:
-    """Return a catalogue name unchanged, and the telling part of a path."""
+    """Return a catalogue name unchanged; for a path, the name of the run or of the file."""
     path = Path(name)
     if path.suffix in (".safetensors", ".bin", ".pth", ".npz"):
         return path.parent.name if path.stem in ("model", "pytorch_model") else path.stem

@@ -1,4 +1,4 @@
-"""Archives come over loopback, whole or in pieces, and become a folder or nothing."""
+"""Fetching of archives over loopback, complete or in parts."""
 
 import contextlib
 import hashlib
@@ -127,9 +127,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_an_archive_becomes_its_folder_and_leaves_only_its_digest(
-    site: Site, tmp_path: Path
-) -> None:
+def test_an_archive_becomes_a_folder_and_its_digest_is_recorded(site: Site, tmp_path: Path) -> None:
     fetched = fetch_folder(known(site), tmp_path / "mine", patience=QUICK)
 
     assert fetched.root == tmp_path / "mine"
@@ -140,9 +138,7 @@ def test_an_archive_becomes_its_folder_and_leaves_only_its_digest(
     assert (tmp_path / "mine.sha256").read_text() == f"{digest}  {site.url}\n"
 
 
-def test_what_is_known_beforehand_is_compared_and_not_written_down(
-    site: Site, tmp_path: Path
-) -> None:
+def test_a_known_digest_is_compared_and_not_recorded(site: Site, tmp_path: Path) -> None:
     data = site.files["/set.tar.gz"]
     right = known(site, size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
@@ -159,7 +155,7 @@ def test_what_is_known_beforehand_is_compared_and_not_written_down(
         pytest.param({"size": 5}, "instead of 5", id="size"),
     ],
 )
-def test_another_file_than_the_known_one_is_not_kept(
+def test_a_file_other_than_the_known_one_is_not_kept(
     site: Site, tmp_path: Path, fields: dict[str, object], said: str
 ) -> None:
     with pytest.raises(DataError, match=said):
@@ -182,9 +178,7 @@ def test_a_second_fetch_of_a_changed_archive_is_refused_by_the_digest_of_the_fir
 
 
 @pytest.mark.parametrize("fault", ["drop", "reset", "stall"])
-def test_a_broken_connection_is_gone_on_with_where_it_broke(
-    site: Site, tmp_path: Path, fault: str
-) -> None:
+def test_a_broken_download_is_resumed(site: Site, tmp_path: Path, fault: str) -> None:
     site.faults = [fault]
 
     fetch_folder(known(site), tmp_path / "set", patience=QUICK)
@@ -195,7 +189,7 @@ def test_a_broken_connection_is_gone_on_with_where_it_broke(
     assert (tmp_path / "set" / "README").read_bytes() == NOISE
 
 
-def test_a_later_process_goes_on_from_what_an_earlier_one_left(site: Site, tmp_path: Path) -> None:
+def test_a_later_process_resumes_the_download_of_an_earlier_one(site: Site, tmp_path: Path) -> None:
     part, once = tmp_path / "x.part", DownloadLimits(wait_s=0.01, attempts=1, pace=1)
     site.faults = ["drop"]
     with pytest.raises(DataError, match=r"MB are kept\n.*run it again later to resume"):
@@ -209,7 +203,9 @@ def test_a_later_process_goes_on_from_what_an_earlier_one_left(site: Site, tmp_p
 
 
 @pytest.mark.parametrize("change", ["other etag", "no ranges", "no etag", "shorter"])
-def test_a_part_of_another_version_is_begun_again(site: Site, tmp_path: Path, change: str) -> None:
+def test_a_part_of_another_version_is_downloaded_again(
+    site: Site, tmp_path: Path, change: str
+) -> None:
     part = tmp_path / "x.part"
     site.etag = "" if change == "no etag" else site.etag
     site.faults = ["drop"]
@@ -226,7 +222,7 @@ def test_a_part_of_another_version_is_begun_again(site: Site, tmp_path: Path, ch
     assert part.read_bytes() == site.files["/set.tar.gz"]
 
 
-def test_a_whole_part_is_not_asked_for_again(site: Site, tmp_path: Path) -> None:
+def test_a_complete_part_is_not_requested_again(site: Site, tmp_path: Path) -> None:
     fetch_to_part(site.url, tmp_path / "x.part", limits=QUICK)
 
     fetch_to_part(site.url, tmp_path / "x.part", limits=QUICK)
@@ -234,7 +230,7 @@ def test_a_whole_part_is_not_asked_for_again(site: Site, tmp_path: Path) -> None
     assert len(site.asked) == 1
 
 
-def test_a_busy_server_is_asked_again(site: Site, tmp_path: Path) -> None:
+def test_a_busy_server_is_retried(site: Site, tmp_path: Path) -> None:
     site.faults = ["503", "429"]
 
     fetch_folder(known(site), tmp_path / "set", patience=QUICK)
@@ -242,7 +238,7 @@ def test_a_busy_server_is_asked_again(site: Site, tmp_path: Path) -> None:
     assert len(site.asked) == 3
 
 
-def test_a_body_of_unknown_length_is_taken_to_its_end(site: Site, tmp_path: Path) -> None:
+def test_a_body_of_unknown_length_is_read_to_its_end(site: Site, tmp_path: Path) -> None:
     site.faults = ["no length"]
 
     assert fetch_folder(known(site), tmp_path / "set", patience=QUICK).folder.files
@@ -256,7 +252,7 @@ def test_a_body_of_unknown_length_is_taken_to_its_end(site: Site, tmp_path: Path
         pytest.param(["drip"] * 3, "within 0.4 s", id="a byte at a time"),
     ],
 )
-def test_what_does_not_come_is_told_in_a_sentence(
+def test_failed_downloads_are_reported(
     site: Site, tmp_path: Path, faults: list[str], said: str
 ) -> None:
     site.faults = list(faults)
@@ -268,7 +264,9 @@ def test_what_does_not_come_is_told_in_a_sentence(
     assert len(site.asked) == len(faults)
 
 
-def test_more_than_the_limit_is_refused_by_what_is_announced(site: Site, tmp_path: Path) -> None:
+def test_a_file_above_the_limit_is_refused_by_its_announced_size(
+    site: Site, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match="larger than"):
         fetch_to_part(site.url, tmp_path / "x.part", limits=DownloadLimits(max_bytes=1000))
 
@@ -283,7 +281,7 @@ def test_more_than_the_limit_is_refused_by_what_is_announced(site: Site, tmp_pat
         pytest.param(b"<html>log in</html>", "but a web page", id="login page"),
     ],
 )
-def test_what_is_refused_leaves_nothing(
+def test_a_refused_archive_leaves_nothing(
     site: Site, tmp_path: Path, content: bytes, said: str
 ) -> None:
     site.files["/set.tar.gz"] = content
@@ -295,7 +293,7 @@ def test_what_is_refused_leaves_nothing(
     assert names(tmp_path / "home") == []
 
 
-def test_an_image_folder_beside_other_files_is_found(site: Site, tmp_path: Path) -> None:
+def test_an_image_folder_among_other_files_is_found(site: Site, tmp_path: Path) -> None:
     picture = encoded(scene(0, (32, 32)))
     site.files["/set.tar.gz"] = zip_bytes(
         ("README", b"x"), ("data/a/1.jpg", picture), ("data/b/1.jpg", picture)
@@ -308,7 +306,7 @@ def test_an_image_folder_beside_other_files_is_found(site: Site, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "dangling link"])
-def test_what_exists_is_never_touched(site: Site, tmp_path: Path, kind: str) -> None:
+def test_an_existing_target_is_never_touched(site: Site, tmp_path: Path, kind: str) -> None:
     target = tmp_path / "set"
     if kind == "folder":
         target.mkdir()
@@ -345,7 +343,7 @@ def little_room() -> Iterator[None]:
 
 @pytest.mark.usefixtures("little_room")
 @pytest.mark.parametrize("extra", [NOISE, b"\0" * 200_000], ids=["download", "unpacking"])
-def test_a_full_disk_is_a_sentence_and_keeps_what_came(
+def test_a_full_disk_is_an_error_and_keeps_the_part(
     site: Site, tmp_path: Path, extra: bytes
 ) -> None:
     site.files["/set.tar.gz"] = image_tar(extra=extra)
@@ -364,7 +362,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_came(
         ("http://example.org/..%2fx.tgz", "x"),
     ],
 )
-def test_a_folder_is_called_like_its_address(url: str, name: str) -> None:
+def test_the_folder_name_comes_from_the_address(url: str, name: str) -> None:
     assert folder_name(url) == name
 
 
@@ -374,7 +372,7 @@ def command(*words: str) -> int:
     return code
 
 
-def test_the_command_takes_a_known_name_from_another_address(
+def test_the_command_fetches_a_known_archive_from_another_address(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -398,12 +396,12 @@ def test_the_command_takes_a_known_name_from_another_address(
         pytest.param(["flower_photos", "--to", ".."], "invalid --to", id="up"),
     ],
 )
-def test_wrong_words_are_refused_before_anything_is_asked(words: list[str], said: str) -> None:
+def test_invalid_arguments_are_refused_before_any_request(words: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         command(*words)
 
 
-def test_a_known_folder_that_is_not_there_names_the_command_that_brings_it(
+def test_the_error_for_a_missing_known_folder_names_the_fetch_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -413,7 +411,7 @@ def test_a_known_folder_that_is_not_there_names_the_command_that_brings_it(
             scan(Path(name))
 
 
-def test_what_is_known_is_written_down_in_full() -> None:
+def test_the_registry_is_complete() -> None:
     for name, archive in KNOWN_ARCHIVES.items():
         assert archive.name == name
         assert archive.url.startswith("https://")

@@ -1,4 +1,4 @@
-"""An address becomes bytes or a short reason, within limits; everything happens on loopback."""
+"""Fetching of single images over loopback, within limits."""
 
 import contextlib
 import threading
@@ -133,13 +133,13 @@ def test_blanks_and_accents_of_an_address_are_escaped(site: str) -> None:
         ),
     ],
 )
-def test_limits_are_kept_and_said(
+def test_limits_are_enforced_with_a_reason(
     site: str, path: str, limits: dict[str, float], said: str
 ) -> None:
     assert reason(f"{site}/{path}", **limits) == said
 
 
-def test_nobody_there_is_a_reason_too() -> None:
+def test_a_refused_connection_has_a_reason() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         port = server.server_port  # free again after this line
 
@@ -147,7 +147,7 @@ def test_nobody_there_is_a_reason_too() -> None:
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://example.org/x.jpg", "http:x", "c:/x"])
-def test_other_schemes_are_no_addresses(url: str) -> None:
+def test_other_schemes_are_not_web_addresses(url: str) -> None:
     assert not is_url(url)
 
 
