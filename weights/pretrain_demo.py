@@ -201,7 +201,7 @@ def started_model(config: ViTConfig) -> VisionTransformer:
 
 @torch.no_grad()
 def mimic(attention: Attention, config: ViTConfig) -> None:
-    """Set the query-key product close to the identity and the value-output product to its negative."""
+    """Initialise the query-key product near the identity, value-output near its negative."""
     width, side = config.width, config.width // config.heads
     for head in range(config.heads):
         u, s, v = torch.linalg.svd(near_identity(width, 0.7, 0.7))

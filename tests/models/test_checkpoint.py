@@ -1,4 +1,4 @@
-"""The one file a model lives in."""
+"""Checkpoints: round trips, digests and damaged files."""
 
 import os
 import random

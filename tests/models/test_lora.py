@@ -1,4 +1,4 @@
-"""Low-rank adaptation."""
+"""LoRA: adding, merging and writing adapters."""
 
 import json
 from dataclasses import replace

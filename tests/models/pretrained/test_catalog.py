@@ -1,4 +1,4 @@
-"""Every row of the catalogue is what its publisher says, and names lead to it."""
+"""The catalogue: entries agree with their publishers, and names resolve to them."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""Weights of every flavour compute here what they compute at home."""
+"""Weights of every flavour give the same outputs as in the library that they come from."""
 
 import json
 from dataclasses import replace
