@@ -297,7 +297,7 @@ def test_modules_and_functions_are_short() -> None:
 
 PRIVATE = re.compile(
     r"\b(house|rooms?|doors?|floors?|verbs?|team|sketch(?:es|book)?|crew|rehears(?:e|ed|al))\b"
-    r"|\bis no (?!longer|more|less)|\bare no (?!longer|more|less)|\bis none\b"
+    r"|(?<![Tt]here )\b(is|are) no (?!longer|more|less)|(?<![Tt]here )\bis none\b"
     r"|^Of (?:the|a|an|one|each|every|this|these)\b"
 )
 """Metaphors and phrases that the glossary replaced."""

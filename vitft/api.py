@@ -1,6 +1,7 @@
 """The commands as functions, for notebooks and programs: `vitft.finetune` and `vitft.load`.
 
-They say and write what the commands do, and raise the errors that the commands print.
+They write the files that the commands write, and raise the errors that the commands print. They
+print nothing and leave random state, threads, signal handlers and environment as they were.
 """
 
 import os

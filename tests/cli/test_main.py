@@ -155,6 +155,8 @@ def test_a_wrong_command_prints_a_short_error_with_a_fix(
     ("word", "near"),
     [
         pytest.param(["finetune", "--bach-size", "4"], "--batch-size", id="option"),
+        pytest.param(["finetune", "--learning-rate", "1"], "--lr", id="another tool's name"),
+        pytest.param(["finetune", "--gpu", "0"], "--device", id="gpu"),
         pytest.param(["fintune"], "finetune", id="command"),
         pytest.param(["predict", "x", "--format", "jsn"], "json", id="choice"),
     ],

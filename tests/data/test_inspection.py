@@ -80,14 +80,14 @@ def test_many_unreadable_files_stop_the_run(
     assert len(inspect_folder(folder, allow_bad=True).bad) == bad
 
 
-def test_bad_entries_of_the_scan_stay_bad(tmp_path: Path) -> None:
+def test_unreadable_entries_of_the_scan_are_reported(tmp_path: Path) -> None:
     draw(tmp_path, "a/1.png", "b/1.png")
     (tmp_path / "a" / "0.jpg").symlink_to("nowhere")
 
     assert inspect_folder(scan(tmp_path)).bad == (("a/0.jpg", "dangling link"),)
 
 
-def test_a_file_that_vanished_since_the_scan_is_bad(tmp_path: Path) -> None:
+def test_a_file_deleted_since_the_scan_is_reported(tmp_path: Path) -> None:
     folder = scan(draw(tmp_path, "a/1.png", "b/1.png"))
     (tmp_path / "a" / "1.png").unlink()
 

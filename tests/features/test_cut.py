@@ -46,7 +46,7 @@ def test_training_the_suffix_leaves_frozen_parts_in_eval_mode(tiny_vit: VisionTr
     assert tiny_vit.head.training
 
 
-def test_cached_inputs_can_be_learnt_from(tiny_vit: VisionTransformer) -> None:
+def test_the_suffix_trains_on_cached_inputs(tiny_vit: VisionTransformer) -> None:
     freeze_model(tiny_vit, "blocks:1")
     cut = cut_model(tiny_vit, "blocks:1")
     assert cut.prefix is not None
@@ -58,7 +58,7 @@ def test_cached_inputs_can_be_learnt_from(tiny_vit: VisionTransformer) -> None:
     assert tiny_vit.patch_embed.proj.weight.grad is None
 
 
-def test_drop_path_of_the_trained_blocks_is_active_only_while_training(
+def test_drop_path_of_the_trained_blocks_is_active_only_during_training(
     tiny_config: ViTConfig,
 ) -> None:
     torch.manual_seed(0)
@@ -74,9 +74,7 @@ def test_drop_path_of_the_trained_blocks_is_active_only_while_training(
 
 
 @pytest.mark.parametrize("freeze", ["head", "blocks:1"])
-def test_a_bf16_prefix_differs_by_no_more_than_bf16_does(
-    tiny_vit: VisionTransformer, freeze: str
-) -> None:
+def test_a_bf16_prefix_differs_by_rounding_only(tiny_vit: VisionTransformer, freeze: str) -> None:
     cut = cut_model(tiny_vit, freeze)
     assert cut.prefix is not None
 
@@ -89,7 +87,7 @@ def test_a_bf16_prefix_differs_by_no_more_than_bf16_does(
 
 
 @pytest.mark.parametrize("freeze", ["head", "blocks:1", "blocks:2"])
-def test_the_digest_changes_with_what_the_prefix_computes_and_with_nothing_else(
+def test_the_digest_changes_with_the_function_of_the_prefix_only(
     tiny_vit: VisionTransformer, freeze: str
 ) -> None:
     def digest() -> str:

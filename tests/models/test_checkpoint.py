@@ -1,4 +1,4 @@
-"""Checkpoints: round trips, digests and damaged files."""
+"""Checkpoints: writing, verifying and reading model.safetensors."""
 
 import os
 import random
@@ -26,7 +26,7 @@ def card_of(config: ViTConfig) -> Card:
     )
 
 
-def test_weights_and_card_read_back_equal(tmp_path: Path, tiny_vit: VisionTransformer) -> None:
+def test_weights_and_card_round_trip(tmp_path: Path, tiny_vit: VisionTransformer) -> None:
     path, card = tmp_path / "model.safetensors", card_of(tiny_vit.config)
 
     save_checkpoint(path, tiny_vit.state_dict(), card)
@@ -53,7 +53,7 @@ def test_a_model_is_built_around_the_tensors_of_the_file(
     assert torch.equal(model(pixels), tiny_vit(pixels))
 
 
-def test_no_damage_to_the_file_goes_unnoticed(tmp_path: Path, tiny_vit: VisionTransformer) -> None:
+def test_any_damage_to_the_file_is_detected(tmp_path: Path, tiny_vit: VisionTransformer) -> None:
     path, rng = tmp_path / "model.safetensors", random.Random(0)
     save_checkpoint(path, tiny_vit.state_dict(), card_of(tiny_vit.config))
     whole = path.read_bytes()
@@ -73,19 +73,19 @@ def test_no_damage_to_the_file_goes_unnoticed(tmp_path: Path, tiny_vit: VisionTr
             load_checkpoint(path)
 
 
-def test_a_foreign_safetensors_file_is_named_as_such(tmp_path: Path) -> None:
+def test_a_foreign_safetensors_file_is_reported(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors")
 
     with pytest.raises(RunError, match="not written by vitft"):
         load_checkpoint(tmp_path / "x.safetensors")
 
 
-def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not found"):
         load_checkpoint(tmp_path / "x.safetensors")
 
 
-def test_tensors_that_do_not_fit_the_architecture_are_named(tiny_vit: VisionTransformer) -> None:
+def test_tensors_that_do_not_fit_the_architecture_are_reported(tiny_vit: VisionTransformer) -> None:
     other = replace(tiny_vit.config, num_classes=4)
 
     with pytest.raises(
@@ -94,7 +94,7 @@ def test_tensors_that_do_not_fit_the_architecture_are_named(tiny_vit: VisionTran
         build_model(tiny_vit.state_dict(), other)
 
 
-def test_a_full_disk_leaves_the_older_file(
+def test_a_full_disk_keeps_the_previous_file(
     tmp_path: Path, tiny_vit: VisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.safetensors"

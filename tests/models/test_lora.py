@@ -1,4 +1,4 @@
-"""LoRA: adding, merging and writing adapters."""
+"""LoRA: adding, training, merging and exporting adapters."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ SPEC = TrainSpec(freeze="lora", lora_rank=4)
 PIXELS = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
-def test_adapters_begin_as_nothing(tiny_vit: VisionTransformer) -> None:
+def test_new_adapters_do_not_change_the_model(tiny_vit: VisionTransformer) -> None:
     tiny_vit.head.weight.data.normal_()
     before = tiny_vit(PIXELS)
 
@@ -36,7 +36,7 @@ def test_adapters_begin_as_nothing(tiny_vit: VisionTransformer) -> None:
     torch.testing.assert_close(tiny_vit(PIXELS), before, atol=1e-6, rtol=0)
 
 
-def test_only_they_and_the_head_train(tiny_vit: VisionTransformer) -> None:
+def test_only_adapters_and_the_head_train(tiny_vit: VisionTransformer) -> None:
     add_adapters(tiny_vit, SPEC)
 
     trained = freeze_model(tiny_vit, "lora")
@@ -45,7 +45,7 @@ def test_only_they_and_the_head_train(tiny_vit: VisionTransformer) -> None:
     assert len(trained) == 2 + 16
 
 
-def test_folded_in_they_are_gone_and_the_answers_stay(tiny_vit: VisionTransformer) -> None:
+def test_merging_removes_adapters_and_keeps_the_logits(tiny_vit: VisionTransformer) -> None:
     names = list(tiny_vit.state_dict())
     tiny_vit.head.weight.data.normal_()
     add_adapters(tiny_vit, SPEC)
@@ -64,13 +64,13 @@ def test_folded_in_they_are_gone_and_the_answers_stay(tiny_vit: VisionTransforme
         torch.testing.assert_close(lean, answers, atol=1e-5, rtol=0)
 
 
-def test_a_model_without_such_layers_is_refused(tiny_vit: VisionTransformer) -> None:
+def test_a_model_without_the_target_layers_is_refused(tiny_vit: VisionTransformer) -> None:
     with pytest.raises(UsageError, match="no linear layers called conv"):
         add_adapters(tiny_vit, TrainSpec(freeze="lora", lora_targets="conv"))
 
 
 @pytest.mark.parametrize("freeze", ["lora", "head,lora"])
-def test_a_run_leaves_plain_weights(
+def test_a_run_saves_merged_weights(
     image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str
 ) -> None:
     done = run_it(image_folder, tiny_weights, tmp_path / "run", train={"freeze": freeze})
@@ -81,7 +81,7 @@ def test_a_run_leaves_plain_weights(
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_it_is_resumed_bit_for_bit(
+def test_a_lora_run_is_resumed_bit_for_bit(
     few: Path,  # noqa: F811 - the fixture
     tiny_weights: Path,
     tmp_path: Path,
@@ -102,7 +102,7 @@ def test_it_is_resumed_bit_for_bit(
 
 
 @pytest.mark.parametrize("freeze", ["lora", "head,lora"])
-def test_the_adapter_by_itself_gives_peft_the_answers_of_the_run(
+def test_peft_reproduces_the_run_from_its_adapter(
     image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str
 ) -> None:
     from peft import PeftModel
@@ -129,7 +129,7 @@ def test_the_adapter_by_itself_gives_peft_the_answers_of_the_run(
     ]
 
 
-def test_timms_model_takes_the_adapter_too(
+def test_the_adapter_applies_to_the_model_of_timm(
     image_folder: Path, tmp_path: Path, tiny_config: ViTConfig
 ) -> None:
     import timm
@@ -157,12 +157,12 @@ def test_timms_model_takes_the_adapter_too(
         torch.testing.assert_close(adapted(PIXELS), wanted, atol=1e-4, rtol=0)
 
 
-def test_an_adapter_is_kept_of_lora_alone() -> None:
+def test_only_lora_runs_can_keep_an_adapter() -> None:
     with pytest.raises(UsageError, match=r"train\.keep_adapter=true needs train\.freeze=lora"):
         TrainSpec(freeze="none", keep_adapter=True)
 
 
-def test_a_model_of_timm_has_no_adapter_of_its_own() -> None:
+def test_a_run_on_a_timm_model_cannot_keep_an_adapter() -> None:
     model = TimmModel(TimmConfig(timm="resnet10t", image_size=(32, 32), num_classes=3))
 
     with pytest.raises(UsageError, match="--keep-adapter does not support timm models"):

@@ -213,7 +213,7 @@ BASE = {"weights": ["demo"], "shots": [2], "seeds": 2, "out": None}
     ("change", "kind", "message"),
     [
         pytest.param({"weights": ["demo", "demo"]}, UsageError, "contains demo twice", id="twice"),
-        pytest.param({"weights": ["none"]}, UsageError, "names no other weights", id="only none"),
+        pytest.param({"weights": ["none"]}, UsageError, "needs other weights", id="only none"),
         pytest.param(
             {"weights": ["random:demo", "none"]}, UsageError, "are the same", id="both untrained"
         ),

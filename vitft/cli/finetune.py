@@ -46,18 +46,18 @@ def add_finetune(commands: Commands) -> None:
 
 def add_option(group: OptionGroup, option: Option) -> None:
     """Add an option that stands for a setting, with the type of the setting."""
-    kind = option.setting_type
+    kind, text = option.setting_type, option.text.replace("%", "%%")
     if kind.type is bool:
-        group.add_argument(option.flag, action="store_true", help=option.text)
+        group.add_argument(option.flag, action="store_true", help=text)
     elif option.name == "tracker":
-        group.add_argument(option.flag, action="append", metavar=option.metavar, help=option.text)
+        group.add_argument(option.flag, action="append", metavar=option.placeholder, help=text)
     else:
         group.add_argument(
             option.flag,
             type=kind.type,
             nargs=None if kind.length is None else "+",
-            metavar=option.metavar,
-            help=option.text.replace("%", "%%"),
+            metavar=option.placeholder,
+            help=text,
         )
 
 

@@ -29,9 +29,9 @@ class Parser(argparse.ArgumentParser):
         """Return the option, command or choice that was probably meant."""
         setting = find_setting(wrong.removeprefix("--")) if wrong.startswith("--") else None
         known = self.words() | {*re.findall(r"[\w-]+", message.partition(" (choose from")[2])}
-        near = get_close_matches(wrong, sorted(known), n=1)
         aliases = [option.flag for option in FINETUNE_OPTIONS if option.setting == setting]
-        return next(iter(near + aliases), None)
+        near = get_close_matches(wrong, sorted(known), n=1, cutoff=0.7)
+        return next(iter([*near, *aliases]), None)
 
     def words(self) -> set[str]:
         """Return all options and commands, of subcommands too."""

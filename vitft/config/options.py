@@ -14,9 +14,8 @@ class Option:
 
     flag: str
     setting: str
-    group: str
-    """Title of its group in the help."""
     metavar: str = ""
+    """Placeholder of the value in the help, where the type does not say enough."""
     help: str
     default: str = ""
     """The default for the help, where it is not simply that of the setting."""
@@ -33,6 +32,21 @@ class Option:
         return setting_types(SECTIONS[section])[name]
 
     @property
+    def group(self) -> str:
+        """Title of its group in the help."""
+        section, _, name = self.setting.partition(".")
+        if name in ("device", "cache", "tracker"):
+            return "run"
+        return {"data": "images", "weights": "weights"}.get(section, "training")
+
+    @property
+    def placeholder(self) -> str:
+        """Placeholder of the value in the help."""
+        kind = self.setting_type
+        choices = "|".join(map(str, kind.choices))
+        return self.metavar or choices or ("N" if kind.type is int else "X")
+
+    @property
     def text(self) -> str:
         """Help text with the default, except for switches."""
         if self.setting_type.type is bool:
@@ -42,12 +56,10 @@ class Option:
         return f"{self.help} (default: {default})" if self.default != "-" else self.help
 
 
-DATA, WEIGHTS, TRAINING, MACHINE = "images", "weights", "training", "run"
 FINETUNE_OPTIONS = (
     Option(
         flag="--data",
         setting="data.path",
-        group=DATA,
         metavar="DIR",
         help="image folder with one folder per class, .npz file, torchvision:CIFAR10, or demo",
         default="-",
@@ -55,14 +67,11 @@ FINETUNE_OPTIONS = (
     Option(
         flag="--split",
         setting="data.split",
-        group=DATA,
-        metavar="random|reference",
         help="how validation images are chosen: at random, or as the reference script does",
     ),
     Option(
         flag="--fixes",
         setting="data.fixes",
-        group=DATA,
         metavar="CSV",
         help="images to leave out or relabel, as written by `vitft check`",
         default="-",
@@ -70,13 +79,11 @@ FINETUNE_OPTIONS = (
     Option(
         flag="--group-duplicates",
         setting="data.group_duplicates",
-        group=DATA,
         help="keep near-duplicates of an image on one side of the split",
     ),
     Option(
         flag="--weights",
         setting="weights.name",
-        group=WEIGHTS,
         metavar="NAME",
         help="catalogue name (see `vitft weights list`), weight file, hf:OWNER/NAME, timm:NAME, "
         "demo, or none to train from scratch",
@@ -85,7 +92,6 @@ FINETUNE_OPTIONS = (
     Option(
         flag="--image-size",
         setting="weights.image_size",
-        group=WEIGHTS,
         metavar="PX",
         help="input size in pixels: one side, or height and width",
         default="the pretraining size",
@@ -93,36 +99,28 @@ FINETUNE_OPTIONS = (
     Option(
         flag="--pre-logits",
         setting="weights.pre_logits",
-        group=WEIGHTS,
-        metavar="keep|drop",
         help="what to do with a Linear + Tanh in front of the pretrained head",
     ),
     Option(
         flag="--mean",
         setting="weights.mean",
-        group=WEIGHTS,
-        metavar="X",
         help="channel means for normalisation, in 0..1",
         default="those of the weights",
     ),
     Option(
         flag="--std",
         setting="weights.std",
-        group=WEIGHTS,
-        metavar="X",
         help="channel standard deviations for normalisation",
         default="those of the weights",
     ),
     Option(
         flag="--allow-pickle",
         setting="weights.allow_pickle",
-        group=WEIGHTS,
         help="read .pth files (with weights_only=True)",
     ),
     Option(
         flag="--freeze",
         setting="train.freeze",
-        group=TRAINING,
         metavar="WHAT",
         help="what trains: head, pre_logits, blocks:N (the last N), lora, none (nothing is frozen);"
         " or several stages, e.g. head,none",
@@ -130,59 +128,46 @@ FINETUNE_OPTIONS = (
     Option(
         flag="--solver",
         setting="optim.solver",
-        group=TRAINING,
-        metavar="lbfgs|sgd|adamw",
         help="optimiser: lbfgs fits a head on cached features, sgd and adamw train in steps",
         default="lbfgs for a head alone, else adamw",
     ),
     Option(
         flag="--epochs",
         setting="optim.epochs",
-        group=TRAINING,
-        metavar="N",
         help="passes over the training images",
         default="20 for a head, 10 for more, 100 from scratch",
     ),
     Option(
         flag="--batch-size",
         setting="optim.batch_size",
-        group=TRAINING,
-        metavar="N",
         help="images per step",
         default="32, or 256 from scratch",
     ),
     Option(
         flag="--lr",
         setting="optim.lr",
-        group=TRAINING,
-        metavar="X",
         help="peak learning rate",
         default="depends on what trains, see docs/settings.md",
     ),
     Option(
         flag="--views",
         setting="train.views",
-        group=TRAINING,
-        metavar="K",
         help="augmented views of each training image to cache",
     ),
     Option(
         flag="--keep-adapter",
         setting="train.keep_adapter",
-        group=TRAINING,
         help="with --freeze lora: also write the adapter, for peft",
     ),
     Option(
         flag="--device",
         setting="train.device",
-        group=MACHINE,
         metavar="DEVICE",
         help="auto, cpu, cuda, cuda:1 or mps",
     ),
     Option(
         flag="--cache",
         setting="train.cache",
-        group=MACHINE,
         metavar="DIR",
         help="folder of cached features, or none",
         default="~/.cache/vitft/features",
@@ -190,7 +175,6 @@ FINETUNE_OPTIONS = (
     Option(
         flag="--tracker",
         setting="train.tracker",
-        group=MACHINE,
         metavar="NAME",
         help="also log to tensorboard, mlflow or wandb; may be repeated",
         default="none",

@@ -91,7 +91,7 @@ def explain(
     if not np.isfinite(values).all():
         raise RunError(
             "the attention of this model contains infinite or NaN values",
-            fix="train again with a lower learning rate: the weights are damaged or have diverged",
+            fix="repeat the training with a lower learning rate, because the weights have diverged",
         )
     return Attribution(values=values, logits=torch.cat(logits).float().cpu().numpy())
 

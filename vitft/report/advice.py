@@ -139,7 +139,7 @@ class ClassRecall:
     recall: float
     images: int
     kind: str
-    """What the images are called."""
+    """Noun for the images in a sentence."""
     interval: Interval
     accuracy: float
     """Accuracy over all classes on the same images."""

@@ -17,7 +17,7 @@ from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
 from vitft.system.console import visible
-from vitft.system.text import count
+from vitft.system.text import count, percent
 
 DPI = 120
 MAX_TITLE = 48
@@ -52,7 +52,7 @@ def filters_png(
         if i < len(components):
             axes.imshow(components[i], interpolation="nearest")
     detail = f"first {count(len(components), 'principal component')}, "
-    add_title(figure, title, f"{detail}{variance.sum():.0%} of the variance")
+    add_title(figure, title, f"{detail}{percent(float(variance.sum()), 0)} of the variance")
     return to_png(figure)
 
 
@@ -93,7 +93,7 @@ def distance_png(distance: NDArray[np.float32], images: int, uniform: float, tit
     blocks = np.repeat(np.arange(depth), heads)
     axes.axhline(uniform, color="#777777", linestyle="--", linewidth=1)
     axes.annotate(
-        "uniform attention", (depth - 0.6, uniform), (0, 3), textcoords="offset points",
+        "uniform attention", (depth - 1, uniform), (0, 3), textcoords="offset points",
         ha="right", va="bottom", color="#555555", fontsize=8,
     )  # fmt: skip
     axes.scatter(blocks, distance.ravel(), s=26, c=np.tile(np.arange(heads), depth), cmap="viridis")

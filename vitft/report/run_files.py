@@ -111,7 +111,7 @@ def find_run(run: str | None) -> Path:
         )
     raise RunError(
         f"{run} is not a run folder",
-        fix="name a run folder, which contains eval.json and split.csv",
+        fix="name a folder that `vitft finetune` wrote, e.g. runs/latest",
     )
 
 

@@ -129,7 +129,7 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
 def heading(study: StudyResults) -> str:
     """Return what was measured, in one or two lines."""
     has_tests = study.plan.folder.layout == "split"
-    origin = "the folder's own" if has_tests else "all images that no seed can train on"
+    origin = "the folder's own" if has_tests else "the images not drawn for training"
     return (
         f"accuracy in % by training images per class, {mean_of(study.plan.seeds)}, with 95 % "
         f"intervals; {count(study.test_images, 'test image')} ({origin}); baseline (largest "

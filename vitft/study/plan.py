@@ -114,9 +114,8 @@ def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     real = [name for name in weights if name not in (*BASELINES, UNTRAINED)]
     if UNTRAINED in weights and not real:
         raise UsageError(
-            "--weights none stands for the architecture of the first weights, but names no other "
-            "weights",
-            fix="name some as well, e.g. --weights demo none, or use random:NAME",
+            "--weights none needs other weights, because it stands for their architecture",
+            fix="name other weights first, e.g. --weights demo none, or use random:NAME",
         )
     untrained = f"random:{real[0].removeprefix('random:')}" if real else ""
     if UNTRAINED in weights and untrained in weights:

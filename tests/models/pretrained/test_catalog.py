@@ -1,4 +1,4 @@
-"""The catalogue: entries agree with their publishers, and names resolve to them."""
+"""The catalogue: every entry agrees with its publisher, and names resolve to entries."""
 
 import functools
 import re
@@ -117,7 +117,7 @@ PARAMETERS = {
     "vit_large_patch16_224.mae": 303_301_632,
     "vit_huge_patch14_224.mae": 630_764_800,
 }
-"""What each file holds, counted once with timm 1.0.31 or transformers 5.23."""
+"""Parameters of each file, counted with timm 1.0.31 or transformers 5.23."""
 
 
 def config_for(entry: CatalogEntry) -> ViTConfig:
@@ -131,7 +131,7 @@ def config_for(entry: CatalogEntry) -> ViTConfig:
 
 @functools.cache
 def count_theirs(name: str, repo: str) -> int:
-    """Parameters of the library's own model, without memory for them."""
+    """Count the parameters of the library's model on the meta device."""
     with torch.device("meta"):
         if repo.startswith("timm/"):
             return sum(p.numel() for p in timm.create_model(name).parameters())
@@ -215,13 +215,13 @@ def test_a_row_names_an_architecture_that_can_be_built(entry: CatalogEntry) -> N
         ("swin_tiny_patch4_window7_224", "windows"),
     ],
 )
-def test_a_tower_that_is_no_plain_vit_is_refused_with_the_reason(name: str, reason: str) -> None:
+def test_a_tower_that_is_not_a_plain_vit_is_refused_with_the_reason(name: str, reason: str) -> None:
     with pytest.raises(WeightsError, match=f"does not support {name}: .*{reason}"):
         catalog.find_entry(name)
 
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
-def test_a_licence_that_forbids_commerce_is_in_the_note_that_everybody_sees(
+def test_a_noncommercial_licence_is_stated_in_the_note(
     entry: CatalogEntry,
 ) -> None:
     assert ("-nc" in entry.licence) == ("commercial use" in entry.note)
@@ -243,7 +243,7 @@ def test_any_repository_of_the_hub_has_a_name(name: str, repo: str, revision: st
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:a", "hf:a/b/c", "hf:../b", "hf:a/b@", "hf:a/b@../x"])
-def test_what_is_no_repository_is_refused_without_a_network(name: str) -> None:
+def test_an_invalid_repository_name_is_refused_without_a_network(name: str) -> None:
     with pytest.raises(WeightsError, match=r"invalid hub name"):
         check_weights_name(name)
 
@@ -258,7 +258,7 @@ def test_the_headline_name_is_the_original_checkpoint_and_says_so() -> None:
     assert any("ORIGINAL" in line for line in entry.lines())
 
 
-def test_an_unknown_name_names_the_five_nearest() -> None:
+def test_the_error_for_an_unknown_name_lists_the_five_nearest() -> None:
     with pytest.raises(WeightsError) as caught:
         check_weights_name("vit_base_patch16_224_in22k")
 
@@ -277,7 +277,7 @@ def test_names_are_checked_without_torch_and_without_the_hub_client() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_weights_that_travel_with_vitft_are_missed_only_when_asked_for() -> None:
+def test_missing_bundled_weights_matter_only_when_requested() -> None:
     absent = CatalogEntry(name="gone", licence="apache-2.0", path="gone.safetensors")
 
     with pytest.raises(WeightsError, match=r"missing from this installation.*gone\.safetensors"):

@@ -1,4 +1,4 @@
-"""Weights of every flavour give the same outputs as in the library that they come from."""
+"""Weights of every format give the same outputs as in the library that they come from."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def images() -> Tensor:
 
 
 def random_weights(config: ViTConfig) -> dict[str, Tensor]:
-    """A state dict without zeros: heads, biases and class tokens matter as well."""
+    """Return a state dict without zeros, so that heads, biases and class tokens have an effect."""
     random = torch.Generator().manual_seed(0)
     state = VisionTransformer(config).state_dict()
     return {
@@ -47,7 +47,7 @@ def write_timm_config(folder: Path, **fields: object) -> None:
 
 
 def hf_folder(root: Path, kind: str, **options: object) -> tuple[Any, Path]:
-    """A random transformers model and the folder that it was saved to."""
+    """Return a random transformers model and the folder with its files."""
     fields: dict[str, Any] = {
         "hidden_size": 64,
         "num_hidden_layers": 2,
@@ -170,7 +170,7 @@ def test_a_hf_distilled_deit_averages_its_heads(tmp_path: Path, images: Tensor) 
 
 
 def google_arrays(config: ViTConfig, state: dict[str, Tensor]) -> dict[str, Any]:
-    """Our tensors in the layout of vit_jax, written out name by name."""
+    """Return our tensors under the names and in the layout of vit_jax."""
     width, heads = config.width, config.heads
     split = (width, heads, width // heads)
     arrays = {
@@ -208,9 +208,7 @@ def google_arrays(config: ViTConfig, state: dict[str, Tensor]) -> dict[str, Any]
 
 
 @torch.no_grad()
-def test_googles_npz_computes_what_timms_own_loader_makes_of_it(
-    tmp_path: Path, images: Tensor
-) -> None:
+def test_an_npz_of_google_gives_the_outputs_of_timms_loader(tmp_path: Path, images: Tensor) -> None:
     config = replace(CONFIG, width=64, heads=4)
     file = tmp_path / "ViT-test.npz"
     np.savez(file, **google_arrays(config, random_weights(config)))
@@ -233,7 +231,7 @@ BIG_VISION = (
 
 
 def renamed_for_big_vision(arrays: dict[str, Any], *, stacked: bool) -> dict[str, Any]:
-    """The same arrays under the names of big_vision, block by block or scanned over blocks."""
+    """Return the same arrays under the names of big_vision, per block or stacked over blocks."""
     for old, new in BIG_VISION:
         arrays = {name.replace(old, new): array for name, array in arrays.items()}
     if stacked:
@@ -246,7 +244,7 @@ def renamed_for_big_vision(arrays: dict[str, Any], *, stacked: bool) -> dict[str
 
 @torch.no_grad()
 @pytest.mark.parametrize("stacked", [False, True], ids=["one by one", "scanned"])
-def test_big_visions_npz_computes_what_timms_own_loader_makes_of_it(
+def test_an_npz_of_big_vision_gives_the_outputs_of_timms_loader(
     stacked: bool, tmp_path: Path, images: Tensor
 ) -> None:
     config = replace(CONFIG, width=64, heads=4)
@@ -263,7 +261,7 @@ def test_big_visions_npz_computes_what_timms_own_loader_makes_of_it(
 
 
 @torch.no_grad()
-def test_a_hybrids_npz_computes_what_timms_own_loader_makes_of_it(tmp_path: Path) -> None:
+def test_an_npz_of_a_hybrid_gives_the_outputs_of_timms_loader(tmp_path: Path) -> None:
     theirs = random_hybrid("vit_small_r26_s32_224", (64, 64), depth=2)
     np.savez(tmp_path / "R26_S_32.npz", **google_hybrid(theirs))
     images = torch.randn(1, 3, 64, 64)
@@ -283,7 +281,7 @@ def test_a_hybrids_npz_computes_what_timms_own_loader_makes_of_it(tmp_path: Path
 
 
 def google_hybrid(model: Any) -> dict[str, Any]:
-    """A hybrid of timm's in the layout of vit_jax: its stem, and the rest as for any ViT."""
+    """Return a hybrid of timm in the layout of vit_jax."""
     state = model.state_dict()
     stem = {n: t for n, t in state.items() if "backbone" in n}
     rest = {n: t for n, t in state.items() if "backbone" not in n}
@@ -306,7 +304,7 @@ def google_hybrid(model: Any) -> dict[str, Any]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("renaming", ["vit_jax", "big_vision"])
-def test_an_npz_with_pre_logits_is_read_to_the_last_tensor(
+def test_every_tensor_of_an_npz_with_pre_logits_is_read(
     renaming: str, tmp_path: Path, images: Tensor
 ) -> None:
     config = replace(CONFIG, pre_logits=True)
