@@ -28,10 +28,11 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from vitft.data.flowers import FLOWERS_BY_KIND, background, flower_scene, photographed, scatter
-from vitft.explain.attribution import explain, require_vit, trace_attention
+from vitft.explain.attribution import explain, trace_attention
 from vitft.explain.method import Method
 from vitft.models.checkpoint import Card, build_model, load_checkpoint
 from vitft.models.find import find_model
+from vitft.models.timm_model import require_vit
 from vitft.models.vit import VisionTransformer
 
 FIRST = 1001
@@ -167,7 +168,9 @@ def mean_interval(values: np.ndarray) -> str:
 
 def compare(run: str, count: int, methods: list[str]) -> None:
     state, card = load_checkpoint(find_model(run))
-    model = require_vit(build_model({k: t.float() for k, t in state.items()}, card.architecture))
+    model = require_vit(
+        build_model({k: t.float() for k, t in state.items()}, card.architecture), "explain_box"
+    )
     grid = model.config.grid
     sets = {f.__name__: inputs(card, grid, f, count) for f in (whole, corner, kinds)}
     print(

@@ -12,6 +12,7 @@ from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, load_checkpoint, save_checkpoint, state_digest
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
+from vitft.report import html
 
 LATE = (
     "torch._dynamo",
@@ -19,7 +20,7 @@ LATE = (
     "rich.console",
     "rich.progress",
     "rich.table",
-    "vitft.report.page",
+    html.__name__,
 )
 """Modules that a run imports only when it needs them; torch's optimisers import the first."""
 AUGMENTED = ("--freeze", "none", "--set", "train.drop_path=0.1", "--set", "train.cutmix=1.0")

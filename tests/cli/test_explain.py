@@ -1,4 +1,4 @@
-"""`vitft explain`: what is written, what is said, what is refused."""
+"""The command `vitft explain`: files, messages and refused options."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ CLASSES = ("blue", "green", "red")
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_config: ViTConfig) -> Path:
-    """A run folder with a random model; commands are given in the folder above."""
+    """A run folder with a random model, below the current folder."""
     monkeypatch.chdir(tmp_path)
     return write_run(tmp_path / "run", tiny_config)
 
@@ -56,7 +56,7 @@ def test_images_become_overlays_and_a_sheet(
     assert images[0] in out
 
 
-def test_a_second_call_takes_the_next_folder_and_a_named_one_must_be_empty(
+def test_a_second_call_uses_the_next_folder_and_a_given_one_must_be_empty(
     run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = str(image_folder / "red" / "000.png")
@@ -70,7 +70,7 @@ def test_a_second_call_takes_the_next_folder_and_a_named_one_must_be_empty(
     assert Path("explained/001-000.png").read_bytes() == before
 
 
-def test_a_photo_that_lies_on_its_side_is_explained_upright(run: Path, image_folder: Path) -> None:
+def test_the_exif_orientation_of_a_photo_is_applied(run: Path, image_folder: Path) -> None:
     pixels = np.zeros((24, 24, 3), np.uint8)
     pixels[:12, :12] = (250, 30, 30)
     upright = Image.fromarray(pixels)
@@ -114,7 +114,7 @@ def test_attention_also_shows_every_block_and_head(run: Path, image_folder: Path
     assert files_in(Path("one")) == ["001-000.png"]
 
 
-def test_a_class_is_asked_for_by_name(
+def test_the_class_is_selected_by_name(
     run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = str(image_folder / "red" / "000.png")
@@ -128,7 +128,7 @@ def test_a_class_is_asked_for_by_name(
     assert "no class 'rod'\n  fix: use one of its classes, e.g. red" in capsys.readouterr().err
 
 
-def test_bad_files_get_their_reason_and_the_others_their_picture(
+def test_unreadable_files_get_an_error_and_the_others_a_picture(
     run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("page.jpg").write_text("<html>")
@@ -142,7 +142,7 @@ def test_bad_files_get_their_reason_and_the_others_their_picture(
     assert "relevance of 1 image in explained/" in out
 
 
-def test_hostile_names_become_plain_files(run: Path) -> None:
+def test_hostile_names_become_safe_file_names(run: Path) -> None:
     names = ["a\nb.png", "..;rm -rf.png", "x" * 200 + ".png", "\u202egnp.png", "花.png"]
     for name in names:
         Image.new("RGB", (20, 20), (9, 99, 9)).save(name)
@@ -199,7 +199,7 @@ def test_weights_without_a_head_show_their_attention(
 
 
 @pytest.mark.parametrize("field", [{"pool": "mean"}, {"registers": 2}, {"distilled": True}])
-def test_runs_of_every_build_are_explained(
+def test_models_of_every_architecture_are_explained(
     tiny_config: ViTConfig,
     tmp_path: Path,
     image_folder: Path,
@@ -236,7 +236,7 @@ def test_runs_of_every_build_are_explained(
         ),
     ],
 )
-def test_what_would_change_nothing_is_refused(
+def test_an_option_without_effect_is_refused(
     options: list[str], message: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", *options]) == 2

@@ -1,4 +1,4 @@
-"""`vitft predict` as users type it: every input and output, large jobs, wrong requests."""
+"""The command `vitft predict`: inputs, outputs, large jobs and invalid requests."""
 
 import io
 import json
@@ -29,7 +29,7 @@ CLASSES = ("blue", "green", "red")
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_vit: VisionTransformer) -> Path:
-    """A folder with a run in it, whose model is random and has opinions."""
+    """A folder with a run whose model is random and has distinct probabilities."""
     monkeypatch.chdir(tmp_path)
     tiny_vit.head.weight.data.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
     card = Card(
@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_vit: VisionTransf
 
 @pytest.fixture
 def photos(here: Path) -> list[str]:
-    """Fifty different pictures."""
+    """Fifty different images."""
     random = np.random.default_rng(0)
     (here / "photos").mkdir()
     for i in range(50):
@@ -64,7 +64,7 @@ def rows(capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, An
 
 
 def bad_files() -> dict[str, bytes]:
-    """Thirty kinds of files that are no images."""
+    """Return thirty kinds of files that are not images."""
     jpeg, png, webp = (encoded(gradient(), kind) for kind in ("JPEG", "PNG", "WEBP"))
     gif, bmp, tiff = (encoded(gradient(), kind) for kind in ("GIF", "BMP", "TIFF"))
     broken_chunk = png[:60] + b"\xff" * 40 + png[100:]
@@ -104,7 +104,7 @@ def bad_files() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("engine", ["numpy", "torch"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_thirty_kinds_of_bad_files_are_thirty_error_rows_and_take_nobodys_answer(
+def test_thirty_kinds_of_unreadable_files_get_errors_and_leave_other_rows_intact(
     photos: list[str], capsys: pytest.CaptureFixture[str], engine: str, dtype: str
 ) -> None:
     if (engine, dtype) == ("numpy", "bf16"):
@@ -133,12 +133,12 @@ def test_thirty_kinds_of_bad_files_are_thirty_error_rows_and_take_nobodys_answer
             assert given == pytest.approx(expected, abs=2e-3 if dtype == "bf16" else 2e-6)
 
 
-def test_the_exit_code_says_whether_any_failed(photos: list[str]) -> None:
+def test_the_exit_code_is_3_if_an_image_failed(photos: list[str]) -> None:
     assert predict(*photos[:3]) == 0
     assert predict(*photos[:3], "missing.jpg") == 3
 
 
-def test_both_engines_and_both_precisions_name_the_same_classes(
+def test_both_engines_and_both_precisions_predict_the_same_classes(
     photos: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     ways = [["--engine", "numpy"], ["--engine", "torch"], ["--dtype", "bf16"]]
@@ -171,7 +171,7 @@ def test_standard_input_is_an_image_or_a_list(
         assert row["classes"][0]["class"] == classes[0]["class"]
 
 
-def test_killed_half_way_and_resumed_it_writes_the_same_bytes(photos: list[str]) -> None:
+def test_a_killed_job_is_resumed_to_the_same_bytes(photos: list[str]) -> None:
     Path("list.txt").write_text("".join(f"{name}\n" for name in [*photos, "gone.jpg"] * 40))
     common = ["--list", "list.txt", "--top-k", "3"]
     assert predict(*common, "--out", "whole.jsonl") == 3
@@ -195,7 +195,7 @@ def test_killed_half_way_and_resumed_it_writes_the_same_bytes(photos: list[str])
     assert not part.exists()
 
 
-def test_a_finished_file_is_left_alone(
+def test_a_finished_file_is_not_changed(
     photos: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     predict(*photos[:2], "gone.jpg", "--out", "o.csv")
@@ -208,7 +208,7 @@ def test_a_finished_file_is_left_alone(
     assert Path("o.csv").stat().st_mtime_ns == before.st_mtime_ns
 
 
-def test_several_processes_answer_every_image_once_in_order(
+def test_several_processes_predict_every_image_once_in_order(
     photos: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("list.csv").write_text("path\n" + "".join(f"{n}\n" for n in [*photos, "gone.jpg"] * 3))
@@ -228,7 +228,7 @@ def test_several_processes_answer_every_image_once_in_order(
     assert "add --out FILE.jsonl" in capsys.readouterr().err
 
 
-def test_unsure_and_foreign_images_are_noted(
+def test_unsure_and_out_of_distribution_images_are_noted(
     photos: list[str], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vitft.predict.torch_engine import Predictor
@@ -251,7 +251,7 @@ def test_unsure_and_foreign_images_are_noted(
     assert "(unlike the training images)" in capsys.readouterr().out
 
 
-def test_the_mirror_image_is_asked_too(
+def test_tta_averages_with_the_mirror_image(
     photos: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Image.open(photos[0]).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save("mirrored.png")
@@ -265,7 +265,7 @@ def test_the_mirror_image_is_asked_too(
         assert first == pytest.approx(second, abs=2e-6)
 
 
-def test_pictures_show_where_the_model_looked(
+def test_explain_writes_a_relevance_overlay_of_each_image(
     photos: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict(*photos[:2], "gone.jpg", photos[2], "--explain", "seen") == 3
@@ -298,7 +298,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("options", "code", "message"), WRONG, ids=[" ".join(w[0]) for w in WRONG])
-def test_a_wrong_request_is_one_sentence_and_writes_nothing(
+def test_an_invalid_request_is_one_error_and_writes_nothing(
     photos: list[str],
     capsys: pytest.CaptureFixture[str],
     options: list[str],
@@ -318,7 +318,7 @@ def test_a_wrong_request_is_one_sentence_and_writes_nothing(
 
 
 @pytest.mark.parametrize("engine", ["numpy", "torch"])
-def test_a_damaged_model_answers_nothing(
+def test_a_damaged_model_predicts_nothing(
     here: Path, photos: list[str], capsys: pytest.CaptureFixture[str], engine: str
 ) -> None:
     model = here / "run" / "model.safetensors"
@@ -333,7 +333,7 @@ def test_a_damaged_model_answers_nothing(
     assert shown.out == ""
 
 
-def test_scores_that_are_no_numbers_are_no_answer(
+def test_logits_that_are_not_finite_are_an_error(
     here: Path, photos: list[str], tiny_config: ViTConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = VisionTransformer(tiny_config)

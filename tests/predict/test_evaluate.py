@@ -1,4 +1,4 @@
-"""A trained model and labelled images in, figures out."""
+"""Evaluation of a trained model on labelled images."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ from vitft.system.errors import DataError, RunError
 
 @pytest.fixture
 def model(tiny_vit: VisionTransformer, tmp_path: Path) -> Path:
-    """A checkpoint without a run around it, that answers at random."""
+    """A checkpoint without a run directory, whose predictions are random."""
     tiny_vit.head.weight.data.normal_(generator=torch.Generator().manual_seed(0))
     card = Card(
         architecture=tiny_vit.config,
@@ -44,7 +44,7 @@ def run(image_folder: Path, tiny_weights: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unseen(tmp_path: Path) -> Path:
-    """The same three colours, other images."""
+    """Other images of the same three colours."""
     random = np.random.default_rng(9)
     for name, colour in COLOURS.items():
         (tmp_path / "unseen" / name).mkdir(parents=True)
@@ -58,7 +58,7 @@ def judge(data: Path, run: Path) -> Evaluation:
     return evaluate(find_labelled(data), str(run), device="cpu")
 
 
-def test_unseen_images_are_all_counted(run: Path, unseen: Path) -> None:
+def test_all_unseen_images_are_evaluated(run: Path, unseen: Path) -> None:
     done = judge(unseen, run)
 
     assert done.results["images"] == 12
@@ -73,7 +73,7 @@ def test_unseen_images_are_all_counted(run: Path, unseen: Path) -> None:
     assert done.results["top1"] == sum(right) / 12
 
 
-def test_images_that_trained_the_model_are_left_out_wherever_they_lie(
+def test_training_images_are_left_out_wherever_they_are_stored(
     run: Path, image_folder: Path, tmp_path: Path
 ) -> None:
     moved = tmp_path / "elsewhere"
@@ -89,7 +89,7 @@ def test_images_that_trained_the_model_are_left_out_wherever_they_lie(
     assert done.results["confusion"] == json.loads((run / "eval.json").read_text())["confusion"]
 
 
-def test_only_training_images_are_refused(run: Path, image_folder: Path) -> None:
+def test_data_of_training_images_only_is_refused(run: Path, image_folder: Path) -> None:
     for row in (run / "split.csv").read_text().splitlines()[1:]:
         path, _, part, _ = row.split(",")
         if part == "val":
@@ -99,7 +99,7 @@ def test_only_training_images_are_refused(run: Path, image_folder: Path) -> None
         judge(image_folder, run)
 
 
-def test_without_a_run_around_the_model_it_is_said_that_training_images_are_unknown(
+def test_a_model_without_split_csv_warns_that_training_images_are_unknown(
     model: Path, unseen: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", "--data", str(unseen), "--run", str(model)]) == 0
@@ -115,7 +115,7 @@ def test_a_split_of_another_run_is_refused(run: Path, unseen: Path) -> None:
         judge(unseen, run)
 
 
-def test_some_of_the_classes_are_enough(model: Path, unseen: Path) -> None:
+def test_some_classes_of_the_model_may_be_missing(model: Path, unseen: Path) -> None:
     shutil.rmtree(unseen / "green")
 
     done = judge(unseen, model)
@@ -124,7 +124,7 @@ def test_some_of_the_classes_are_enough(model: Path, unseen: Path) -> None:
     assert done.results["per_class"]["green"]["recall"] is None
 
 
-def test_classes_are_matched_by_name_not_by_place(model: Path, unseen: Path) -> None:
+def test_classes_are_matched_by_name_not_by_index(model: Path, unseen: Path) -> None:
     before = judge(unseen, model).results["per_class"]
     (unseen / "blue").rename(unseen / "aside")  # would be the first of the folders, too
     shutil.rmtree(unseen / "green")
@@ -149,7 +149,7 @@ def test_unknown_classes_are_refused_with_both_differences(model: Path, unseen: 
         judge(unseen, model)
 
 
-def test_bad_images_are_named_counted_and_left_out(
+def test_unreadable_images_are_listed_and_left_out(
     model: Path, unseen: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (unseen / "red" / "torn\x1b[2J.png").write_bytes(b"\x89PNG\r\n\x1a\n")
@@ -176,7 +176,7 @@ def test_no_readable_image_is_an_error_with_examples(model: Path, tmp_path: Path
         judge(tmp_path / "t.csv", model)
 
 
-def test_copies_are_counted_and_said(
+def test_duplicates_are_counted_and_reported(
     model: Path, unseen: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(unseen / "red" / "0.png", unseen / "red" / "again.png")
@@ -186,7 +186,7 @@ def test_copies_are_counted_and_said(
     assert "duplicates among the images: 1," in capsys.readouterr().err
 
 
-def test_the_error_before_the_temperature_is_that_of_the_scores_times_it(
+def test_the_error_before_calibration_is_that_of_the_logits_times_the_temperature(
     run: Path, unseen: Path
 ) -> None:
     kept = json.loads((run / "eval.json").read_text())
@@ -205,7 +205,7 @@ def evaluated(*options: str, data: Path, run: Path) -> int:
     return main(["evaluate", "--data", str(data), "--run", str(run), *options])
 
 
-def test_the_table_tells_what_there_is(
+def test_the_table_has_every_metric(
     model: Path, unseen: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluated(data=unseen, run=model) == 0
@@ -222,7 +222,7 @@ def test_the_table_tells_what_there_is(
         assert text in shown
 
 
-def test_many_classes_are_shown_by_the_worst_of_them(
+def test_of_many_classes_those_of_lowest_recall_are_listed(
     tiny_vit: VisionTransformer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vitft.cli.evaluate import print_tables
@@ -243,7 +243,7 @@ def test_many_classes_are_shown_by_the_worst_of_them(
     assert "top-5 accuracy" in shown
 
 
-def test_csv_has_one_figure_a_row(
+def test_csv_has_one_metric_per_row(
     model: Path, unseen: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluated("--format", "csv", data=unseen, run=model) == 0
@@ -255,7 +255,7 @@ def test_csv_has_one_figure_a_row(
     assert next(row for row in rows if row["figure"] == "top5")["value"] == ""  # three classes
 
 
-def test_out_holds_figures_and_one_row_per_image(
+def test_out_has_metrics_and_one_row_per_image(
     model: Path, unseen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (unseen / "red" / "torn.png").write_bytes(b"")
@@ -270,7 +270,7 @@ def test_out_holds_figures_and_one_row_per_image(
     assert len(rows) == 13
 
 
-def test_out_never_replaces_anything(
+def test_out_never_overwrites_a_file(
     model: Path, unseen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "out").mkdir()
@@ -284,7 +284,7 @@ def test_out_never_replaces_anything(
     assert "nothing is overwritten" in capsys.readouterr().err
 
 
-def test_no_cell_of_the_predictions_is_a_formula(model: Path, unseen: Path, tmp_path: Path) -> None:
+def test_csv_cells_are_not_formulas(model: Path, unseen: Path, tmp_path: Path) -> None:
     names = ["=1+1.png", "@SUM(1).png", "+cmd|x.png", "-2.png", "\t=3.png", 'a",=1.png', "\r=2.png"]
     rows = ["path,label"]
     for i, name in enumerate(names):
@@ -301,7 +301,7 @@ def test_no_cell_of_the_predictions_is_a_formula(model: Path, unseen: Path, tmp_
     assert not any(path.startswith(("=", "+", "-", "@", "\t", "\r")) for path in paths)
 
 
-def test_a_name_that_is_no_text_survives(model: Path, unseen: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8_keeps_its_bytes(model: Path, unseen: Path, tmp_path: Path) -> None:
     shutil.copy(unseen / "red" / "0.png", unseen / "red" / "\udcff\udcfe.png")
 
     assert evaluated("--out", str(tmp_path / "out"), data=unseen, run=model) == 0
@@ -309,7 +309,7 @@ def test_a_name_that_is_no_text_survives(model: Path, unseen: Path, tmp_path: Pa
     assert b"red/\xff\xfe.png" in (tmp_path / "out" / "predictions.csv").read_bytes()
 
 
-def test_wrong_data_and_wrong_run_are_told_apart(
+def test_missing_data_and_a_missing_run_have_different_exit_codes(
     model: Path, unseen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluated(data=tmp_path / "nowhere", run=model) == 3
@@ -320,7 +320,7 @@ def test_wrong_data_and_wrong_run_are_told_apart(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_folders_own_labels_of_a_drawn_folder_are_judged_alike_from_a_table(
+def test_a_folder_and_a_table_of_the_same_images_give_the_same_predictions(
     model: Path, tmp_path: Path
 ) -> None:
     root = draw_folder(tmp_path / "d", per_class=3)

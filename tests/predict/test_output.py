@@ -69,7 +69,7 @@ def names() -> Iterator[str]:
     return (row.path for row in PREDICTIONS)
 
 
-def test_json_is_one_list_written_as_it_grows() -> None:
+def test_json_is_one_list_written_row_by_row() -> None:
     assert json.loads("\n".join(written("json", PREDICTIONS)))[3] == {
         "path": PREDICTIONS[3].path,
         "error": "empty file",
@@ -78,7 +78,7 @@ def test_json_is_one_list_written_as_it_grows() -> None:
     assert written("json", PREDICTIONS)[1].endswith(",")
 
 
-def test_csv_cells_are_no_formulas_and_every_row_has_every_column() -> None:
+def test_csv_cells_are_not_formulas_and_every_row_has_every_column() -> None:
     text = "\r\n".join(written("csv", [predicted("=x.jpg", "=rose"), *PREDICTIONS]))
 
     rows = list(csv.reader(io.StringIO(text, newline="")))
@@ -91,7 +91,7 @@ def test_csv_cells_are_no_formulas_and_every_row_has_every_column() -> None:
     assert {len(row) for row in rows} == {7}
 
 
-def test_the_table_lines_up_and_hides_no_command() -> None:
+def test_the_table_is_aligned_and_escapes_control_characters() -> None:
     lines = written(
         "table",
         [
@@ -107,7 +107,7 @@ def test_the_table_lines_up_and_hides_no_command() -> None:
     ]
 
 
-def test_a_long_table_begins_before_its_end() -> None:
+def test_a_long_table_is_printed_before_its_last_row() -> None:
     lines: list[str] = []
     out = RowWriter("table", 1, lines.append)
 
@@ -118,7 +118,7 @@ def test_a_long_table_begins_before_its_end() -> None:
 
 
 @BOTH
-def test_a_file_gets_its_name_when_it_is_whole(style: str, tmp_path: Path) -> None:
+def test_a_file_is_renamed_when_it_is_complete(style: str, tmp_path: Path) -> None:
     out, shard = tmp_path / f"o.{style}", ProcessShard(chunk=4)
 
     with pytest.raises(ValueError, match=r"strict|longer|shorter"):
@@ -132,7 +132,7 @@ def test_a_file_gets_its_name_when_it_is_whole(style: str, tmp_path: Path) -> No
 
 
 @BOTH
-def test_wherever_it_was_cut_a_resumed_file_has_the_same_bytes(style: str, tmp_path: Path) -> None:
+def test_a_file_cut_anywhere_is_resumed_to_the_same_bytes(style: str, tmp_path: Path) -> None:
     shard, whole = ProcessShard(chunk=4), tmp_path / f"whole.{style}"
     write(whole, style, PREDICTIONS, shard)
     data = whole.read_bytes()
@@ -151,7 +151,7 @@ def test_wherever_it_was_cut_a_resumed_file_has_the_same_bytes(style: str, tmp_p
 
 
 @BOTH
-def test_other_images_or_columns_are_not_resumed(style: str, tmp_path: Path) -> None:
+def test_a_file_of_other_images_or_columns_is_not_resumed(style: str, tmp_path: Path) -> None:
     part = tmp_path / "o.part"
     write(tmp_path / "o", style, PREDICTIONS, ProcessShard())
     (tmp_path / "o").rename(part)
@@ -173,7 +173,7 @@ def test_a_file_with_the_columns_of_an_older_version_is_not_resumed(tmp_path: Pa
 
 
 @BOTH
-def test_a_file_that_is_not_ours_is_not_cut(style: str, tmp_path: Path) -> None:
+def test_a_file_of_another_program_is_not_truncated(style: str, tmp_path: Path) -> None:
     part = tmp_path / "o.part"
     part.write_text("dear diary\n" * 5)
 
@@ -184,7 +184,7 @@ def test_a_file_that_is_not_ours_is_not_cut(style: str, tmp_path: Path) -> None:
 
 @BOTH
 @pytest.mark.parametrize("world", [2, 3, 20])
-def test_parts_are_merged_in_order_by_whoever_ends_last(
+def test_the_last_process_merges_the_shards_in_order(
     style: str, world: int, tmp_path: Path
 ) -> None:
     alone, out = tmp_path / "alone", tmp_path / "together"
@@ -199,7 +199,7 @@ def test_parts_are_merged_in_order_by_whoever_ends_last(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["alone", "together"]
 
 
-def test_parquet_has_the_columns_of_csv_with_numbers(tmp_path: Path) -> None:
+def test_parquet_has_the_columns_of_csv_with_numeric_probabilities(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     out = tmp_path / "o.parquet"
 
@@ -218,7 +218,7 @@ def test_parquet_has_the_columns_of_csv_with_numbers(tmp_path: Path) -> None:
     assert not (tmp_path / "o.parquet.part").exists()
 
 
-def test_parquet_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_parquet_file_is_removed(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
 
     with pytest.raises(ValueError, match=r"strict|longer|shorter"):
@@ -236,13 +236,13 @@ def test_parquet_that_fails_leaves_nothing(tmp_path: Path) -> None:
         ("csv", "x.txt", "csv"),
     ],
 )
-def test_the_format_is_what_was_asked_for_or_what_the_file_is_called(
+def test_the_format_is_the_option_or_the_suffix_of_the_file(
     wanted: str | None, out: str | None, style: str
 ) -> None:
     assert choose_format(wanted, out) == style
 
 
-def test_what_cannot_be_written_is_said_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_format_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     with pytest.raises(UsageError, match="add --format"):
@@ -255,7 +255,7 @@ def test_what_cannot_be_written_is_said_first(monkeypatch: pytest.MonkeyPatch) -
         choose_format(None, "x.parquet")
 
 
-def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_with_a_message(tmp_path: Path) -> None:
     from vitft.system.errors import ResourceError
 
     full = Path("/dev/full")

@@ -1,4 +1,4 @@
-"""The threshold is the smallest one that keeps the requested share of answers right."""
+"""Choice of a threshold by the precision on validation images."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def verdicts(*pairs: tuple[float, bool]) -> list[ValidationPrediction]:
     ]  # fmt: skip
 
 
-def test_as_many_answers_as_possible_are_sure() -> None:
+def test_the_threshold_is_the_smallest_that_reaches_the_precision() -> None:
     # Right at 0.9 and 0.8, wrong at 0.7, then three right: 5 of 6 at 0.4 again reach 80 %.
     given = verdicts((0.7, False), (0.9, True), (0.8, True), (0.6, True), (0.5, True), (0.4, True))
 
@@ -31,17 +31,17 @@ def test_as_many_answers_as_possible_are_sure() -> None:
     assert all_right.interval[0] == pytest.approx(0.342, abs=0.001)  # Wilson, 2 of 2
 
 
-def test_answers_of_one_probability_are_all_in_or_all_out() -> None:
+def test_predictions_of_equal_probability_are_all_above_or_all_below() -> None:
     found = smallest_threshold(verdicts((0.9, True), (0.8, True), (0.8, False)), 0.9)
 
     assert found is not None
     assert found.value == 0.9
 
 
-def test_a_precision_that_cannot_be_reached_gives_nothing() -> None:
+def test_an_unreachable_precision_gives_no_threshold() -> None:
     assert smallest_threshold(verdicts((0.9, False), (0.8, True)), 0.9) is None
 
 
-def test_a_run_without_validation_answers_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_run_without_validation_predictions_suggests_threshold(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="--threshold"):
         choose_threshold(tmp_path, 0.9)

@@ -1,4 +1,4 @@
-"""Images in, one answer each out, in order."""
+"""The torch engine: one prediction per image, in order."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def predictor(tiny_vit: VisionTransformer) -> Predictor:
     return Predictor(tiny_vit, card, device="cpu")
 
 
-def test_there_is_one_answer_per_input_in_order(predictor: Predictor, image_folder: Path) -> None:
+def test_every_input_has_one_prediction_in_order(predictor: Predictor, image_folder: Path) -> None:
     paths = sorted(str(p) for p in image_folder.rglob("*.png"))
 
     answers = list(predictor.stream(paths, top_k=2))
@@ -34,7 +34,7 @@ def test_there_is_one_answer_per_input_in_order(predictor: Predictor, image_fold
     assert all(a.probabilities[0] >= a.probabilities[1] for a in answers)
 
 
-def test_a_bad_file_gets_its_reason_and_nobody_elses_answer(
+def test_an_unreadable_file_gets_an_error_and_the_others_their_own_prediction(
     predictor: Predictor, image_folder: Path
 ) -> None:
     good = sorted(str(p) for p in image_folder.rglob("*.png"))
@@ -49,7 +49,7 @@ def test_a_bad_file_gets_its_reason_and_nobody_elses_answer(
     assert all(a.classes == alone[a.path] for a in mixed if not a.error)
 
 
-def test_the_answer_does_not_depend_on_the_other_images(
+def test_a_prediction_does_not_depend_on_the_other_images(
     predictor: Predictor, image_folder: Path
 ) -> None:
     paths = sorted(str(p) for p in image_folder.rglob("*.png"))
@@ -78,11 +78,11 @@ def test_folders_become_their_images_sorted(image_folder: Path) -> None:
     assert len(list(expand([str(image_folder)]))) == 30
 
 
-def test_a_folder_without_images_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no images in"):
         list(expand([str(tmp_path)]))
 
 
-def test_a_bare_backbone_cannot_name_anything(tiny_weights: Path) -> None:
+def test_a_backbone_without_classes_is_refused(tiny_weights: Path) -> None:
     with pytest.raises(RunError, match="backbone without classes"):
         Predictor.from_run(str(tiny_weights))

@@ -30,7 +30,7 @@ FOREIGN = "unlike the training images"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_vit: VisionTransformer) -> Path:
-    """A run that knows what its training images look like, and images in the current folder."""
+    """A run with statistics of its training features, and images in the current folder."""
     monkeypatch.chdir(tmp_path)
     tiny_vit.head.weight.data.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
     card = Card(
@@ -57,7 +57,7 @@ IMAGES = ["0.png", "foreign.png", "text.jpg", "1.png", "2.png"]
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of JSON under the names of the columns of a table."""
+    """Return a row of JSON under the column names of a table."""
     cells = {"path": row["path"], "notes": "; ".join(row.get("notes", []))}
     for rank, answer in enumerate(row.get("classes", []), start=1):
         cells |= {name if rank == 1 else f"{name}_{rank}": cell for name, cell in answer.items()}
@@ -65,7 +65,7 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def present(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a table without the class columns of an image that has no prediction."""
+    """Return a row of a table without empty class columns."""
     cells = {name: cell for name, cell in row.items() if cell not in ("", None)}
     cells |= {name: float(cell) for name, cell in cells.items() if name.startswith("prob")}
     return {"notes": "", "error": ""} | cells
@@ -162,7 +162,7 @@ def test_predict_from_python_leaves_the_process_as_it_was(
 
 
 def threads_of_a_new_thread() -> int:
-    """What torch gives to a thread that has set nothing itself."""
+    """Return torch's number of threads in a new thread."""
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
     thread.start()

@@ -1,4 +1,4 @@
-"""`vitft serve` against clients that send too much, too slowly, or no HTTP at all; and its end."""
+"""Limits of `vitft serve`: size, time, invalid HTTP and forms; page, options and shutdown."""
 
 import json
 import os
@@ -19,7 +19,7 @@ import torch
 
 from tests.serve.test_serve import CONFIG, make_predictor, png
 from tests.support.run_files import HOSTILE
-from tests.support.serving import Client, Reply, answered, everything, form, serving
+from tests.support.serving import Client, Reply, answered, form, read_all, serving
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
@@ -38,7 +38,7 @@ HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    """A server with little patience."""
+    """A server with short timeouts."""
     for name in ("protocol.HEAD_SECONDS", "body.BODY_SECONDS"):
         monkeypatch.setattr(f"vitft.serve.{name}", 0.3)
     with serving(make_predictor(), ServeLimits(max_bytes=100_000)) as served:
@@ -46,8 +46,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
         assert served.post("/predict", png(0)).status == 200  # it has survived
 
 
-def told(answer: bytes) -> tuple[int, str]:
-    """Status and error of one raw answer."""
+def error_of(answer: bytes) -> tuple[int, str]:
+    """Return status and error of a raw response."""
     head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split(b" ")[1]), json.loads(body)["error"]
 
@@ -56,10 +56,12 @@ def outcome(answer: Reply) -> tuple[int, str]:
     return answer.status, answer.json["error"]
 
 
-# too much, too slow, too strange ----------------------------------------------------------------
+# limits of requests ------------------------------------------------------------------------------
 
 
-def test_a_body_announced_too_large_is_refused_before_it_is_sent(client: Client) -> None:
+def test_a_too_large_content_length_is_refused_before_the_body(
+    client: Client,
+) -> None:
     with client.raw(HEAD + b"Content-Length: 10000000000\r\n\r\n") as connection:
         answer = answered(connection)
 
@@ -75,15 +77,15 @@ def test_a_body_in_chunks_without_end_is_refused_at_the_limit(client: Client) ->
     assert outcome(answer) == (413, "the request is larger than 0.1 MB")
 
 
-def test_a_body_in_crumbs_is_refused_before_it_keeps_the_server_busy(client: Client) -> None:
+def test_a_body_in_tiny_chunks_is_refused(client: Client) -> None:
     crumbs = b"1\r\nx\r\n" * 1000
 
-    answer = client.shout(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + crumbs)
+    answer = client.send_raw(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + crumbs)
 
-    assert told(answer) == (400, "not a valid HTTP request: its chunks are too small")
+    assert error_of(answer) == (400, "not a valid HTTP request: its chunks are too small")
 
 
-def test_a_body_in_ordinary_chunks_is_answered(client: Client) -> None:
+def test_a_body_in_ordinary_chunks_is_accepted(client: Client) -> None:
     image = png(0)
     chunks = b"".join(
         f"{len(part):x}\r\n".encode() + part + b"\r\n"
@@ -94,11 +96,11 @@ def test_a_body_in_ordinary_chunks_is_answered(client: Client) -> None:
         assert answered(line).status == 200
 
 
-def test_a_body_longer_than_announced_is_not_read_beyond(client: Client) -> None:
-    answer = client.shout(HEAD + b"Content-Length: 5\r\n\r\nhello" + b"\0\r\n" * 100)
+def test_a_body_is_not_read_beyond_its_content_length(client: Client) -> None:
+    answer = client.send_raw(HEAD + b"Content-Length: 5\r\n\r\nhello" + b"\0\r\n" * 100)
 
     assert answer.startswith(b"HTTP/1.1 422 ")
-    assert told(answer[answer.rindex(b"HTTP/1.1") :]) == (400, "not a valid HTTP request")
+    assert error_of(answer[answer.rindex(b"HTTP/1.1") :]) == (400, "not a valid HTTP request")
 
 
 @pytest.mark.parametrize(
@@ -108,27 +110,30 @@ def test_a_body_longer_than_announced_is_not_read_beyond(client: Client) -> None
         pytest.param(b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", id="in chunks"),
     ],
 )
-def test_a_body_that_does_not_come_is_not_waited_for(client: Client, headers: bytes) -> None:
+def test_an_incomplete_body_times_out(client: Client, headers: bytes) -> None:
     with client.raw(HEAD + headers) as connection:
         assert outcome(answered(connection)) == (408, "the request was sent too slowly")
         assert connection.recv(65536) == b""  # and the line is free again
 
 
-def test_headers_that_do_not_end_are_not_waited_for(client: Client) -> None:
-    assert told(client.shout(b"GET / HTTP/1.1\r\nX: ")) == (408, "the request was sent too slowly")
+def test_incomplete_headers_time_out(client: Client) -> None:
+    assert error_of(client.send_raw(b"GET / HTTP/1.1\r\nX: ")) == (
+        408,
+        "the request was sent too slowly",
+    )
 
 
-def test_a_second_request_may_not_dawdle_either(client: Client) -> None:
+def test_a_second_request_on_a_connection_times_out_too(client: Client) -> None:
     first = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     with client.raw(first) as connection:
         assert answered(connection).status == 200
         connection.sendall(b"GET / HT")
-        assert told(everything(connection)) == (408, "the request was sent too slowly")
+        assert error_of(read_all(connection)) == (408, "the request was sent too slowly")
 
 
-def test_a_silent_connection_is_closed(client: Client) -> None:
-    assert client.shout(b"") == b""
+def test_an_idle_connection_is_closed(client: Client) -> None:
+    assert client.send_raw(b"") == b""
 
 
 @pytest.mark.parametrize(
@@ -146,26 +151,26 @@ def test_a_silent_connection_is_closed(client: Client) -> None:
         pytest.param(HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", id="no chunk"),
     ],
 )
-def test_what_is_no_http_is_told_so(client: Client, data: bytes) -> None:
-    answer = client.shout(data)
+def test_invalid_http_is_answered_with_an_error(client: Client, data: bytes) -> None:
+    answer = client.send_raw(data)
 
-    assert told(answer)[0] in (400, 501)
-    assert "valid" in told(answer)[1]
+    assert error_of(answer)[0] in (400, 501)
+    assert "valid" in error_of(answer)[1]
 
 
-def test_connections_beyond_the_limit_are_sent_away(
+def test_connections_beyond_the_limit_are_refused(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitft.serve.protocol.MAX_CONNECTIONS", 0)
 
-    answer = client.shout(b"")
+    answer = client.send_raw(b"")
     monkeypatch.undo()
 
-    assert told(answer) == (503, "too many connections; try again")
+    assert error_of(answer) == (503, "too many connections; try again")
     assert b"retry-after: 1" in answer
 
 
-def test_threads_take_short_turns_as_long_as_the_server_runs() -> None:
+def test_the_switch_interval_is_short_while_the_server_runs() -> None:
     usual = sys.getswitchinterval()
 
     with serving(make_predictor()) as client:
@@ -177,7 +182,7 @@ def test_threads_take_short_turns_as_long_as_the_server_runs() -> None:
     assert usual > SWITCH_SECONDS
 
 
-def test_uploads_share_a_limit_of_memory_and_give_it_back() -> None:
+def test_uploads_share_a_memory_budget_and_release_it() -> None:
     memory = MemoryBudget(100)
 
     with memory.reservation() as one, memory.reservation() as other:
@@ -189,10 +194,10 @@ def test_uploads_share_a_limit_of_memory_and_give_it_back() -> None:
     assert memory.used == 0
 
 
-# forms ------------------------------------------------------------------------------------------
+# forms -------------------------------------------------------------------------------------------
 
 
-def test_files_of_a_form_come_out_as_they_went_in() -> None:
+def test_files_of_a_form_are_unchanged() -> None:
     rng = random.Random(0)
     pieces = [b"\r\n", b"--", b"cut here", b"--cut her", b"\0", b"\xff\xd8", b"\n--cut here", b"-"]
 
@@ -207,7 +212,7 @@ def test_files_of_a_form_come_out_as_they_went_in() -> None:
         assert found == [Upload(*file) for file in files]
 
 
-def test_forms_are_read_as_the_standard_library_reads_them() -> None:
+def test_forms_are_parsed_as_by_the_standard_library() -> None:
     body = form(("a.png", png(0)), ("b.png", png(1)))
     kind = 'multipart/form-data; boundary="cut here"'
 
@@ -218,7 +223,7 @@ def test_forms_are_read_as_the_standard_library_reads_them() -> None:
     assert read_form(body, kind, max_files=2) == theirs
 
 
-def test_a_form_cut_anywhere_is_an_error_and_never_half_a_form() -> None:
+def test_a_form_cut_anywhere_is_an_error() -> None:
     body = form(("a.png", b"\r\n--cut" * 5), ("b.png", b"x"))
 
     for length in range(len(body) - len("\r\n")):
@@ -228,11 +233,11 @@ def test_a_form_cut_anywhere_is_an_error_and_never_half_a_form() -> None:
             read_form(body[:length], 'multipart/form-data; boundary="cut here"', max_files=2)
 
 
-# the page ---------------------------------------------------------------------------------------
+# the page ----------------------------------------------------------------------------------------
 
 
 class Elements(HTMLParser):
-    """Collects what could load or run something."""
+    """Collects attributes that could load or run something."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,7 +247,7 @@ class Elements(HTMLParser):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
 
 
-def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script() -> None:
+def test_the_page_loads_nothing_from_other_sites_and_runs_only_its_own_script() -> None:
     page = build_page(max_bytes=1000, explains=True)
     elements = Elements()
 
@@ -267,12 +272,12 @@ def test_no_class_name_is_in_the_page(name: str, tmp_path: Path) -> None:
     assert name not in build_page(max_bytes=1000, explains=False).html
 
 
-# the command ------------------------------------------------------------------------------------
+# the command -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A finished run of a random model, as far as serving needs it."""
+    """A run directory with a random model."""
     torch.manual_seed(0)
     card = Card(
         architecture=CONFIG, transform=EvalTransform(image_size=(16, 16)), classes=("a", "b", "c")
@@ -297,7 +302,7 @@ def run(tmp_path: Path) -> Path:
         (["--host", "no such host", "--port", "0"], "invalid --host no such host"),
     ],
 )
-def test_an_impossible_option_is_refused(
+def test_an_invalid_option_is_refused(
     run: Path, options: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "--run", str(run), *options]) == 2
@@ -330,7 +335,7 @@ def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     assert "fix: pip install 'vitft[serve]'" in capsys.readouterr().err
 
 
-def test_only_loopback_is_listened_on_unless_the_user_says_otherwise() -> None:
+def test_the_server_listens_on_loopback_by_default() -> None:
     bound: Any
     with listen("127.0.0.1", 0) as bound:
         assert bound.getsockname()[0] == "127.0.0.1"
@@ -341,7 +346,7 @@ def test_only_loopback_is_listened_on_unless_the_user_says_otherwise() -> None:
         access_for("127.0.0.1", [""])
 
 
-def test_a_signal_lets_the_request_under_way_finish(run: Path) -> None:
+def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
     command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
     head = HEAD + f"Expect: 100-continue\r\nContent-Length: {len(png(0))}\r\n\r\n".encode()
     children = {
@@ -365,7 +370,7 @@ def test_a_signal_lets_the_request_under_way_finish(run: Path) -> None:
                 child.send_signal(number)
                 child.send_signal(number)  # impatience changes nothing
                 connection.sendall(png(0))
-                assert everything(connection).startswith(b"HTTP/1.1 200 ")
+                assert read_all(connection).startswith(b"HTTP/1.1 200 ")
             _, errors = child.communicate(timeout=30)
         assert child.returncode == code
         assert errors == "stopped\n"

@@ -1,4 +1,4 @@
-"""`vitft serve`: right answers for everyone, at once, and nothing else for anyone."""
+"""Predictions, errors and access control of `vitft serve`."""
 
 import asyncio
 import io
@@ -34,7 +34,7 @@ CONFIG = ViTConfig(
 
 
 def make_predictor(kind: type[Predictor] = Predictor, model: Any = None) -> Predictor:
-    """A small random model with strong opinions."""
+    """Return a small random model with distinct probabilities."""
     torch.manual_seed(0)
     card = Card(architecture=CONFIG, transform=EvalTransform(image_size=(16, 16)), classes=CLASSES)
     if model is None:
@@ -44,7 +44,7 @@ def make_predictor(kind: type[Predictor] = Predictor, model: Any = None) -> Pred
 
 
 def png(seed: int, **options: Any) -> bytes:
-    """A file of coloured noise."""
+    """Return a PNG file of coloured noise."""
     pixels = np.random.default_rng(seed).integers(0, 255, (20, 24, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG", **options)
@@ -58,36 +58,36 @@ def predictor() -> Predictor:
 
 @pytest.fixture(scope="module")
 def client(predictor: Predictor) -> Iterator[Client]:
-    """A server with small limits that all harmless tests share."""
+    """A server with small limits, shared by the tests that leave it intact."""
     limits = ServeLimits(max_bytes=300_000, queue=64)
     with serving(predictor, limits, access_for("127.0.0.1", ["flowers.example"])) as served:
         yield served
 
 
 def expected(predictor: Predictor, image: bytes) -> dict[str, float]:
-    """What `predict` says of an image."""
+    """Return the probabilities of all classes of an image."""
     view = predictor.card.transform.pixels(Image.open(io.BytesIO(image), formats=["PNG"]))
     logits = torch.from_numpy(predictor.scores(view[None]).logits)
     return dict(zip(CLASSES, logits.softmax(-1)[0].tolist(), strict=True))
 
 
-def told(result: dict[str, Any]) -> dict[str, float]:
+def found(result: dict[str, Any]) -> dict[str, float]:
     return {share["class"]: share["probability"] for share in result["classes"]}
 
 
-# answers ----------------------------------------------------------------------------------------
+# predictions -------------------------------------------------------------------------------------
 
 
-def test_the_answer_is_that_of_predict(client: Client, predictor: Predictor) -> None:
+def test_the_prediction_is_that_of_predict(client: Client, predictor: Predictor) -> None:
     answer = client.post("/predict", png(1))
 
     assert answer.status == 200
-    assert told(answer.json["results"][0]) == pytest.approx(expected(predictor, png(1)), abs=1e-6)
+    assert found(answer.json["results"][0]) == pytest.approx(expected(predictor, png(1)), abs=1e-6)
     shares = [share["probability"] for share in answer.json["results"][0]["classes"]]
     assert shares == sorted(shares, reverse=True)
 
 
-def test_top_k_says_how_many_classes_come_back(client: Client) -> None:
+def test_top_k_limits_the_number_of_classes(client: Client) -> None:
     counts = [
         len(client.post(f"/predict?top_k={k}", png(1)).json["results"][0]["classes"])
         for k in (1, 2, 10)
@@ -96,7 +96,7 @@ def test_top_k_says_how_many_classes_come_back(client: Client) -> None:
     assert counts == [1, 2, 3]
 
 
-def test_several_files_are_answered_in_their_order_and_a_bad_one_spoils_none(
+def test_several_files_are_predicted_in_order_despite_an_unreadable_one(
     client: Client, predictor: Predictor
 ) -> None:
     files = [("a.png", png(1)), ("../x.txt", b"no image"), ('ü \\"c.png', png(2))]
@@ -106,27 +106,27 @@ def test_several_files_are_answered_in_their_order_and_a_bad_one_spoils_none(
     first, second, third = answer.json["results"]
     assert answer.status == 200
     assert [first["path"], second["path"], third["path"]] == ["a.png", "../x.txt", 'ü "c.png']
-    assert told(first) == pytest.approx(expected(predictor, png(1)), abs=1e-6)
-    assert told(third) == pytest.approx(expected(predictor, png(2)), abs=1e-6)
+    assert found(first) == pytest.approx(expected(predictor, png(1)), abs=1e-6)
+    assert found(third) == pytest.approx(expected(predictor, png(2)), abs=1e-6)
     assert second["error"] == "not an image (looks like text)"
 
 
-def test_everyone_gets_the_answer_to_the_own_image_however_many_ask_at_once(
+def test_concurrent_clients_get_the_predictions_for_their_own_images(
     client: Client, predictor: Predictor
 ) -> None:
     images = [png(seed) for seed in range(60)]
 
-    with ThreadPoolExecutor(20) as people:
-        answers = list(people.map(lambda image: client.post("/predict", image), images))
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda image: client.post("/predict", image), images))
 
     for image, answer in zip(images, answers, strict=True):
-        assert told(answer.json["results"][0]) == pytest.approx(
+        assert found(answer.json["results"][0]) == pytest.approx(
             expected(predictor, image), abs=1e-5
         )
 
 
 class SlowPredictor(Predictor):
-    """Waits for permission before each batch, and remembers how large it was."""
+    """Waits for an event before each batch and records its size."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -141,12 +141,12 @@ class SlowPredictor(Predictor):
 
 
 def until(client: Client, waiting: int) -> None:
-    """Wait until so many images are on their way."""
+    """Wait until so many images are queued."""
     while client.ask("GET", "/healthz").json["waiting"] != waiting:
         pass
 
 
-def test_images_that_wait_for_the_model_share_a_batch() -> None:
+def test_queued_images_are_predicted_in_one_batch() -> None:
     slow = make_predictor(SlowPredictor)
     assert isinstance(slow, SlowPredictor)
 
@@ -169,12 +169,12 @@ def test_images_that_wait_for_the_model_share_a_batch() -> None:
     assert slow.batches == [0, 1, 1, 5]  # nothing, the server's own, the lone image, the others
 
 
-def test_a_full_queue_sends_further_images_away_while_the_server_stays_alive() -> None:
+def test_a_full_queue_refuses_further_images_while_the_server_stays_alive() -> None:
     slow = make_predictor(SlowPredictor)
     assert isinstance(slow, SlowPredictor)
 
-    with serving(slow, ServeLimits(queue=2)) as client, ThreadPoolExecutor(1) as people:
-        two = people.submit(client.form, "/predict", ("a", png(0)), ("b", png(1)))
+    with serving(slow, ServeLimits(queue=2)) as client, ThreadPoolExecutor(1) as pool:
+        two = pool.submit(client.form, "/predict", ("a", png(0)), ("b", png(1)))
         until(client, 2)
         away = client.post("/predict", png(2))
         alive = client.ask("GET", "/healthz")
@@ -190,7 +190,7 @@ def test_a_full_queue_sends_further_images_away_while_the_server_stays_alive() -
 
 
 class BrokenPredictor(SlowPredictor):
-    """Fails at every second question."""
+    """Fails for every second batch."""
 
     def scores(self, views: Any) -> Scores:
         self.batches.append(len(views))
@@ -199,7 +199,7 @@ class BrokenPredictor(SlowPredictor):
         return Predictor.scores(self, views)
 
 
-def test_a_mistake_of_the_program_is_told_without_details_and_harms_no_later_request(
+def test_an_internal_error_hides_its_details_and_leaves_later_requests_intact(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with serving(make_predictor(BrokenPredictor)) as client:
@@ -211,7 +211,7 @@ def test_a_mistake_of_the_program_is_told_without_details_and_harms_no_later_req
     assert fine.status == 200
 
 
-def test_a_model_that_answers_nan_does_not_start() -> None:
+def test_a_model_with_nan_logits_is_not_served() -> None:
     broken = make_predictor()
     nn.init.constant_(broken.model.head.bias, float("nan"))  # type: ignore[arg-type]
 
@@ -219,10 +219,10 @@ def test_a_model_that_answers_nan_does_not_start() -> None:
         BatchQueue(broken, Postprocess(classes=CLASSES), ServeLimits())
 
 
-# explaining -------------------------------------------------------------------------------------
+# explaining --------------------------------------------------------------------------------------
 
 
-def test_explain_draws_what_the_model_saw_and_differs_by_class(client: Client) -> None:
+def test_explain_draws_the_view_and_differs_by_class(client: Client) -> None:
     best, red, green = (
         client.post(f"/explain{query}", png(3)).body
         for query in ("", "?class=red%20%3Cb%3E", "?class=gr%C3%BCn")
@@ -233,7 +233,7 @@ def test_explain_draws_what_the_model_saw_and_differs_by_class(client: Client) -
     assert red != green
 
 
-def test_where_a_photo_was_taken_is_not_in_the_picture_of_it(client: Client) -> None:
+def test_an_overlay_has_no_exif_data_of_the_photo(client: Client) -> None:
     exif = Image.Exif()
     exif[0x010E] = "taken at 48.137, 11.575"
 
@@ -245,7 +245,7 @@ def test_where_a_photo_was_taken_is_not_in_the_picture_of_it(client: Client) -> 
 
 
 class Plain(nn.Module):
-    """A model without attention, behind the interface of `backbone`."""
+    """A model without attention, with the interface of `Model`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class Plain(nn.Module):
         return self.classify(self.features(x))
 
 
-def test_a_model_that_hides_its_attention_is_served_without_overlays() -> None:
+def test_a_model_without_accessible_attention_is_served_without_overlays() -> None:
     plain = make_predictor(model=Plain())
 
     with serving(plain) as client:
@@ -274,7 +274,7 @@ def test_a_model_that_hides_its_attention_is_served_without_overlays() -> None:
     assert b'data-explains="false"' in page
 
 
-# what is asked wrongly --------------------------------------------------------------------------
+# invalid requests --------------------------------------------------------------------------------
 
 FORM = "multipart/form-data"
 FILE = b'--x\r\nContent-Disposition: form-data; filename="a"\r\n\r\n\r\n'
@@ -320,7 +320,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n"
         pytest.param("?top_k=%00%ff", "image/png", png(0), 422, "top_k", id="no text"),
     ],
 )
-def test_a_wrong_request_is_told_what_is_wrong(
+def test_an_invalid_request_gets_an_error(
     client: Client, path: str, kind: str, body: bytes, status: int, error: str
 ) -> None:
     answer = client.ask("POST", f"/predict{path}", body, content_type=kind)
@@ -331,7 +331,7 @@ def test_a_wrong_request_is_told_what_is_wrong(
     assert "/" not in answer.json["error"].replace("multipart/form-data", "")
 
 
-def test_a_bomb_is_refused_by_its_header(client: Client) -> None:
+def test_a_decompression_bomb_is_refused_by_its_header(client: Client) -> None:
     bomb = bytearray(png(0))
     bomb[16:24] = (20_000).to_bytes(4, "big") * 2  # width and height
     bomb[29:33] = zlib.crc32(bomb[12:29]).to_bytes(4, "big")
@@ -378,7 +378,7 @@ TRAVERSALS = [
 @pytest.mark.parametrize("path", TRAVERSALS, ids=lambda p: p[:24])
 def test_no_path_leads_to_a_file(client: Client, path: str) -> None:
     for method in ("GET", "POST"):
-        answer = client.shout(
+        answer = client.send_raw(
             f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             "Content-Length: 0\r\n\r\n".encode()
         )
@@ -400,7 +400,7 @@ def test_no_path_leads_to_a_file(client: Client, path: str) -> None:
         ("BREW", "/", 405, "GET, HEAD, OPTIONS"),
     ],
 )
-def test_every_address_says_which_methods_it_takes(
+def test_every_route_lists_its_methods(
     client: Client, method: str, path: str, status: int, allow: str | None
 ) -> None:
     answer = client.ask(method, path)
@@ -409,7 +409,7 @@ def test_every_address_says_which_methods_it_takes(
     assert method not in ("HEAD", "OPTIONS") or answer.body == b""
 
 
-# from where -------------------------------------------------------------------------------------
+# hosts and origins -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -431,9 +431,7 @@ def test_every_address_says_which_methods_it_takes(
         ("loc\xe4lhost", 421),
     ],
 )
-def test_a_foreign_name_for_this_server_is_not_answered(
-    client: Client, host: str, status: int
-) -> None:
+def test_an_unknown_host_name_is_refused(client: Client, host: str, status: int) -> None:
     answers = [
         client.ask(method, path, Host=host)
         for method, path in (("GET", "/labels"), ("OPTIONS", "/"), ("GET", "/nothing"))
@@ -442,8 +440,8 @@ def test_a_foreign_name_for_this_server_is_not_answered(
     assert [a.status for a in answers] == ([200, 204, 404] if status == 200 else [status] * 3)
 
 
-def test_a_request_that_names_no_host_is_not_answered(client: Client) -> None:
-    assert client.shout(b"GET /labels HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 421 ")
+def test_a_request_without_a_host_is_refused(client: Client) -> None:
+    assert client.send_raw(b"GET /labels HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 421 ")
 
 
 @pytest.mark.parametrize(
@@ -464,7 +462,7 @@ def test_a_request_that_names_no_host_is_not_answered(client: Client) -> None:
         ({"Origin": "http://localhost:8000", "Sec-Fetch-Site": "cross-site"}, 403),
     ],
 )
-def test_a_foreign_page_cannot_send_images(
+def test_a_page_of_another_site_cannot_send_images(
     client: Client, headers: dict[str, str], status: int
 ) -> None:
     answer = client.post("/predict", png(0), Host="localhost:8000", **headers)
@@ -481,7 +479,7 @@ def test_a_page_behind_a_proxy_may_send_images(client: Client) -> None:
     assert answer.status == 200
 
 
-def test_no_answer_is_kept_sniffed_framed_or_used_by_other_pages(client: Client) -> None:
+def test_every_response_has_security_headers(client: Client) -> None:
     for path in ("/", "/labels", "/nothing"):
         headers = client.ask("GET", path).headers
 
@@ -492,14 +490,14 @@ def test_no_answer_is_kept_sniffed_framed_or_used_by_other_pages(client: Client)
         assert "server" not in headers
 
 
-# names and schema -------------------------------------------------------------------------------
+# names and schema --------------------------------------------------------------------------------
 
 
-def test_class_names_of_any_kind_survive_the_way(client: Client) -> None:
+def test_class_names_of_any_kind_are_unchanged(client: Client) -> None:
     assert client.ask("GET", "/labels").json["classes"] == list(CLASSES)
 
 
-def test_the_schema_names_every_address_and_loads_nothing(client: Client) -> None:
+def test_the_schema_lists_every_route_and_loads_nothing(client: Client) -> None:
     answer = client.ask("GET", "/openapi.json")
 
     assert set(answer.json["paths"]) == {"/healthz", "/labels", "/predict", "/explain"}

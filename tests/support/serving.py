@@ -1,4 +1,4 @@
-"""A real server on loopback in a thread, and a client that can also misbehave."""
+"""A server on loopback in a thread, and a client that can also send invalid requests."""
 
 import http.client
 import json
@@ -15,13 +15,13 @@ from vitft.serve.access import Access, access_for
 from vitft.serve.limits import ServeLimits
 from vitft.serve.server import listen, make_server
 
-PATIENCE_S = 20.0
-"""Of the clients; no test waits that long unless it fails."""
+TIMEOUT_S = 20.0
+"""Timeout of the clients; only failing tests wait that long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server answered."""
+    """A response of the server."""
 
     status: int
     headers: Mapping[str, str]
@@ -34,13 +34,13 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Talks to a port of this machine."""
+    """A client of a server on this machine."""
 
     port: int
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Reply:
         """One request on a connection of its own; `_` in a header's name stands for `-`."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         try:
             sent = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, body, sent)
@@ -61,24 +61,24 @@ class Client:
     @contextmanager
     def raw(self, data: bytes) -> Iterator[socket.socket]:
         """A connection on which these bytes have been sent."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S) as connection:
             connection.sendall(data)
             yield connection
 
-    def shout(self, data: bytes) -> bytes:
+    def send_raw(self, data: bytes) -> bytes:
         """Everything that comes back for these bytes until the server hangs up."""
         with self.raw(data) as connection:
-            return everything(connection)
+            return read_all(connection)
 
 
 def reply(response: http.client.HTTPResponse) -> Reply:
-    """A response, read to its end."""
+    """Read a response to its end."""
     headers = {name.lower(): value for name, value in response.getheaders()}
     return Reply(response.status, headers, response.read())
 
 
 def answered(connection: socket.socket) -> Reply:
-    """One answer, while the line stays open."""
+    """Read one response and leave the connection open."""
     response = http.client.HTTPResponse(connection)
     try:
         response.begin()
@@ -87,8 +87,8 @@ def answered(connection: socket.socket) -> Reply:
         response.close()
 
 
-def everything(connection: socket.socket) -> bytes:
-    """All bytes until the other side hangs up, be it rudely."""
+def read_all(connection: socket.socket) -> bytes:
+    """Read all bytes until the server closes or resets the connection."""
     parts = []
     try:
         while part := connection.recv(65536):
@@ -99,7 +99,7 @@ def everything(connection: socket.socket) -> bytes:
 
 
 def form(*files: tuple[str, bytes]) -> bytes:
-    """A multipart body with the boundary `cut here`."""
+    """Return a multipart body with the boundary `cut here`."""
     head = '--cut here\r\nContent-Disposition: form-data; name="images"; filename="{}"\r\n\r\n'
     parts = [head.format(name).encode() + data + b"\r\n" for name, data in files]
     return b"".join(parts) + b"--cut here--\r\n"
@@ -112,7 +112,7 @@ def serving(
     access: Access | None = None,
     postprocess: Postprocess | None = None,
 ) -> Iterator[Client]:
-    """A server in a thread, stopped at the end."""
+    """Run a server in a thread and stop it at the end."""
     with listen("127.0.0.1", 0) as bound:
         server = make_server(
             predictor,

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.check.audit import AuditedImage, audit_images, audit_summary
-from vitft.config.run import Config
 from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
@@ -46,31 +45,39 @@ REFERENCE_IMAGES = 20_000
 
 
 def audit_run(
-    inputs: StageInputs, config: Config, checked: InspectedFolder, scored: ScoredImages | None
+    inputs: StageInputs,
+    inspected: InspectedFolder,
+    scored: ScoredImages | None,
+    *,
+    seed: int,
+    cache: str,
+    find_copies: bool,
 ) -> AuditResults:
     """Return what audit.json holds.
 
     Args:
         inputs: What the first stage read.
-        config: The settings.
-        checked: The images as they were loaded, with the unreadable ones.
+        inspected: The images as they were loaded, with the unreadable ones.
         scored: Features and held-out logits of all images, if a head was solved.
+        seed: Seeds the folds of cross-validation if none was solved.
+        cache: `train.cache`, where fingerprints are kept.
+        find_copies: Search for near copies; else those of the split are used.
     """
     data = inputs.data
     groups: Mapping[str, str] = data.duplicates
     mislabels: list[Mislabel] = []
     if inputs.cut.pooled:
-        scored = scored or score_by_default_head(inputs, seed=config.train.seed)
-        if not config.data.group_duplicates:
-            pairs = find_near_copies(data, scored.features, cache=config.train.cache)
+        scored = scored or score_by_default_head(inputs, seed=seed)
+        if find_copies:
+            pairs = find_near_copies(data, scored.features, cache=cache)
             groups = group_names([row.sha256 for row in data.distinct], pairs)
         mislabels = find_mislabels(data, scored)
     names = data.manifest.classes
     return audit_images(
         [AuditedImage(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
          for r in data.manifest.rows],
-        bad=checked.bad,
-        odd=[(file.path, remark) for file in checked.good for remark in file.odd],
+        bad=inspected.bad,
+        odd=[(file.path, remark) for file in inspected.good for remark in file.odd],
         groups=groups,
         mislabels=mislabels,
     )  # fmt: skip
@@ -186,13 +193,7 @@ def find_mislabels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
     for row in data.manifest.rows:
         labels.setdefault(row.sha256, set()).add(row.label)
     return [
-        {
-            "path": some[suspect.row].path,
-            "label": names[some[suspect.row].label],
-            "suggested": names[suspect.suggested],
-            "given_probability": suspect.given_probability,
-            "suggested_probability": suspect.suggested_probability,
-        }
-        for suspect in find_label_errors(probabilities, y)
-        if len(labels[some[suspect.row].sha256]) == 1
+        error.to_mislabel(some[error.row].path, some[error.row].label, names)
+        for error in find_label_errors(probabilities, y)
+        if len(labels[some[error.row].sha256]) == 1
     ]

@@ -23,7 +23,7 @@ from vitft.system import console
 from vitft.system.errors import ResourceError
 from vitft.system.signals import default_handlers
 
-Item = TypeVar("Item")
+Value = TypeVar("Value")
 
 
 class ProcessGroup:
@@ -37,7 +37,7 @@ class ProcessGroup:
         """Whether this process logs and writes."""
         return self.rank == 0
 
-    def shard(self, items: Sequence[Item]) -> Sequence[Item]:
+    def shard(self, items: Sequence[Value]) -> Sequence[Value]:
         """Return every `size`-th item, from the `rank`-th on."""
         return items[self.rank :: self.size]
 
@@ -72,7 +72,7 @@ class ProcessGroup:
             distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
         return int(tensor.item())
 
-    def broadcast(self, value: Item) -> Item:
+    def broadcast(self, value: Value) -> Value:
         """Return the value of the main process."""
         if self.size == 1:
             return value

@@ -120,8 +120,10 @@ def run_finetuning(
         stopper.agree = group.all_reduce_max
         if resume and group.is_main:
             stack.enter_context(locked(RunDir(out)))
-        stack.enter_context(short_timeouts())
-        trackers = connect_trackers(config.train.trackers if group.is_main else (), resume=resume)
+        names = config.train.trackers if group.is_main else ()
+        if "mlflow" in names:
+            stack.enter_context(short_timeouts())
+        trackers = connect_trackers(names, resume=resume)
         stack.callback(trackers.finish, "failed", {})
         start = begin(config, group)
         run = stack.enter_context(open_run(out, start, resume=resume))
@@ -282,7 +284,15 @@ def write_data_reports(context: RunContext, start: Start, scored: ScoredImages |
     """Write audit.json and the reference of the training features."""
     data = start.inputs.data
     if context.best.epochs and data.group.is_main:
-        audit = audit_run(start.inputs, start.config, start.inspected, scored)
+        config = start.config
+        audit = audit_run(
+            start.inputs,
+            start.inspected,
+            scored,
+            seed=config.train.seed,
+            cache=config.train.cache,
+            find_copies=not config.data.group_duplicates,
+        )
         context.run.write_json("audit.json", audit)
         log_audit(audit, data, context.run)
         write_reference(start.inputs, context.run)

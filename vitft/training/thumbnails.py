@@ -12,17 +12,19 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import nn
 
+from vitft.data.arrays import PixelArray
 from vitft.data.images import open_image
 from vitft.data.loading import in_order
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform
+from vitft.explain.attribution import relevance_map
+from vitft.explain.heatmaps import overlay
 from vitft.metrics.results import AuditResults
 from vitft.models.vit import VisionTransformer
 from vitft.predict.validation import (
@@ -49,8 +51,6 @@ ATTENTION_IMAGES = 12
 ATTENTION_BATCH = 4
 """Images whose attention is computed together, on one core of a CPU."""
 
-ImageArray = np.ndarray[Any, np.dtype[np.uint8]]
-
 
 @dataclass(frozen=True, slots=True)
 class Thumbnail:
@@ -58,7 +58,7 @@ class Thumbnail:
 
     sha256: str
     jpeg: bytes
-    view: ImageArray | None
+    view: PixelArray | None
     """The model's input, (S, S, 3), if the attention is drawn."""
 
 
@@ -112,7 +112,7 @@ class ThumbnailMaker:
         view = self.transform.pixels(image) if wanted else None
         return Thumbnail(row.sha256, thumbnail_jpeg(image), view)
 
-    def attention(self, views: Mapping[str, ImageArray]) -> Iterator[tuple[str, bytes]]:
+    def attention(self, views: Mapping[str, PixelArray]) -> Iterator[tuple[str, bytes]]:
         """Give digest and JPEG of each view, overlaid with the attention for its prediction."""
         if self.model is None or not views:
             return
@@ -137,12 +137,9 @@ class ThumbnailMaker:
             torch.set_num_threads(before)
 
     def draw_attention(
-        self, model: VisionTransformer, views: Mapping[str, ImageArray]
+        self, model: VisionTransformer, views: Mapping[str, PixelArray]
     ) -> list[tuple[str, bytes]]:
-        """The same of one batch."""
-        from vitft.explain.attribution import relevance_map
-        from vitft.explain.heatmaps import overlay
-
+        """Return digest and overlay of each view of one batch."""
         some = next(model.parameters())
         stack = torch.from_numpy(np.stack([*views.values()])).to(some.device)
         classes = torch.tensor([self.predicted[name] for name in views])
@@ -160,7 +157,7 @@ def write_folder(run: Path, maker: ThumbnailMaker, rows: Sequence[Row]) -> int:
     if not rows:
         return 0
     folder, temporary = run / THUMBS, run / f".{THUMBS}"
-    views: dict[str, ImageArray] = {}
+    views: dict[str, PixelArray] = {}
     count = 0
     overlays = len(maker.predicted) if maker.model is not None else 0
     with writing(folder), console.Progress("thumbnails", len(rows) + overlays) as progress:
