@@ -113,7 +113,7 @@ def finetune(  # noqa: PLR0913 - the options of the command, see `config.options
 
 
 def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> "Trained":
-    """Load the model of a run folder, a checkpoint or `hf:owner/name`; by default the latest run.
+    """Load the model of a run directory, a checkpoint or `hf:owner/name`; default: the latest run.
 
     Raises:
         RunError: The model does not exist or is damaged.

@@ -1,4 +1,15 @@
-"""Labelled images drawn from formulas: classes without end, no photo and no flower among them.
+"""Labelled images drawn from formulas: any number of classes, without photos or flowers.
+
+A class is a vector of parameters drawn from its number. Its images share the parameters up to a
+small jitter and differ in position, size, rotation, tilt, colours, background, clutter, light and
+noise, so that only the form identifies the class. A second label may determine the figure's colour.
+The bundled weights are trained on these images.
+
+Sources: Kataoka et al. 2020, "Pre-training without Natural Images",
+https://arxiv.org/abs/2101.08515 (fractals as labelled images); Kataoka et al. 2022, "Replacing
+Labeled Real-image Datasets with Auto-generated Contours", https://arxiv.org/abs/2206.09132 (nested
+radial contours; contours are what a ViT learns from). The parameter ranges, the two other families
+and the backgrounds are this project's own.
 
 A class is a vector of parameters drawn from its number; its images share the parameters up to a
 small jitter and differ in place, size, turn, tilt, colours, ground, clutter, light and noise, so
@@ -35,14 +46,15 @@ MANY = 200  # more dots than this are single pixels of the final image
 
 
 class Stroke(NamedTuple):
-    """One piece of a figure, in a square from -1 to 1."""
+    """One part of a figure, in a square from -1 to 1."""
 
     points: Array
     """(n, 2), x and y."""
     tone: float
-    """From 0, the figure's first colour, to 1, its second."""
+    """Mix of the figure's two colours, from 0 (the first) to 1 (the second)."""
     width: float
-    """Of the line, as a share of the figure's radius; 0 fills the outline, below 0 sets dots."""
+    """Line width as a fraction of the figure's radius; 0 fills the outline, negative values draw
+    dots."""
 
 
 def formula_image(
@@ -54,15 +66,15 @@ def formula_image(
     colour: int | None = None,
     seed: int = 0,
 ) -> Pixels:
-    """One image of a class: (size, size, 3); the arguments decide every pixel.
+    """Draw one image of a class, (size, size, 3); the arguments determine every pixel.
 
     Args:
         label: Number of the class, from 0; every number is a class.
         instance: Number of the image in its class, from 0.
         size: Side in pixels.
-        wild: From 0, upright and large on a dark ground, to 1, anywhere and anyhow.
+        wild: Amount of variation, from 0 (upright and large on a dark background) to 1.
         colour: Kind of the figure's first colour, below `COLOURS`; None for any.
-        seed: Another seed, other classes.
+        seed: Another seed gives other classes.
     """
     own = np.random.default_rng([seed, 1, label, instance])
     side = size * SUPERSAMPLING
@@ -79,7 +91,7 @@ def formula_image(
 
 
 def figure(label: int, own: Rng, *, seed: int = 0) -> list[Stroke]:
-    """The strokes of one image of a class; `own` jitters them."""
+    """Return the strokes of one image of a class; `own` jitters them."""
     traits = np.random.default_rng([seed, 0, label])
     strokes = FAMILIES[label % len(FAMILIES)](traits, own)
     points = np.concatenate([stroke.points for stroke in strokes])
@@ -89,7 +101,7 @@ def figure(label: int, own: Rng, *, seed: int = 0) -> list[Stroke]:
 
 
 def contours(traits: Rng, own: Rng) -> list[Stroke]:
-    """Nested closed curves whose radius is a sum of waves over the angle."""
+    """Return nested closed curves whose radius is a sum of waves over the angle."""
     angle = np.linspace(0, math.tau, 120, endpoint=False)
     radius = np.ones_like(angle)
     for order in range(int(traits.integers(1, 4))):
@@ -111,7 +123,7 @@ def contours(traits: Rng, own: Rng) -> list[Stroke]:
 
 
 def fractal(traits: Rng, own: Rng) -> list[Stroke]:
-    """The attractor of two to four random affine maps, as a cloud of dots."""
+    """Return the attractor of two to four random affine maps as a cloud of dots."""
     maps = int(traits.integers(2, 5))
     stretch = traits.uniform(0.35, 0.85, (maps, 2))
     turn, skew = traits.uniform(0, math.tau, maps), traits.uniform(-0.6, 0.6, maps)
@@ -130,7 +142,7 @@ def fractal(traits: Rng, own: Rng) -> list[Stroke]:
 
 
 def woven(traits: Rng, own: Rng) -> list[Stroke]:
-    """A closed curve of two turning vectors: Lissajous figures, trochoids and their kin."""
+    """Return a closed curve of two rotating vectors, such as a Lissajous figure or a trochoid."""
     time = np.linspace(0, math.tau, 240)
     first, second = traits.integers(1, 8, 2)
     share, phase = traits.uniform(0.25, 0.75), traits.uniform(0, math.tau)
@@ -147,7 +159,7 @@ def woven(traits: Rng, own: Rng) -> list[Stroke]:
 
 
 def branches(traits: Rng, own: Rng) -> list[Stroke]:
-    """A line that forks again and again, by the same angles and the same share."""
+    """Return a line that branches repeatedly with the same angles and length ratio."""
     forks, depth = int(traits.integers(2, 4)), int(traits.integers(3, 5))
     spread, lean = traits.uniform(0.25, 1.3), traits.uniform(-0.3, 0.3)
     share, trunk = traits.uniform(0.55, 0.85), traits.uniform(0.3, 0.7)
@@ -183,7 +195,7 @@ FAMILIES: tuple[Callable[[Rng, Rng], list[Stroke]], ...] = (
 
 
 def placement(own: Rng, wild: float) -> tuple[Array, Array]:
-    """A turn and a tilt, to be multiplied from the right, and a centre in shares of the side."""
+    """Return a rotation and tilt to multiply from the right, and a centre relative to the side."""
     turn, axis = wild * own.uniform(-math.pi, math.pi), own.uniform(0, math.tau)
     squeeze = np.diag([1.0, 1 - wild * own.uniform(0, 0.35)])
     centre = 0.5 + wild * own.uniform(-0.18, 0.18, 2)
@@ -191,7 +203,7 @@ def placement(own: Rng, wild: float) -> tuple[Array, Array]:
 
 
 def ink(brush: ImageDraw.ImageDraw, spots: Array, width: float, colour: Array) -> None:
-    """Put one stroke on the canvas; `spots` and `width` are in pixels, signed as in `Stroke`."""
+    """Draw one stroke; `spots` and `width` are in pixels, with the sign conventions of `Stroke`."""
     outline = [(x, y) for x, y in spots.tolist()]
     fill = rounded(colour)
     if width == 0:
@@ -208,7 +220,7 @@ def ink(brush: ImageDraw.ImageDraw, spots: Array, width: float, colour: Array) -
 
 
 def paint_ground(own: Rng, side: int, wild: float) -> tuple[Image.Image, Array]:
-    """A gradient of two colours with clouds and blurred discs; returns its mean colour as well."""
+    """Return a gradient of two colours with clouds and blurred discs, and its mean colour."""
     first, second = own.uniform(10, 245, (2, 3))
     if own.random() > wild:  # dark, for bright figures
         first, second = first * DARK, second * DARK
@@ -230,7 +242,7 @@ def paint_ground(own: Rng, side: int, wild: float) -> tuple[Image.Image, Array]:
 
 
 def scatter(brush: ImageDraw.ImageDraw, own: Rng, side: int, wild: float) -> None:
-    """Clutter that belongs to no class: a few chips and lines."""
+    """Draw clutter that belongs to no class: a few polygons and lines."""
     count = int(own.integers(0, 8)) if own.random() < wild else 0
     for _ in range(count):
         spot, reach = own.uniform(0, 1, 2), own.normal(0, 0.06, (3, 2))
@@ -244,7 +256,7 @@ def scatter(brush: ImageDraw.ImageDraw, own: Rng, side: int, wild: float) -> Non
 
 
 def contrasting(own: Rng, ground: Array, kind: int | None = None) -> Array:
-    """A colour that stands out from the ground, where it is of no kind or one that can."""
+    """Return a colour that contrasts with the background; of a given kind, if that is possible."""
     low = 120 if ground.max() < 255 * DARK else 0
     colour = ground
     for _ in range(100):
@@ -255,7 +267,7 @@ def contrasting(own: Rng, ground: Array, kind: int | None = None) -> Array:
 
 
 def colour_of(own: Rng, kind: int) -> Array:
-    """A colour of one of the `COLOURS` kinds."""
+    """Return a colour of one of the `COLOURS` kinds."""
     if kind == HUES:
         hue, saturation, value = own.uniform((0, 0, 0.4), (HUES, 0.15, 1))
     else:
@@ -264,7 +276,7 @@ def colour_of(own: Rng, kind: int) -> Array:
 
 
 def photographed(picture: Image.Image, own: Rng, wild: float) -> Pixels:
-    """Light from one side, exposure and noise."""
+    """Add light from one side, exposure and noise."""
     size = picture.width
     across = np.linspace(-1, 1, size, dtype=np.float32)
     angle, strength = own.uniform(0, math.tau), own.uniform(0, 0.3)
@@ -277,17 +289,17 @@ def photographed(picture: Image.Image, own: Rng, wild: float) -> Pixels:
 
 
 def unit(angles: Array) -> Array:
-    """Points on the unit circle."""
+    """Return points on the unit circle."""
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 
 
 def rotation(angle: float) -> Array:
-    """A 2x2 turn, to be multiplied from the right of row vectors."""
+    """Return a 2x2 rotation to multiply from the right of row vectors."""
     cos, sin = math.cos(angle), math.sin(angle)
     return np.array([[cos, sin], [-sin, cos]])
 
 
 def rounded(colour: Array) -> tuple[int, int, int]:
-    """A colour as Pillow wants it."""
+    """Return a colour as Pillow expects it."""
     red, green, blue = (int(channel) for channel in colour.clip(0, 255).tolist())
     return red, green, blue

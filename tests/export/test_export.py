@@ -1,4 +1,4 @@
-"""The trained model as files for other tools, opened by those tools in processes of their own."""
+"""Exports, opened by other tools in separate processes."""
 
 import json
 import signal

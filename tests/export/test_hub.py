@@ -1,4 +1,4 @@
-"""The model card, and a push to a hub on loopback from which vitft and timm read again.
+"""The model card, and an upload to a loopback hub from which vitft and timm read again.
 
 The client reads its environment once, at import, so each user of the hub is a process of its own.
 """

@@ -1,4 +1,4 @@
-"""A model that begins at random: its shape, its defaults, and that every command takes its runs."""
+"""New models with random weights: shape, defaults, and that every command accepts their runs."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The same Transformer twice: NumPy's answers are torch's, and the door refuses what it cannot."""
+"""The NumPy model: the same outputs as torch, and refusal of unsupported models."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The stem of hybrids computes what timm's computes, and its parts what they promise."""
+"""The stem of hybrids: the same outputs as timm."""
 
 from dataclasses import replace
 from typing import Any

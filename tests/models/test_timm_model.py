@@ -1,4 +1,4 @@
-"""Models of timm behind the interface of ours."""
+"""timm models behind the interface of vitft's own."""
 
 import json
 from dataclasses import replace

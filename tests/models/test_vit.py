@@ -1,4 +1,4 @@
-"""The model computes what timm's computes, and its parts what they promise."""
+"""The Vision Transformer: the same outputs as timm, and the properties of its parts."""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""A hub on loopback: enough of the protocol for huggingface_hub, timm and transformers.
+"""A loopback hub: enough of the protocol for huggingface_hub, timm and transformers.
+
+It also accepts uploads: a repository is created, large files go to the CDN through LFS, and a
+commit names them and the small files. Only clients with the token `HubServer.writer` may write.
 
 It takes uploads too: a repository is made, large files go to the CDN by way of LFS, and a commit
 gives them and the small ones their names. Only who shows `HubServer.writer` may write.
@@ -61,15 +64,15 @@ class Repo:
     fault: str = ""
     """One of `FAULTS`; none by default."""
     times: int = 1_000_000
-    """How often the fault strikes before all is well."""
+    """Number of requests that fail before the repository works."""
     token: str = ""
-    """The token that the fault "token" asks for."""
+    """The token that the fault "token" requires."""
     commit: str = COMMIT
     private: bool = False
     branches: set[str] = field(default_factory=lambda: {"main"})
 
     def strikes(self, *faults: str) -> bool:
-        """Whether one of these faults is this repository's and has not struck often enough."""
+        """Return whether this repository has one of these faults and must still fail."""
         if self.fault not in faults or self.times <= 0:
             return False
         self.times -= 1
@@ -78,15 +81,15 @@ class Repo:
 
 @dataclass
 class HubServer:
-    """Use as a context manager; `endpoint` is the value for HF_ENDPOINT."""
+    """A hub on loopback, as a context manager; `endpoint` is the value for HF_ENDPOINT."""
 
     repos: dict[str, Repo]
     requests: list[str] = field(default_factory=list)
     """Method and path of every request, to the hub and to the CDN."""
     tokens: dict[str, set[str]] = field(default_factory=lambda: {"hub": set(), "cdn": set()})
-    """Every Authorization header that either of the two has seen."""
+    """Every Authorization header that hub and CDN have received."""
     writer: str = ""
-    """The token that may write; nobody's by default."""
+    """The token with write access; by default nobody has it."""
     stored: dict[str, bytes] = field(default_factory=dict)
     """Large files that were uploaded, by their sha256."""
 
@@ -104,14 +107,14 @@ class HubServer:
             server.server_close()
 
     def file(self, path: str) -> tuple[Repo, bytes]:
-        """The repository and content behind a CDN path /owner/name/file."""
+        """Return the repository and content of a CDN path /owner/name/file."""
         owner, name, file = path.lstrip("/").split("/", 2)
         repo = self.repos[f"{owner}/{name}"]
         return repo, repo.files[file]
 
 
 class QuietServer(ThreadingHTTPServer):
-    """Clients that hang up are what is tested here, not something to report."""
+    """An HTTP server that does not report clients that disconnect."""
 
     daemon_threads = True
 
@@ -120,24 +123,24 @@ class QuietServer(ThreadingHTTPServer):
 
 
 def serve(handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
-    """A server on a free port of loopback, in a thread of its own."""
+    """Start a server on a free loopback port in a thread."""
     server = QuietServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     return server
 
 
 def address(server: ThreadingHTTPServer) -> str:
-    """Its URL."""
+    """Return its URL."""
     return f"http://127.0.0.1:{server.server_port}"
 
 
 def git_sha1(content: bytes) -> str:
-    """The name that git gives a content."""
+    """Return the object name that git gives to a content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """What hub and CDN share: HTTP/1.1, silence, and one way to answer."""
+    """Base of hub and CDN: HTTP/1.1, no logging, and responses."""
 
     protocol_version = "HTTP/1.1"
     hub: HubServer
@@ -159,7 +162,7 @@ class Handler(BaseHTTPRequestHandler):
         self.do_HEAD()
 
     def body(self) -> bytes:
-        """What the client sent, whole or in chunks."""
+        """Return the request body, whether sent whole or in chunks."""
         if self.headers.get("Transfer-Encoding") != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
         parts = []
@@ -188,7 +191,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class HubHandler(Handler):
-    """`/owner/name/resolve/revision/file` and the two API calls of snapshot_download."""
+    """The hub: `/owner/name/resolve/revision/file` and the API calls of snapshot_download."""
 
     role = "hub"
 
@@ -214,7 +217,7 @@ class HubHandler(Handler):
                 self.resolve(name, repo, file)
 
     def fails(self, repo: Repo) -> bool:
-        """Whether the repository's fault was the answer."""
+        """Answer with the repository's fault, if it has one; return whether it did."""
         if repo.fault == "gated":
             self.refuse(403, "GatedRepo")
         elif repo.fault == "token" and self.headers.get("Authorization") != f"Bearer {repo.token}":
@@ -234,7 +237,7 @@ class HubHandler(Handler):
         return True
 
     def resolve(self, name: str, repo: Repo, file: str) -> None:
-        """A git file as it is; of a large file, its digest and where the CDN has it."""
+        """Answer with a git file, or with the digest and CDN location of a large file."""
         content = repo.files[file]
         headers = {"X-Repo-Commit": repo.commit}
         if repo.fault == "no_commit":
@@ -253,7 +256,7 @@ class HubHandler(Handler):
         self.answer(302, headers)
 
     def respond_api(self, path: str) -> None:
-        """What snapshot_download asks: the commit and the files, then the tree."""
+        """Answer the requests of snapshot_download: the commit and the files, then the tree."""
         if path == "api/xet-token":
             dead = {"X-Xet-Cas-Url": "http://10.255.255.1:9", "X-Xet-Access-Token": "t"}
             self.answer(200, {**dead, "X-Xet-Token-Expiration": str(int(time.time()) + 3600)})
@@ -275,7 +278,7 @@ class HubHandler(Handler):
         return [*repo.files, *(["../../evil.txt"] if repo.fault == "traversal" else [])]
 
     def listed(self, name: str, repo: Repo) -> dict[str, object]:
-        """One row of a tree listing."""
+        """Return one entry of a tree listing."""
         content = repo.files.get(name, b"evil")
         row: dict[str, object] = {"type": "file", "path": name, "size": len(content)}
         row["oid"] = git_sha1(content)
@@ -285,7 +288,7 @@ class HubHandler(Handler):
         return row
 
     def receive(self, path: str, body: bytes) -> None:
-        """The requests of an upload, in the order in which they come."""
+        """Answer the requests of an upload, in the order of the protocol."""
         if path == "api/validate-yaml":
             self.answer_json({"errors": [], "warnings": []})
             return
@@ -316,7 +319,7 @@ class HubHandler(Handler):
             self.commit(match[1], [json.loads(line) for line in body.splitlines()])
 
     def create(self, request: dict[str, object]) -> None:
-        """A new repository; an old one is said to exist."""
+        """Create a repository, or answer that it exists."""
         name = f"{request.get('organization') or 'me'}/{request['name']}"
         made = {"url": f"{self.hub.endpoint}/{name}", "name": name}
         if name in self.hub.repos:
@@ -326,7 +329,7 @@ class HubHandler(Handler):
         self.answer_json(made)
 
     def receive_large(self, request: dict[str, list[dict[str, object]]]) -> None:
-        """Where the CDN takes each large file (LFS batch)."""
+        """Answer with the upload location of each large file (LFS batch)."""
         upload = f"{address(self.hub.cdn)}/upload"
         objects = [
             {**each, "actions": {"upload": {"href": f"{upload}/{each['oid']}"}}}
@@ -335,7 +338,7 @@ class HubHandler(Handler):
         self.answer_json({"transfer": "basic", "objects": objects})
 
     def commit(self, name: str, lines: list[dict[str, dict[str, str]]]) -> None:
-        """Give the files of a commit their names."""
+        """Add the files of a commit to the repository."""
         repo = self.hub.repos[name]
         for line in lines:
             value = line["value"]
@@ -349,12 +352,12 @@ class HubHandler(Handler):
         self.answer_json({"commitUrl": url, "commitOid": repo.commit, "pullRequestUrl": None})
 
     def refuse(self, status: int, code: str, more: Mapping[str, str] | None = None) -> None:
-        """The header decides which exception the client raises."""
+        """Answer with an error; its header determines the exception that the client raises."""
         self.answer(status, {"X-Error-Code": code, "X-Error-Message": code, **(more or {})})
 
 
 class CdnHandler(Handler):
-    """`/owner/name/file`, from any byte on."""
+    """The CDN: `/owner/name/file`, from any byte."""
 
     role = "cdn"
 
@@ -385,7 +388,7 @@ class CdnHandler(Handler):
             self.answer(200, {}, body)
 
     def break_off(self, fault: str, body: bytes) -> None:
-        """Half of the body, and then the fault."""
+        """Send half of the body, then fail."""
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -1,4 +1,4 @@
-"""Images drawn from formulas: what decides a pixel, and that classes are classes."""
+"""Images drawn from formulas: determinism and distinct classes."""
 
 import colorsys
 from typing import Any

@@ -1,4 +1,4 @@
-"""The recipe of the bundled backbone still runs, from drawing to a file that loads."""
+"""The script that trains the bundled backbone, from drawing to a file that loads."""
 
 import importlib.util
 import subprocess

@@ -63,13 +63,7 @@ def check_labels(
     probabilities = label_probabilities(logits, x, y, group_ids)
     copies = list(by_digest.values())
     mislabels = [
-        Mislabel(
-            path=file.path,
-            label=classes[file.label],
-            suggested=classes[error.suggested],
-            given_probability=error.given_probability,
-            suggested_probability=error.suggested_probability,
-        )
+        error.to_mislabel(file.path, file.label, classes)
         for error in find_label_errors(probabilities, y)
         if has_one_label[error.row]
         for file in copies[error.row]

@@ -46,7 +46,9 @@ def add_evaluate(commands: "Commands") -> None:
     parser.add_argument(
         "--subset", choices=("train", "val"), help="part of a folder with both (default: val)"
     )
-    parser.add_argument("--run", metavar="DIR", help="run folder or checkpoint (default: latest)")
+    parser.add_argument(
+        "--run", metavar="DIR", help="run directory or checkpoint (default: latest)"
+    )
     parser.add_argument(
         "--format", choices=EVALUATE_FORMATS, default="table", help="default: table"
     )

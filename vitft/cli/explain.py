@@ -23,7 +23,9 @@ def add_explain(commands: "Commands") -> None:
     """Add `vitft explain`."""
     parser = commands.add_parser("explain", help="show which regions of an image a model uses")
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="image files and folders")
-    parser.add_argument("--run", metavar="DIR", help="run folder or checkpoint (default: latest)")
+    parser.add_argument(
+        "--run", metavar="DIR", help="run directory or checkpoint (default: latest)"
+    )
     parser.add_argument("--weights", metavar="NAME", help="pretrained weights instead of a run")
     parser.add_argument(
         "--allow-pickle", action="store_true", help="read .pth files, which are pickles"

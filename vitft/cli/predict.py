@@ -53,7 +53,9 @@ def add_predict(commands: "Commands") -> None:
     parser.add_argument(
         "--list", action="append", default=[], metavar="FILE", help="file that lists images"
     )
-    parser.add_argument("--run", metavar="DIR", help="run folder or checkpoint (default: latest)")
+    parser.add_argument(
+        "--run", metavar="DIR", help="run directory or checkpoint (default: latest)"
+    )
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.add_argument("--top-k", type=int, default=1, metavar="K", help="classes per image")
     parser.add_argument(

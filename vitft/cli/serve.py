@@ -25,7 +25,7 @@ def add_serve(commands: "Commands") -> None:
         "--host only programs on this machine reach the server. Ctrl-C stops it.",
     )
     parser.add_argument(
-        "--run", metavar="RUN", help="run folder, checkpoint or hf:owner/name (default: latest)"
+        "--run", metavar="RUN", help="run directory, checkpoint or hf:owner/name (default: latest)"
     )
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.add_argument(

@@ -47,7 +47,7 @@ class ModelSpec:
         require(
             self.width % self.heads == 0,
             f"model.width={self.width} is not a multiple of model.heads={self.heads}",
-            fix="change one of them",
+            fix="choose a width that is a multiple of the number of heads",
         )
         require(
             1 <= self.width * self.mlp_ratio <= 2**20,
@@ -63,5 +63,5 @@ class ModelSpec:
         require(
             len(self.convs) <= 16,
             f"model.convs lists {len(self.convs)} convolutions, more than 16",
-            fix="list fewer",
+            fix="use at most 16",
         )

@@ -23,6 +23,7 @@ from vitft.features.cross_validation import (
 )
 from vitft.features.logistic import Standardizer, solve_logistic
 from vitft.features.neighbours import votes_outside_group
+from vitft.metrics.results import Mislabel
 
 ODDS = 30.0
 """Ratio of the probabilities of another label and the given one from which it is reported."""
@@ -41,6 +42,16 @@ class LabelError:
     """Class index."""
     given_probability: float
     suggested_probability: float
+
+    def to_mislabel(self, path: str, label: int, classes: Sequence[str]) -> Mislabel:
+        """Return the entry of audit.json for a file with this image."""
+        return Mislabel(
+            path=path,
+            label=classes[label],
+            suggested=classes[self.suggested],
+            given_probability=self.given_probability,
+            suggested_probability=self.suggested_probability,
+        )
 
 
 def find_label_errors(probabilities: Tensor, y: Tensor) -> list[LabelError]:

@@ -193,13 +193,7 @@ def find_mislabels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
     for row in data.manifest.rows:
         labels.setdefault(row.sha256, set()).add(row.label)
     return [
-        {
-            "path": some[suspect.row].path,
-            "label": names[some[suspect.row].label],
-            "suggested": names[suspect.suggested],
-            "given_probability": suspect.given_probability,
-            "suggested_probability": suspect.suggested_probability,
-        }
-        for suspect in find_label_errors(probabilities, y)
-        if len(labels[some[suspect.row].sha256]) == 1
+        error.to_mislabel(some[error.row].path, some[error.row].label, names)
+        for error in find_label_errors(probabilities, y)
+        if len(labels[some[error.row].sha256]) == 1
     ]

@@ -1,4 +1,4 @@
-"""Positions, architectures and heads: what adapting does to tensors."""
+"""Adapting tensors: positions, architectures and heads."""
 
 from dataclasses import replace
 

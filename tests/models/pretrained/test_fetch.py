@@ -1,4 +1,4 @@
-"""The hub's answers become sentences, and nothing unverified is used: against a hub on loopback.
+"""Fetching from a loopback hub: readable errors, retries, and nothing unverified is used.
 
 The client reads its environment once, at import, so each situation is a process of its own.
 """

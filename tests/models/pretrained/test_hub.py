@@ -1,4 +1,4 @@
-"""What vitft assumes of huggingface_hub beyond its public interface."""
+"""Assumptions about huggingface_hub beyond its public interface."""
 
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError

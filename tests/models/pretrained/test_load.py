@@ -1,4 +1,4 @@
-"""Loading is said in full: the report, the statistics, our own files, and the real ones."""
+"""Loading: the report, the statistics, checkpoints, and real weights."""
 
 from dataclasses import replace
 from pathlib import Path

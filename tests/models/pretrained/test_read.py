@@ -1,4 +1,4 @@
-"""Damaged, hostile and foreign files end in one sentence, and none of them runs or fills memory."""
+"""Damaged, hostile and unsupported files: one readable error, no code run, no memory filled."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The real weights see in real photos what timm sees in them."""
+"""Real weights predict the same as timm on real photos."""
 
 import json
 from pathlib import Path
