@@ -84,7 +84,7 @@ def marked(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **options)
         board[0] = before
         if number == NUMBER["a step"]:
-            board[8:12] = args[0].step.to_bytes(4, "little")
+            board[8:12] = args[0].steps.to_bytes(4, "little")
         return result
 
     return wrapper
