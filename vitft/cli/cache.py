@@ -32,18 +32,11 @@ def add_cache(commands: Commands) -> None:
             )
 
 
-def cache_folder(args: argparse.Namespace) -> Path:
-    """Return the cache folder that the options name."""
-    from vitft.features.cache import default_folder
-
-    return Path(args.cache).expanduser() if args.cache else default_folder()
-
-
 def list_cache(args: argparse.Namespace) -> int:
     """Print a table of the cached features, and their total size."""
-    from vitft.features.cache import LIMIT_GB, spaces
+    from vitft.features.cache import LIMIT_GB, default_folder, spaces
 
-    folder = cache_folder(args)
+    folder = Path(args.cache).expanduser() if args.cache else default_folder()
     found = spaces(folder)
     output.table(
         ("what", "prefix", "precision", "rows from", "MB"),
@@ -66,10 +59,11 @@ def list_cache(args: argparse.Namespace) -> int:
 
 def clean_cache(args: argparse.Namespace) -> int:
     """Delete cached features; they are computed again when needed."""
-    from vitft.features.cache import prune
+    from vitft.features.cache import default_folder, prune
 
     if not args.to_gb >= 0:
         raise UsageError(f"invalid --to-gb {args.to_gb}", fix="use a number of at least 0")
-    freed = prune(cache_folder(args), args.to_gb)
+    folder = Path(args.cache).expanduser() if args.cache else default_folder()
+    freed = prune(folder, args.to_gb)
     output.result(f"{freed / 1e6:,.1f} MB deleted")
     return 0

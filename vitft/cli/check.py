@@ -1,7 +1,6 @@
 """`vitft check`: find problems in an image folder and propose fixes."""
 
 import argparse
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from vitft.config.run import Config
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import free_name
 from vitft.system.imports import heavy_imports
-from vitft.system.text import count
+from vitft.system.text import count, percent
 
 if TYPE_CHECKING:
     from vitft.check.folder import CheckResult
@@ -77,7 +76,7 @@ def check_command(args: argparse.Namespace) -> int:
         write_fixes(fixes, outcome.fixes)
     written = str(fixes) if outcome.fixes else None
     if args.format == "json":
-        output.exact(json.dumps(outcome.audit | {"fixes": written}, indent=2, allow_nan=False))
+        output.as_json(outcome.audit | {"fixes": written})
     else:
         print_findings(outcome, written, args.data)
     return 0
@@ -102,13 +101,7 @@ def fixes_path(out: Path, root: Path) -> Path:
 
 
 def print_findings(outcome: "CheckResult", written: str | None, data: str) -> None:
-    """Print the problems with a few examples each, and the next command.
-
-    Args:
-        outcome: Result of the check.
-        written: Path of fixes.csv, if one was written.
-        data: The folder as the user named it.
-    """
+    """Print the problems with a few examples each, and the next command."""
     audit = outcome.audit
     output.result(count(audit["images"], "readable image"))
     for title, examples in examples_by_title(audit).items():
@@ -142,23 +135,18 @@ def examples_by_title(audit: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return all examples of each problem as text."""
     groups: Sequence[Mapping[str, Any]] = audit["duplicates"]
     return {
-        "unreadable files": reasons(audit["bad"]),
-        "unusual images": reasons(audit["odd"]),
+        "unreadable files": [f"{entry['path']}: {entry['reason']}" for entry in audit["bad"]],
+        "unusual images": [f"{entry['path']}: {entry['reason']}" for entry in audit["odd"]],
         "groups of identical files": members(g for g in groups if g["kind"] == "exact"),
         "groups of near-duplicates": members(g for g in groups if g["kind"] == "near"),
         "same image in training and validation": members(g for g in groups if g["across_split"]),
         "same image under two labels": members(g for g in groups if g["labels_differ"]),
         "probable label errors": [
-            f"{entry['path']}: {entry['suggested']} ({entry['suggested_probability']:.0%}) rather "
-            f"than {entry['label']} ({entry['given_probability']:.0%})"
+            f"{entry['path']}: {entry['suggested']} ({percent(entry['suggested_probability'], 0)}) "
+            f"rather than {entry['label']} ({percent(entry['given_probability'], 0)})"
             for entry in audit["mislabels"]
         ],
     }
-
-
-def reasons(entries: Iterable[Mapping[str, str]]) -> list[str]:
-    """Return each path with its reason."""
-    return [f"{entry['path']}: {entry['reason']}" for entry in entries]
 
 
 def members(groups: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -4,9 +4,9 @@ import argparse
 
 from vitft.cli import output
 from vitft.cli.parser import Commands
-from vitft.metrics.results import RunResults
 from vitft.predict.rows import RowWriter
 from vitft.system.imports import heavy_imports
+from vitft.system.text import interval, percent
 
 
 def add_demo(commands: Commands) -> None:
@@ -30,7 +30,13 @@ def demo_command(_: argparse.Namespace) -> int:
     rows.close()
     output.table(
         ("backbone", "accuracy", "95 % interval"),
-        [row_of("pretrained on formula images", done.pretrained), row_of("random", done.random)],
+        [
+            (name, percent(metrics["top1"]), interval(metrics["top1_interval"]))
+            for name, metrics in (
+                ("pretrained on formula images", done.pretrained),
+                ("random", done.random),
+            )
+        ],
         title="\nsame images, split and budget:",
         numbers=2,
     )
@@ -41,9 +47,3 @@ def demo_command(_: argparse.Namespace) -> int:
     output.result(f"images: {DEMO_FOLDER}/, report: {done.report}, export: {done.export}/")
     output.result("next: vitft finetune --data FOLDER --weights vit_base_patch16_224_in21k")
     return 0
-
-
-def row_of(name: str, metrics: RunResults) -> tuple[str, str, str]:
-    """Return the row of a run in the table."""
-    low, high = metrics["top1_interval"]
-    return name, f"{metrics['top1']:.1%}", f"{low:.1%} to {high:.1%}"

@@ -1,7 +1,6 @@
 """The command `vitft evaluate`."""
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,9 @@ from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
 from vitft.system.text import count, csv_line, interval, percent
 
-EVALUATE_FORMATS = ("table", "json", "csv")
-MOST_IN_MATRIX = 12
-"""Most classes whose confusion matrix fits a terminal."""
 MOST_LISTED = 30
 """Most classes that are listed on the terminal."""
-ACCURACIES = (
-    ("top1", "accuracy"),
-    ("top5", "top-5 accuracy"),
-    ("balanced", "balanced accuracy"),
-)
+ACCURACIES = {"top1": "accuracy", "top5": "top-5 accuracy", "balanced": "balanced accuracy"}
 CLASS_METRICS = ("recall", "precision", "f1")
 
 
@@ -48,7 +40,7 @@ def add_evaluate(commands: Commands) -> None:
         "--run", metavar="DIR", help="run directory or checkpoint (default: latest)"
     )
     parser.add_argument(
-        "--format", choices=EVALUATE_FORMATS, default="table", help="default: table"
+        "--format", choices=("table", "json", "csv"), default="table", help="default: table"
     )
     parser.add_argument(
         "--out", metavar="DIR", help="also write eval.json and predictions.csv there"
@@ -72,7 +64,13 @@ def evaluate_command(args: argparse.Namespace) -> int:
         from vitft.predict.evaluate import evaluate
 
     done = evaluate(data, args.run, device=args.device)
-    print_results(done.results, args.format)
+    if args.format == "json":
+        output.as_json(done.results)
+    elif args.format == "csv":
+        for row in long_table(done.results):
+            output.exact(csv_line(row))
+    else:
+        print_tables(done.results)
     if out is not None:
         output.note(f"written: {done.write(out)}")
     return 3 if done.results["data"]["unreadable"] else 0
@@ -91,23 +89,12 @@ def plan_output(out: str, data: Path) -> Path:
     return path
 
 
-def print_results(results: Mapping[str, Any], style: str) -> None:
-    """Print the results as a table, JSON or CSV."""
-    if style == "json":
-        output.exact(json.dumps(results, indent=2, allow_nan=False))
-    elif style == "csv":
-        for row in long_table(results):
-            output.exact(csv_line(row))
-    else:
-        print_tables(results)
-
-
 def long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     """Yield one row per metric, those of each class last; undefined values are empty."""
     yield "figure", "class", "value", "low", "high"
     calibration = results["calibration"]
     yield "images", "", results["images"], "", ""
-    for name in ("top1", "top5", "balanced", "loss"):
+    for name in (*ACCURACIES, "loss"):
         yield name, "", *value_cells(results, name)
     yield "ece", "", *value_cells(calibration, "ece")
     yield "ece_before", "", *value_cells(calibration, "ece_before")
@@ -129,7 +116,7 @@ def print_tables(results: Mapping[str, Any]) -> None:
     calibration = results["calibration"]
     rows = [
         (text, percent(results[name]), interval(results[f"{name}_interval"]))
-        for name, text in ACCURACIES
+        for name, text in ACCURACIES.items()
         if results[name] is not None
     ]
     rows.append(("baseline (largest class)", percent(results["majority"]), ""))
@@ -164,7 +151,7 @@ def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
 
 def print_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> None:
     """Print the confusion matrix if it fits, else the ten most frequent mistakes."""
-    if len(names) <= MOST_IN_MATRIX:
+    if len(names) <= 12:  # fits a terminal
         rows = [(name, *map(str, row)) for name, row in zip(names, matrix, strict=True)]
         output.table(("true \\ predicted", *names), rows, numbers=len(names))
         return

@@ -127,13 +127,8 @@ def choose_method(args: argparse.Namespace) -> Method:
         raise UsageError(
             "--fusion combines all heads, but --head selects one", fix="leave one of them out"
         )
-    given = {"fusion": args.fusion, "discard": args.discard}
-    return Method(
-        name=name,
-        block=args.block,
-        head=args.head,
-        **{key: value for key, value in given.items() if value is not None},
-    )
+    given = {k: getattr(args, k) for k in ("fusion", "discard", "block", "head")}
+    return Method(name=name, **{k: v for k, v in given.items() if v is not None})
 
 
 def draw_images(

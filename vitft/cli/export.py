@@ -92,7 +92,7 @@ def print_export(done: "Exported", plan: ExportPlan) -> None:
                 row.name,
                 row.by,
                 f"{row.difference:.1e}",
-                f"{row.changed}",
+                str(row.changed),
                 f"{row.size / 1e6:.1f}",
                 f"{row.speed:.1f}",
                 f"{row.original_speed:.1f}",

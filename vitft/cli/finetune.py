@@ -4,20 +4,21 @@ import argparse
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vitft.cli import output
 from vitft.cli.parser import Commands, OptionGroup
 from vitft.cli.report import print_report
-from vitft.cli.summary import print_summary
 from vitft.config.defaults import check_effect
 from vitft.config.options import FINETUNE_OPTIONS, Option, option_settings
 from vitft.config.run import Config, config_from_table, merge_settings, parse_setting, read_recipe
+from vitft.metrics.results import CalibrationMetrics, ClassMetrics, CrossValidation, RunResults
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import BASE
-from vitft.system.text import duration
+from vitft.system.text import duration, interval, percent
 
 
 def add_finetune(commands: Commands) -> None:
@@ -82,13 +83,20 @@ def add_run_options(group: OptionGroup) -> None:
 
 def finetune_command(args: argparse.Namespace) -> int:
     """Check the request, train, and print the metrics."""
+    from vitft.data.demo import demo_data
+    from vitft.training.checks import check_request
+
     max_seconds = seconds_of(args.max_time) if args.max_time else 0.0
     if args.dry_run:
         return print_dry_run(args)
     is_restart = restarted_by_torchrun(args.out)
     if is_restart:
         args.resume, args.out = args.out, None
-    config, out = plan_resume(args) if args.resume else plan_new_run(args)
+    if args.resume:
+        config, out = plan_resume(args)
+    else:
+        config = demo_data(requested_config(args))
+        out = check_request(config, args.out)
     if config is None:
         output.note(f"{out} is already finished; there is nothing to resume")
         return 0
@@ -113,15 +121,6 @@ def restarted_by_torchrun(out: str | None) -> bool:
     """Return whether torchrun restarts this process after a failure and `out` has its run."""
     is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     return is_restart and out is not None and (Path(out).expanduser() / "config.toml").is_file()
-
-
-def plan_new_run(args: argparse.Namespace) -> tuple[Config | None, Path]:
-    """Return the settings and the directory of a new run, after all checks without torch."""
-    from vitft.data.demo import demo_data
-    from vitft.training.checks import check_request
-
-    config = demo_data(requested_config(args))
-    return config, check_request(config, args.out)
 
 
 def requested_config(args: argparse.Namespace) -> Config:
@@ -196,3 +195,72 @@ def seconds_of(text: str) -> float:
     if match is None or not float(match[1]):
         raise UsageError(f"invalid --max-time {text!r}", fix="use e.g. 90s, 10m or 2h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_latest: bool) -> None:
+    """Print the metrics of a run, if it has any, and the next command.
+
+    The command names the run directory unless `runs/latest` points to it.
+    """
+    folder = shlex.quote(str(run))
+    if status != "finished":
+        output.warn(f"{status}; continue with: vitft finetune --resume {folder}")
+    if not metrics:
+        return
+    output.result(
+        f"accuracy {percent(metrics['top1'])} (95 % interval {interval(metrics['top1_interval'])}) "
+        f"on {metrics['images']} validation images; baseline (largest class): "
+        f"{percent(metrics['majority'])}"
+    )
+    if metrics["selected_on_validation"]:
+        output.note(
+            f"slightly optimistic: epoch {metrics['best_epoch']} of {metrics['epochs']} was "
+            "selected on the same images"
+        )
+    print_calibration(metrics["calibration"])
+    cross_validation = metrics.get("cross_validation")
+    if cross_validation:
+        print_cross_validation(cross_validation, knn_top1=metrics["knn_top1"])
+    else:
+        print_weakest(metrics["per_class"])
+    output.result(f"run: {run}")
+    if status == "finished":
+        which = "" if is_latest else f" --run {folder}"
+        output.note(
+            f"next: vitft predict{which} IMAGE ...   or   vitft export --safetensors{which}"
+        )
+
+
+def print_calibration(calibration: CalibrationMetrics | None) -> None:
+    """Print the calibration error, if a temperature was fitted."""
+    if calibration and calibration["temperature"] != 1:
+        output.result(
+            f"calibration error {percent(calibration['ece'])} (95 % interval "
+            f"{interval(calibration['ece_interval'])}), {percent(calibration['ece_before'])} "
+            "before calibration"
+        )
+
+
+def print_cross_validation(results: CrossValidation, *, knn_top1: float) -> None:
+    """Print cross-validated accuracy, the gain from more images, and the weakest two classes."""
+    scored, total = results["images"], results["of"]
+    images = f"all {total:,}" if scored == total else f"{scored:,} of {total:,}"
+    output.result(
+        f"cross-validation on {images} images: {percent(results['top1'])} "
+        f"({interval(results['top1_interval'])}); nearest neighbours: {percent(knn_top1)}"
+    )
+    if (gain := results["gain_from_twice"]) is not None:
+        output.result(f"with twice the images: about {100 * gain:+.1f} points (extrapolated)")
+    for weak in results["weak_spots"][:2]:
+        if weak["recall"] < 1:
+            confused = weak["taken_for"]
+            also = f", most often predicted as {confused}" if confused else ""
+            output.result(f"weakest class: {weak['class']}, recall {percent(weak['recall'])}{also}")
+
+
+def print_weakest(per_class: Mapping[str, ClassMetrics]) -> None:
+    """Print the class with the lowest recall on the validation images."""
+    recalls = {name: row["recall"] for name, row in per_class.items() if row["images"]}
+    name = min(recalls, key=lambda name: recalls[name] or 0.0, default=None)
+    if name is not None and (recall := recalls[name]) is not None and recall < 1:
+        output.result(f"weakest class: {name}, recall {percent(recall)}")

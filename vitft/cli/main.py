@@ -12,7 +12,6 @@ from importlib.metadata import version
 from vitft.cli import output
 from vitft.cli.cache import add_cache
 from vitft.cli.check import add_check
-from vitft.cli.compare import add_compare
 from vitft.cli.data import add_data
 from vitft.cli.demo import add_demo
 from vitft.cli.evaluate import add_evaluate
@@ -22,7 +21,7 @@ from vitft.cli.finetune import add_finetune
 from vitft.cli.parser import Commands, Parser
 from vitft.cli.predict import add_predict
 from vitft.cli.recipes import add_recipes
-from vitft.cli.report import add_report
+from vitft.cli.report import add_compare, add_report
 from vitft.cli.serve import add_serve
 from vitft.cli.study import add_study
 from vitft.cli.weights import add_weights
@@ -65,19 +64,10 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"vitft {version('vitft')}")
     commands = Commands(parser, "commands")
-    add_finetune(commands)
-    add_check(commands)
-    add_data(commands)
-    add_predict(commands)
-    add_explain(commands)
-    add_evaluate(commands)
-    add_export(commands)
-    add_serve(commands)
-    add_weights(commands)
-    add_recipes(commands)
-    add_cache(commands)
-    add_report(commands)
-    add_compare(commands)
-    add_study(commands)
-    add_demo(commands)
+    for add_command in (
+        *(add_finetune, add_check, add_data, add_predict, add_explain, add_evaluate, add_export),
+        *(add_serve, add_weights, add_recipes, add_cache, add_report, add_compare, add_study),
+        add_demo,
+    ):
+        add_command(commands)
     return parser

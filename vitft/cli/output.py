@@ -5,9 +5,11 @@ Control characters in text are escaped (`console.visible`), so it may contain an
 
 import contextlib
 import io
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
+from typing import Any
 
 from vitft.system.console import stderr, stdout, visible
 from vitft.system.errors import VitftError
@@ -28,6 +30,11 @@ def result(text: str) -> None:
 def exact(text: str) -> None:
     """Print text for programs unchanged, such as JSON."""
     print(text)
+
+
+def as_json(fields: Mapping[str, Any]) -> None:
+    """Print indented JSON."""
+    print(json.dumps(fields, indent=2, allow_nan=False))
 
 
 def note(text: str) -> None:

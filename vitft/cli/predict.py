@@ -95,22 +95,12 @@ def add_predict(commands: Commands) -> None:
 
 def predict_command(args: argparse.Namespace) -> int:
     """Print one row per image; return 3 if any image could not be read."""
+    options = {k: v for k, v in vars(args).items() if k not in ("command", "images", "list")}
     request = PredictRequest(
         images=tuple(args.images),
         lists=tuple(args.list),
-        run=args.run,
-        device=args.device,
-        top_k=args.top_k,
-        format=args.format,
-        out=args.out,
-        resume=args.resume,
-        threshold=args.threshold,
-        precision=args.precision,
-        tta=args.tta,
-        explain=args.explain,
-        dtype=args.dtype,
-        engine=args.engine,
         shard=ProcessShard.from_environment(),
+        **options,
     )
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read at NumPy's import: `numpy_engine`
     from vitft.predict.jobs import run_prediction

@@ -1,7 +1,6 @@
 """`vitft recipes`: list the bundled recipes."""
 
 import argparse
-import json
 from pathlib import Path
 
 from vitft.cli import output
@@ -31,7 +30,7 @@ def recipes_command(args: argparse.Namespace) -> int:
         return 0
     known = {path.stem: read_toml(path)["recipe"] for path in sorted(folder.glob("*.toml"))}
     if args.format == "json":
-        output.exact(json.dumps(known, indent=2))
+        output.as_json(known)
         return 0
     for name, recipe in known.items():
         output.result(f"{name}: {recipe['what']}")
