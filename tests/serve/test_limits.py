@@ -25,11 +25,10 @@ from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.serve.access import access_for
-from vitft.serve.body import MemoryBudget
 from vitft.serve.limits import SWITCH_SECONDS, ServeLimits
-from vitft.serve.multipart import FormError, Upload, read_form
 from vitft.serve.page import build_page
 from vitft.serve.server import listen
+from vitft.serve.uploads import FormError, MemoryBudget, Upload, read_form
 from vitft.system import imports
 from vitft.system.errors import UsageError
 
@@ -161,7 +160,7 @@ def test_invalid_http_is_answered_with_an_error(client: Client, data: bytes) -> 
 def test_connections_beyond_the_limit_are_refused(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitft.serve.protocol.MAX_CONNECTIONS", 0)
+    monkeypatch.setattr("vitft.serve.server.MAX_CONNECTIONS", 0)
 
     answer = client.send_raw(b"")
     monkeypatch.undo()

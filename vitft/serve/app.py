@@ -1,9 +1,9 @@
-"""Routes, their OpenAPI schema, and error responses."""
+"""Routes, their OpenAPI schema, error responses, and checks and headers of every request."""
 
 import asyncio
 import http
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -11,13 +11,11 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitft.serve.access import Access
+from vitft.serve.access import Access, is_own_page
 from vitft.serve.batching import BatchQueue, QueueFullError
-from vitft.serve.body import RETRY_SOON, MemoryBudget, receive_body
 from vitft.serve.limits import ANSWER_SECONDS
-from vitft.serve.middleware import SecurityMiddleware
-from vitft.serve.multipart import FormError, Upload, read_form
 from vitft.serve.page import build_page
 from vitft.serve.schemas import (
     ErrorSchema,
@@ -25,6 +23,14 @@ from vitft.serve.schemas import (
     JsonResponse,
     LabelsSchema,
     PredictionsSchema,
+)
+from vitft.serve.uploads import (
+    RETRY_SOON,
+    FormError,
+    MemoryBudget,
+    Upload,
+    read_form,
+    receive_body,
 )
 from vitft.system.errors import ImageError
 
@@ -35,6 +41,15 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     422: {"model": ErrorSchema, "description": "No usable image, or an invalid parameter."},
     503: {"model": ErrorSchema, "description": "Busy; see Retry-After."},
 }
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+SECURITY_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+"""Headers of every response that does not set them itself."""
 BINARY = {"type": "string", "format": "binary"}
 FORM = {"type": "object", "properties": {"images": {"type": "array", "items": BINARY}}}
 REQUEST_BODY = {
@@ -119,24 +134,64 @@ class Handlers:
             body = await receive_body(
                 request.receive, length, reservation, max_bytes=self.limits.max_bytes
             )
-            with form_errors_as_400():
-                files = (
-                    read_form(body, content_type, max_files=self.limits.images)
-                    if is_form
-                    else [Upload("", body)]
-                )
+            files = [Upload("", body)]
+            if is_form:
+                files = read_form(body, content_type, max_files=self.limits.images)
             del body
             with self.queue.admit(len(files)):
                 yield files
 
 
-@contextmanager
-def form_errors_as_400() -> Iterator[None]:
-    """Turn a damaged form into status 400."""
-    try:
-        yield
-    except FormError as error:
-        raise HTTPException(400, str(error)) from None
+class SecurityMiddleware:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app, self.access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started
+            started = True
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": with_security_headers(message["headers"])}
+            await send(message)
+
+        handler = refusal(scope, self.access) or self.app
+        try:
+            await handler(scope, receive, send_with_headers)
+        except asyncio.CancelledError:  # the server stops, and this request took too long
+            if not started:
+                await JsonResponse(503, {"error": "the server is stopping"})(
+                    scope, receive, send_with_headers
+                )
+
+
+def with_security_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a response with the missing `SECURITY_HEADERS`."""
+    present = {name.lower() for name, _ in headers}
+    added = [
+        (name.encode(), value.encode())
+        for name, value in SECURITY_HEADERS.items()
+        if name.encode() not in present
+    ]
+    return [*headers, *added]
+
+
+def refusal(scope: Scope, access: Access) -> JsonResponse | None:
+    """Return the response to a request that is refused; None if it is allowed."""
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    host = headers.get(b"host", "")
+    if not access.allows(host):
+        return JsonResponse(421, {"error": "unknown host name; --allow-host NAME allows it"})
+    origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+    if scope["method"] not in SAFE_METHODS and not is_own_page(host, origin=origin, site=site):
+        return JsonResponse(403, {"error": "requests from pages of other sites are refused"})
+    return None
 
 
 def make_app(queue: BatchQueue, access: Access) -> SecurityMiddleware:
@@ -216,6 +271,9 @@ def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
             problem = problem.lower()
         return JsonResponse(error.status_code, {"error": problem}, error.headers)
 
+    async def damaged_form(_: Request, error: Exception) -> Response:
+        return JsonResponse(400, {"error": str(error)})
+
     async def wrong_method(request: Request, _: Exception) -> Response:
         allow = allowed.get(request.url.path, "")
         return JsonResponse(
@@ -239,6 +297,7 @@ def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(405, wrong_method)
     app.add_exception_handler(RequestValidationError, invalid_parameter)
+    app.add_exception_handler(FormError, damaged_form)
     app.add_exception_handler(QueueFullError, queue_full)
     app.add_exception_handler(TimeoutError, timed_out)
     app.add_exception_handler(Exception, internal_error)

@@ -1,18 +1,32 @@
-"""Socket and uvicorn settings of the server."""
+"""Socket, protocol and uvicorn settings of the server."""
 
+import asyncio
+import http
+import json
 import socket
 import sys
 from types import FrameType
+from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.access import Access
 from vitft.serve.app import make_app
 from vitft.serve.batching import BatchQueue
-from vitft.serve.limits import STOP_SECONDS, SWITCH_SECONDS, ServeLimits
-from vitft.serve.protocol import TimeoutProtocol
+from vitft.serve.limits import (
+    HEAD_SECONDS,
+    MAX_CONNECTIONS,
+    MIN_BYTES_PER_LINE,
+    READ_BYTES,
+    STOP_SECONDS,
+    SWITCH_SECONDS,
+    WRITE_SECONDS,
+    ServeLimits,
+)
 from vitft.system.errors import UsageError
 
 
@@ -42,6 +56,125 @@ def listen(host: str, port: int) -> socket.socket:
             fix="choose another port; --port 0 takes a free one",
         ) from error
     return bound
+
+
+class TimeoutProtocol(H11Protocol):
+    """HTTP/1.1 with timeouts for headers and responses, and a limit of connections.
+
+    uvicorn leaves these to a reverse proxy; its own timer starts after a first response. The limits
+    of bodies are in `uploads`.
+    """
+
+    head_timer: asyncio.TimerHandle | None = None
+    write_timer: asyncio.TimerHandle | None = None
+    has_begun = False
+    """Whether bytes have arrived since the last response."""
+    is_chunked = False
+    """Whether the body has the chunked transfer coding."""
+    num_bytes = num_line_ends = 0
+    """Received for the current request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # of asyncio's transports
+        if len(self.connections) > MAX_CONNECTIONS:
+            self.refuse(503, "too many connections; try again", [(b"retry-after", b"1")])
+            return
+        self.update_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self.head_timer, self.write_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self.has_begun = True
+        self.num_bytes += len(data)
+        self.num_line_ends += data.count(b"\r\n")
+        if self.has_tiny_chunks(data):
+            self.refuse(400, "not a valid HTTP request: its chunks are too small")
+            return
+        super().data_received(data)
+        self.update_head_timer()
+
+    def has_tiny_chunks(self, data: bytes) -> bool:
+        """Return whether a body has chunks of a few bytes, each of which costs 40 µs."""
+        if self.num_bytes < 4096 or self.num_line_ends * MIN_BYTES_PER_LINE < self.num_bytes:
+            return False
+        self.is_chunked = self.is_chunked or b"chunked" in data.lower()
+        return self.is_chunked
+
+    def on_response_complete(self) -> None:
+        self.has_begun = False
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE:  # the request was read completely
+            self.is_chunked, self.num_bytes, self.num_line_ends = False, 0, 0
+        self.update_head_timer()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
+
+    def update_head_timer(self) -> None:
+        """Run the timeout for headers only while no request is being answered."""
+        if self.headers is not None and not self.is_chunked:  # type: ignore[redundant-expr]
+            self.is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        if self.is_idle and self.head_timer is None and not self.transport.is_closing():
+            self.head_timer = self.loop.call_later(HEAD_SECONDS, self.head_timed_out)
+        elif not self.is_idle and self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+
+    def head_timed_out(self) -> None:
+        """Close the connection, because no complete request has arrived in time."""
+        self.head_timer = None
+        if not self.is_idle or self.transport.is_closing():
+            return
+        if self.has_begun:
+            self.refuse(408, "the request was sent too slowly")
+        else:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self.write_timer is not None:
+            self.write_timer.cancel()
+            self.write_timer = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - it may hold request data
+        """Answer bytes that are not HTTP; uvicorn calls this."""
+        self.refuse(400, "not a valid HTTP request")
+
+    def refuse(self, status: int, problem: str, headers: list[tuple[bytes, bytes]] = []) -> None:  # noqa: B006
+        """Close the connection, after an error response unless the application has begun one."""
+        if not self.is_idle:
+            self.cycle.disconnected = True  # what the application still sends is dropped
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps({"error": problem}).encode()
+            reason = http.HTTPStatus(status).phrase.encode()
+            head: list[Any] = [
+                *headers,
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            for event in (
+                h11.Response(status_code=status, headers=head, reason=reason),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
 
 class Server(uvicorn.Server):

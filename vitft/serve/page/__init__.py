@@ -22,7 +22,11 @@ class ServedPage:
 
 def build_page(*, max_bytes: int, explains: bool) -> ServedPage:
     """Return the page for a server with this limit, with or without relevance overlays."""
-    css = colour_variables() + read_asset("page.css")
+    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
+    css = (
+        f":root {{ color-scheme: light dark; {light} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    ) + read_asset("page.css")
     script = read_asset("page.js")
     html = (
         read_asset("page.html")
@@ -42,12 +46,3 @@ def build_page(*, max_bytes: int, explains: bool) -> ServedPage:
 def read_asset(name: str) -> str:
     """Read a file of this folder."""
     return (HERE / name).read_text(encoding="utf-8")
-
-
-def colour_variables() -> str:
-    """Return CSS variables with the reports' colours, for light and dark."""
-    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
-    return (
-        f":root {{ color-scheme: light dark; {light} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-    )

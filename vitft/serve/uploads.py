@@ -1,20 +1,91 @@
-"""Parser of multipart/form-data bodies (RFC 7578): python-multipart with our limits, in memory.
+"""Uploads: request bodies within limits of size, time and memory, and the files of a form.
 
-Uploads never touch the disk, and a form with too many parts is refused at the first one too many.
+Forms (multipart/form-data, RFC 7578) are parsed by python-multipart with our limits. Uploads never
+touch the disk, and a form with too many parts is refused at the first one too many.
 """
 
+import asyncio
 import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.exceptions import HTTPException
+from starlette.types import Receive
 
-from vitft.serve.limits import MAX_HEADER_LINES, PART_HEADERS
+from vitft.serve.limits import BODY_SECONDS, MAX_HEADER_LINES, MIN_BYTES_PER_SECOND, PART_HEADERS
 
-MAX_NAME = 255
-"""Characters of a file name that are kept."""
+RETRY_SOON = {"Retry-After": "1"}
 
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # not to stderr
+
+
+class MemoryBudget:
+    """Bytes that the bodies of all requests may occupy together."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used = limit, 0
+
+    @contextmanager
+    def reservation(self) -> Iterator["Reservation"]:
+        """Open a reservation that grows while a body is read and is released at the end."""
+        reservation = Reservation(self)
+        try:
+            yield reservation
+        finally:
+            self.used -= reservation.size
+
+
+class Reservation:
+    """The part of a `MemoryBudget` that one request occupies."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.budget, self.size = budget, 0
+
+    def grow(self, size: int) -> None:
+        """Reserve `size` further bytes.
+
+        Raises:
+            HTTPException: 503, the budget is exhausted.
+        """
+        if self.budget.used + size > self.budget.limit:
+            raise HTTPException(503, "too many uploads at once; try again", headers=RETRY_SOON)
+        self.budget.used += size
+        self.size += size
+
+
+async def receive_body(
+    receive: Receive, content_length: str | None, reservation: Reservation, *, max_bytes: int
+) -> bytes:
+    """Read the whole body; the reservation grows with it.
+
+    Raises:
+        HTTPException: 413 too large, 408 too slow, 400 interrupted, 503 out of memory.
+    """
+    too_large = HTTPException(413, f"the request is larger than {max_bytes / 1e6:g} MB")
+    if content_length is not None and int(content_length) > max_bytes:
+        raise too_large
+    chunks: list[bytes] = []
+    start = time.monotonic()
+    more = True
+    while more:
+        allowed = BODY_SECONDS + reservation.size / MIN_BYTES_PER_SECOND
+        left = start + allowed - time.monotonic()
+        try:
+            message = await asyncio.wait_for(receive(), max(left, 0))
+        except TimeoutError:
+            raise HTTPException(408, "the request was sent too slowly") from None
+        if message["type"] == "http.disconnect":
+            raise HTTPException(400, "the request was interrupted")
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        if reservation.size + len(chunk) > max_bytes:
+            raise too_large
+        reservation.grow(len(chunk))
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +129,7 @@ class FormReader:
         if self.field.lower() == b"content-disposition":
             kind, options = parse_options_header(bytes(self.value))
             if kind == b"form-data" and b"filename" in options:
-                self.name = options[b"filename"].decode("utf-8", "replace")[:MAX_NAME]
+                self.name = options[b"filename"].decode("utf-8", "replace")[:255]
         self.field.clear()
         self.value.clear()
 
