@@ -21,7 +21,7 @@ from vitft.export import Exported, export_run, export_safetensors, job
 from vitft.export.compare import ExportComparison, check_comparison
 from vitft.export.formats.onnx import OPSET
 from vitft.export.formats.onnx_resize import view_difference
-from vitft.export.formats.safetensors import SafetensorsFormat
+from vitft.export.formats.timm import SafetensorsFormat
 from vitft.export.plan import EXPORT_FORMATS, plan_export
 from vitft.export.trained import LabelledImage, TrainedRun, comparison_images, load_trained
 from vitft.models.pretrained import load_pretrained
@@ -427,7 +427,7 @@ def test_the_tolerances(fields: dict[str, Any], is_fine: bool) -> None:
 
 def test_changed_answers_are_told_as_what_they_cost() -> None:
     assert row(changed=0).cost == ""
-    assert "--onnx has an accuracy of 88.0% on 100 validation images (95 % interval 80." in (
+    assert "--onnx has an accuracy of 88.0 % on 100 validation images (95 % interval 80." in (
         row(changed=4, correct=(90, 88)).cost
     )
 

@@ -56,15 +56,12 @@ def export_command(args: argparse.Namespace) -> int:
     """Write the formats, compare them with the run, and push them if asked to."""
     from vitft.models.find import find_model
 
+    options = ("with_preprocessing", "with_resize", "images", "private", "revision")
     plan = plan_export(
         args.formats or (["timm"] if args.push_to_hub else []),
         args.out,
-        with_preprocessing=args.with_preprocessing,
-        with_resize=args.with_resize,
-        images=args.images,
         repo=args.push_to_hub,
-        private=args.private,
-        revision=args.revision,
+        **{name: getattr(args, name) for name in options},
     )
     find_model(args.run)  # fails before torch is imported
     with heavy_imports():

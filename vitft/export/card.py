@@ -23,7 +23,6 @@ from vitft.system.errors import VitftError
 from vitft.system.files import write_atomically
 from vitft.system.text import count, interval, percent
 
-README = "README.md"
 MAX_CLASSES_LISTED = 200
 """Number of classes in the table; the model file contains all of them."""
 LICENCES = ("apache-2.0", "mit", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")
@@ -42,14 +41,7 @@ CardDumper.add_representer(str, CardDumper.represent_str)
 
 
 def write_readme(trained: TrainedRun, folder: Path, repo: str, row: ExportComparison) -> None:
-    """Write the model card of an exported folder.
-
-    Args:
-        trained: The exported run.
-        folder: The exported folder.
-        repo: Name of the repository, owner/name.
-        row: Comparison of the export with the run.
-    """
+    """Write the model card of an exported folder for the repository `repo` (owner/name)."""
     results = read_results(trained.run)
     metadata = header_of(trained.card, repo, row.name, results, data_name(trained.run))
     header = yaml.dump(metadata, Dumper=CardDumper, sort_keys=False, width=10**6)
@@ -60,7 +52,7 @@ def write_readme(trained: TrainedRun, folder: Path, repo: str, row: ExportCompar
             *results_section(results, row),
         ]
     )
-    write_atomically(folder / README, f"---\n{header}---\n\n{body}\n")
+    write_atomically(folder / "README.md", f"---\n{header}---\n\n{body}\n")
 
 
 def read_results(run: Path) -> RunResults | None:
@@ -97,22 +89,15 @@ def header_of(
     }
     if header["license"] == "other":
         header["license_name"] = licence
-    if ancestor := base_model(card):
-        header["base_model"] = ancestor
+    if card.weights.get("revision") and (source := card.weights.get("source")):  # from the hub
+        header["base_model"] = "/".join(source.split("/")[:2])
     if results:
         header["model-index"] = [{"name": repo, "results": [result_of(results, data)]}]
     return header
 
 
-def base_model(card: Card) -> str:
-    """Return the hub repository of the pretrained weights; empty if they are from elsewhere."""
-    source = card.weights.get("source", "")
-    return "/".join(source.split("/")[:2]) if card.weights.get("revision") else ""
-
-
 def result_of(results: RunResults, data: str) -> dict[str, Any]:
     """Return the accuracy as an entry of the hub's model index."""
-    low, high = results["top1_interval"]
     return {
         "task": {"type": "image-classification"},
         "dataset": {"type": "imagefolder", "name": data, "split": "validation"},
@@ -121,7 +106,7 @@ def result_of(results: RunResults, data: str) -> dict[str, Any]:
                 "type": "accuracy",
                 "value": round(results["top1"], 6),
                 "name": f"accuracy on {results['images']} validation images, 95 % interval "
-                f"{low:.1%} to {high:.1%}",
+                f"{interval(results['top1_interval'])}",
             }
         ],
     }

@@ -16,7 +16,7 @@ from vitft.export.formats.base import NumericArray, OpenedModel
 from vitft.export.trained import LabelledImage
 from vitft.metrics.intervals import wilson_interval
 from vitft.system.errors import RunError
-from vitft.system.text import count
+from vitft.system.text import count, interval, percent
 
 BATCH_SIZE = 8
 """Images per batch. The first batch is not timed."""
@@ -57,10 +57,10 @@ class ExportComparison:
         if not self.images or not self.changed:
             return ""
         before, after = (number / self.images for number in self.correct)
-        low, high = wilson_interval(self.correct[1], self.images)
+        bounds = wilson_interval(self.correct[1], self.images)
         return (
-            f"--{self.name} has an accuracy of {after:.1%} on {self.images} validation images "
-            f"(95 % interval {low:.1%} to {high:.1%}), the original {before:.1%}"
+            f"--{self.name} has an accuracy of {percent(after)} on {self.images} validation images "
+            f"(95 % interval {interval(bounds)}), the original {percent(before)}"
         )
 
 
@@ -79,13 +79,7 @@ def compare_exports(
     samples: Iterable[LabelledImage],
     sizes: Mapping[str, int],
 ) -> list[ExportComparison]:
-    """Return one comparison per export, in their order.
-
-    Args:
-        original: The run itself.
-        exports: Opened exports by format.
-        samples: Images to predict, read as they are needed.
-        sizes: Bytes of each export's files.
+    """Return one comparison per export, in their order; `sizes` are the bytes of their files.
 
     Raises:
         RunError: An export has other class names than the run.
@@ -145,11 +139,7 @@ def comparison_row(
 
 
 def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> None:
-    """Refuse an export whose predictions differ from those of the run.
-
-    Args:
-        row: The comparison.
-        max_error: Largest allowed difference of a logit, relative to the largest logit or 1.
+    """Refuse an export whose logits differ by more than `max_error`, relative to the largest or 1.
 
     Raises:
         RunError: The difference is above the tolerance of the format.

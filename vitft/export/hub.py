@@ -58,11 +58,11 @@ def push_error(done: Exported, plan: ExportPlan, error: Exception) -> VitftError
 def hidden_progress_bars() -> Iterator[None]:
     """Hide huggingface_hub's own progress bars inside the `with` block."""
     bars = importlib.import_module("huggingface_hub.utils")
-    were_off = bars.are_progress_bars_disabled()
-    if not were_off:
-        bars.disable_progress_bars()
+    if bars.are_progress_bars_disabled():
+        yield
+        return
+    bars.disable_progress_bars()
     try:
         yield
     finally:
-        if not were_off:
-            bars.enable_progress_bars()
+        bars.enable_progress_bars()

@@ -21,6 +21,7 @@ from vitft.export.trained import TrainedRun, comparison_images, load_trained
 from vitft.system.errors import RunError
 from vitft.system.files import atomic_folder, writing
 from vitft.system.signals import Stopper
+from vitft.system.text import percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
         found = view_difference(trained.card.transform, images, OPSET)
         notes.append(
             f"the graph's views differ from vitft's by at most {found.levels} grey levels of 255, "
-            f"in {found.fraction:.2%} of the values"
+            f"in {percent(found.fraction, 2)} of the values"
         )
     return notes
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vitft.system.errors import UsageError
 from vitft.system.files import free_name
@@ -40,7 +41,7 @@ class ExportPlan:
     out: Path
     """A folder that does not exist yet, or is empty."""
     with_preprocessing: bool = False
-    """Whether a graph takes bytes and normalises them itself."""
+    """Whether a graph takes bytes and normalises them itself, as it also does `with_resize`."""
     with_resize: bool = False
     """Whether an ONNX graph also resizes and crops."""
     images: int = NUM_COMPARED
@@ -53,67 +54,59 @@ class ExportPlan:
     """Branch of the repository; empty for main."""
 
 
-def plan_export(
-    formats: Sequence[str],
-    out: str | None,
-    *,
-    with_preprocessing: bool = False,
-    with_resize: bool = False,
-    images: int = NUM_COMPARED,
-    repo: str = "",
-    private: bool = False,
-    revision: str = "",
-) -> ExportPlan:
+def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> ExportPlan:  # noqa: ANN401
     """Check the options of an export and return its plan. Writes nothing.
+
+    Args:
+        formats: Keys of `EXPORT_FORMATS`.
+        out: The folder to write; None for `export`, or export-2 and so on if it exists.
+        options: Further fields of `ExportPlan`.
 
     Raises:
         UsageError: Options that exclude each other, or a library that is not installed.
         RunError: The folder contains files already, or is not writable.
     """
-    if not formats:
+    plan = ExportPlan(
+        formats=tuple(name for name in EXPORT_FORMATS if name in formats),
+        out=free_name(Path("export")) if out is None else plan_run(out, ""),
+        **options,
+    )
+    if not plan.formats:
         raise UsageError(
             "no export format given",
             fix=f"choose one or more: {', '.join(f'--{f}' for f in EXPORT_FORMATS)}",
         )
-    if with_preprocessing and not set(formats) <= {*GRAPH_FORMATS}:
+    if plan.with_preprocessing and not {*plan.formats} <= {*GRAPH_FORMATS}:
         raise UsageError(
             "--with-preprocessing is only for formats that contain the computation",
             fix=f"use it with {', '.join(f'--{f}' for f in GRAPH_FORMATS)} only; the other formats "
             "describe the preprocessing in their config.json",
         )
-    if with_resize and [*formats] != ["onnx"]:
+    if plan.with_resize and plan.formats != ("onnx",):
         raise UsageError(
             "--with-resize is only for --onnx", fix="use it with --onnx and no other format"
         )
-    if images < 1:
-        raise UsageError(f"invalid --images {images}", fix="use a number from 1")
-    check_push(formats, repo, has_push_options=private or bool(revision))
-    for name in formats:
+    if plan.images < 1:
+        raise UsageError(f"invalid --images {plan.images}", fix="use a number from 1")
+    check_push(plan)
+    for name in plan.formats:
         if name in NEEDED_EXTRAS:
             require_extra(NEEDED_EXTRAS[name], feature=f"export --{name}")
-    return ExportPlan(
-        formats=tuple(name for name in EXPORT_FORMATS if name in formats),
-        out=free_name(Path("export")) if out is None else plan_run(out, ""),
-        with_preprocessing=with_preprocessing or with_resize,
-        with_resize=with_resize,
-        images=images,
-        repo=repo,
-        private=private,
-        revision=revision,
-    )
+    return plan
 
 
-def check_push(formats: Sequence[str], repo: str, *, has_push_options: bool) -> None:
+def check_push(plan: ExportPlan) -> None:
     """Refuse an upload that cannot work, before the export begins."""
+    repo = plan.repo
     if not repo:
-        if has_push_options:
+        if plan.private or plan.revision:
             raise UsageError(
                 "--private and --revision need --push-to-hub", fix="add --push-to-hub owner/name"
             )
         return
     if not REPO_NAME.fullmatch(repo) or ".." in repo:
         raise UsageError(f"invalid --push-to-hub {repo!r}", fix="write owner/name, e.g. me/flowers")
-    if len(formats) > 1 or formats[0] not in HUB_FORMATS:
+    if len(plan.formats) > 1 or plan.formats[0] not in HUB_FORMATS:
         raise UsageError(
             "a hub repository can contain only one format, which a library opens by its name",
             fix=f"push with exactly one of {', '.join(f'--{f}' for f in HUB_FORMATS)}",

@@ -3,6 +3,7 @@
 The published card contains no paths of the machine that it was made on.
 """
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +24,6 @@ from vitft.models.find import find_model
 from vitft.models.timm_model import Model
 from vitft.system.errors import ImageError, RunError, VitftError
 from vitft.system.rundir import RunDir
-
-NUM_NOISE = 8
-"""Number of noise images that replace validation images that no longer exist."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,33 +95,20 @@ def unchanged_images(run: Path, count: int) -> Iterator[LabelledImage]:
         return
     for row in evenly_spaced(manifest.val, count):
         path = manifest.locate(row)
-        if not is_unchanged(path, row.sha256):
-            continue
-        try:
-            yield LabelledImage(open_image(path), row.label)
-        except ImageError:
-            continue
+        with contextlib.suppress(ImageError):
+            if hashlib.sha256(read_bytes(path)).hexdigest() == row.sha256:
+                yield LabelledImage(open_image(path), row.label)
 
 
 def evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:
     """Return at most `count` rows at even distances, so that every class is represented."""
-    if len(rows) <= count:
-        return [*rows]
-    return [rows[i * len(rows) // count] for i in range(count)]
-
-
-def is_unchanged(path: str, sha256: str) -> bool:
-    """Return whether an image still has the content that the run read."""
-    try:
-        return hashlib.sha256(read_bytes(path)).hexdigest() == sha256
-    except ImageError:
-        return False
+    return [*rows] if len(rows) <= count else [rows[i * len(rows) // count] for i in range(count)]
 
 
 def noise_images(card: Card) -> Iterator[LabelledImage]:
-    """Yield images of noise slightly larger than the model's input, of several shapes."""
+    """Yield 8 images of noise slightly larger than the model's input, of several shapes."""
     random = np.random.default_rng(0)
     height, width = card.transform.image_size
-    for i in range(NUM_NOISE):
+    for i in range(8):
         pixels = random.integers(0, 256, (height + 3 * i, width + 20, 3), dtype=np.uint8)
         yield LabelledImage(Image.fromarray(pixels), -1)

@@ -20,6 +20,7 @@ from vitft.export.formats.onnx import ONNX_FILE, OnnxFormat, open_onnx
 from vitft.export.trained import TrainedRun
 from vitft.system.errors import RunError
 from vitft.system.files import writing
+from vitft.system.text import percent
 
 ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
 """Operators that end an activation function; the exact GELU ends in a product."""
@@ -59,8 +60,8 @@ class Int8Format(ExportFormat):
         remaining = weight_bytes(small.graph) / weight_bytes(model.graph)
         if remaining > MAX_REMAINING:
             raise RunError(
-                f"--int8 would still take {remaining:.0%} of this model's size, because most of "
-                "its weights are not in matrices",
+                f"--int8 would still take {percent(remaining, 0)} of this model's size, because most "
+                "of its weights are not in matrices",
                 fix="export it with --onnx",
             )
         for path in exact.iterdir():

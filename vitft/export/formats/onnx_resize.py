@@ -22,8 +22,6 @@ from vitft.system.errors import RunError
 RESIZE_INPUT, RESIZE_OUTPUT = "image", "view"
 RESIZE_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 """Interpolations that ONNX supports with antialiasing, and ONNX's names for them."""
-PILLOW_CUBIC = -0.5
-"""The parameter of Pillow's bicubic filter; ONNX's own default is -0.75."""
 MAX_GREY_LEVELS = 2
 """Largest allowed difference of a view, in grey levels of 255."""
 
@@ -74,7 +72,7 @@ def resize_graph(transform: EvalTransform, opset: int, ir_version: int) -> Any: 
     add(
         "Resize", ["upright", "", "", "sizes"], "resized",
         mode=RESIZE_MODES[transform.interpolation], antialias=1, exclude_outside=1,
-        cubic_coeff_a=PILLOW_CUBIC,
+        cubic_coeff_a=-0.5,  # as in Pillow; the default is -0.75
     )  # fmt: skip
     add("Sub", ["resized_sides", "view_size"], "rest")
     add("Cast", ["rest"], "rest_as_float", to=TensorProto.FLOAT)

@@ -1,4 +1,7 @@
-"""--timm: a folder for `timm.create_model('local-dir:DIR', pretrained=True)` and the hub."""
+"""--timm and --safetensors: a checkpoint, with a config.json if timm can open it.
+
+timm opens the folder with `timm.create_model('local-dir:DIR', pretrained=True)`, or from the hub.
+"""
 
 import json
 from pathlib import Path
@@ -7,23 +10,40 @@ from typing import Any
 import numpy as np
 
 from vitft.data.transforms import EvalTransform
-from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupported, module_logits
+from vitft.export.formats.base import (
+    ExportFormat,
+    OpenedModel,
+    first_unsupported,
+    module_logits,
+    open_module,
+)
 from vitft.export.trained import TrainedRun
-from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
 from vitft.models.timm_model import TimmConfig, TimmModel
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.files import write_atomically
 from vitft.system.rundir import MODEL
 
 
-class TimmFormat(ExportFormat):
-    """model.safetensors and the config.json of timm's hub format."""
+class SafetensorsFormat(ExportFormat):
+    """model.safetensors with its card, and config.json if timm can build the model."""
+
+    def write(self, trained: TrainedRun, folder: Path) -> None:
+        save_checkpoint(folder / MODEL, trained.state, trained.card)
+        if not timm_obstacle(trained.card):
+            text = json.dumps(timm_config(trained), indent=2)
+            write_atomically(folder / "config.json", text + "\n")
+
+    def open(self, folder: Path) -> OpenedModel:
+        state, card = load_checkpoint(folder / MODEL)
+        return open_module(build_model(state, card.architecture), card, by="vitft")
+
+
+class TimmFormat(SafetensorsFormat):
+    """The same files, for models that timm can build, and opened by timm."""
 
     def obstacle(self, card: Card) -> str:
         return timm_obstacle(card)
-
-    def write(self, trained: TrainedRun, folder: Path) -> None:
-        write_checkpoint(trained, folder)
 
     def open(self, folder: Path) -> OpenedModel:
         import timm
@@ -39,14 +59,6 @@ class TimmFormat(ExportFormat):
             prepare=lambda image: np.asarray(view(image.convert(mode)).numpy()),
             logits=lambda inputs: module_logits(model, inputs),
         )
-
-
-def write_checkpoint(trained: TrainedRun, folder: Path) -> None:
-    """Write model.safetensors with its card, and config.json if timm can build the model."""
-    save_checkpoint(folder / MODEL, trained.state, trained.card)
-    if not timm_obstacle(trained.card):
-        text = json.dumps(timm_config(trained), indent=2)
-        write_atomically(folder / "config.json", text + "\n")
 
 
 def timm_obstacle(card: Card) -> str:
@@ -76,7 +88,8 @@ def timm_config(trained: TrainedRun) -> dict[str, Any]:
         ours |= {"pool_size": None, "first_conv": "patch_embed.proj"}
         pool = {"global_pool": timm_pool(shape)}
     else:
-        name, arguments, pool = shape.timm, net_arguments(shape), {}
+        size = {"img_size": list(shape.image_size)} if shape.sized else {}
+        name, arguments, pool = shape.timm, {"in_chans": shape.in_channels, **size}, {}
     if isinstance(model, TimmModel):
         ours = {"classifier": model.head_name}
     return {
@@ -107,12 +120,6 @@ def timm_preprocessing(transform: EvalTransform, channels: int) -> dict[str, Any
         "mean": list(transform.mean),
         "std": list(transform.std),
     }
-
-
-def net_arguments(shape: TimmConfig) -> dict[str, Any]:
-    """Return the arguments with which timm builds one of its own models as vitft does."""
-    size = {"img_size": list(shape.image_size)} if shape.sized else {}
-    return {"in_chans": shape.in_channels, **size}
 
 
 def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
