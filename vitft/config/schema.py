@@ -149,7 +149,7 @@ def build_settings(
         section: A dataclass whose fields are plain values or such dataclasses.
         table: Values by name.
         suggest: Returns the fix for an unknown setting.
-        prefix: Prepended to the keys in messages, with its dot.
+        prefix: Prepended to the keys in messages.
 
     Raises:
         UsageError: A key is unknown, or a value has the wrong type or is not allowed.

@@ -1,13 +1,5 @@
 """`vitft export`: the trained model as files for other tools, verified before they are kept.
 
-    plan       what to export: formats, folder, options          (without torch)
-    job        `export_run`: write, reopen, compare, keep or remove
-    trained    the run's model and card, and images to compare on
-    formats/   one file per format: write it, and reopen it with the tool it is for
-    compare    an export against the original: logits, classes, size, speed
-    card       the README.md of a hub repository
-    hub        upload a folder to the hub
-
 Every format is reopened by the tool that it is for, with that tool's own preprocessing, and
 predicts the run's validation images alongside the original. An export that differs by more than
 its tolerance is removed.

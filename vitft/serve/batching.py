@@ -55,11 +55,6 @@ class PendingImage:
 class BatchQueue:
     """A queue in front of a model that serves many clients at once, within one event loop.
 
-    Args:
-        predictor: The model.
-        postprocess: How its scores become predictions; `predict` cuts them to its own `top_k`.
-        limits: Size of the queue and of requests.
-
     Raises:
         RunError: The model's scores are not finite.
     """
@@ -189,14 +184,13 @@ class BatchQueue:
     def relevance(self, view: Views, target: int | None) -> ScoreArray:
         """Return the relevance (gh, gw) of a view's patches for a class, from 0 to 1."""
         targets = None if target is None else torch.tensor([target])
-        heat: ScoreArray = relevance_map(
-            self.predictor.model, self.predictor.inputs(view[None]), targets
-        )[0]
+        inputs = self.predictor.inputs(view[None])
+        heat: ScoreArray = relevance_map(self.predictor.model, inputs, targets)[0]
         return heat
 
 
 def overlay_png(view: Views, heat: ScoreArray) -> bytes:
-    """Draw heat (gh, gw) over a view (S, S, 3) as a PNG without metadata."""
+    """Draw heat (gh, gw) over a view (S, S, 3) as a PNG."""
     buffer = io.BytesIO()
     overlay(Image.fromarray(view), heat).save(buffer, "PNG")
     return buffer.getvalue()

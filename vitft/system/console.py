@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PLAIN_INTERVAL_S = 5.0
-"""Seconds between progress lines when stderr is not a terminal."""
+PLAIN_INTERVAL_S = 5.0  # seconds between two log records of progress
 
 
 def visible(text: str) -> str:
@@ -90,13 +89,7 @@ def is_shown() -> bool:
 
 
 class Progress:
-    """Context manager that shows progress: a bar on a terminal, else a log record now and then.
-
-    Args:
-        label: What is being done.
-        total: Number of units.
-        unit: Name of a unit, for the speed.
-    """
+    """Context manager that shows progress: a bar on a terminal, else a log record now and then."""
 
     def __init__(self, label: str, total: int, *, unit: str = "images") -> None:
         self.label, self.total, self.unit = label, total, unit

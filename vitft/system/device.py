@@ -11,11 +11,7 @@ from vitft.system.errors import UsageError
 
 
 def pick_device(wanted: str, *, number: int = 0) -> torch.device:
-    """Return a device by name; `auto` is a GPU if there is one, else the CPU.
-
-    Args:
-        wanted: As in train.device.
-        number: Index of the GPU that `auto` takes.
+    """Return a device by name; `auto` is the GPU with this number if there is one, else the CPU.
 
     Raises:
         UsageError: The device does not exist on this machine.
@@ -67,10 +63,7 @@ def one_thread(*, when: bool) -> Iterator[None]:
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Return the peak memory of this process in MiB: `resident`, and on a GPU also `gpu`.
-
-    `resident` is missing where the system does not report it.
-    """
+    """Return the peak memory of this process in MiB: `resident` if known, and on a GPU `gpu`."""
     peaks = {} if (resident := peak_resident()) is None else {"resident": resident // 2**20}
     if device.type == "cuda":
         peaks["gpu"] = torch.cuda.max_memory_reserved(device) // 2**20

@@ -18,12 +18,7 @@ from typing import ClassVar
 
 
 class VitftError(Exception):
-    """An error that the user can fix.
-
-    Args:
-        problem: What is wrong.
-        fix: What to do about it.
-    """
+    """An error that the user can fix."""
 
     exit_code: ClassVar[int] = 1
 

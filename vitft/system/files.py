@@ -2,11 +2,13 @@
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from vitft.system.errors import ResourceError, RunError
 
@@ -38,6 +40,11 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         temporary.replace(path)
 
 
+def write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write strict JSON, indented, like `write_atomically`."""
+    write_atomically(path, json.dumps(fields, indent=2, allow_nan=False) + "\n")
+
+
 @contextlib.contextmanager
 def temporary_file(path: Path) -> Iterator[tuple[int, Path]]:
     """Create a new file in the folder of `path`, and remove it at the end if it still exists."""
@@ -52,11 +59,7 @@ def temporary_file(path: Path) -> Iterator[tuple[int, Path]]:
 
 @contextlib.contextmanager
 def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
-    """Turn an OSError of writing to `path` into a VitftError.
-
-    Args:
-        path: The file or folder that is written.
-        option: The option that chooses another folder, for the message.
+    """Turn an OSError of writing to `path`, which `option` chooses, into a VitftError.
 
     Raises:
         ResourceError: The disk is full or broken.
@@ -105,12 +108,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def free_name(path: Path, *, suffix: str = "") -> Path:
-    """Return `path`, or the first of path-2, path-3, ... that does not exist.
-
-    Args:
-        path: The preferred path.
-        suffix: File extension that follows the number, such as `.csv`.
-    """
+    """Return `path`, or path-2, path-3, ... (before the suffix) if it exists."""
     stem = path.name.removesuffix(suffix)
     names = [path, *(path.with_name(f"{stem}-{i}{suffix}") for i in range(2, 1000))]
     return next(name for name in names if not name.exists())

@@ -19,8 +19,6 @@ LARGEST_KEPT = 1 << 30
 """Largest freed block that is kept, in bytes; older glibc (at least 2.33) allows only `DEFAULT`."""
 DEFAULT = 1 << 25
 """Maximum of glibc's own dynamic threshold in bytes."""
-NEVER = -1
-"""Trim threshold with which the top of the heap is never returned."""
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
@@ -35,7 +33,7 @@ def freed_memory_kept(*, when: bool) -> Iterator[None]:
     if not when or any(name in os.environ for name in VARIABLES):
         yield
         return
-    set_thresholds(LARGEST_KEPT, trim=NEVER)
+    set_thresholds(LARGEST_KEPT, trim=-1)  # never return the top of the heap
     try:
         yield
     finally:

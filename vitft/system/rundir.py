@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from vitft.system.errors import LockedError, RunError
-from vitft.system.files import free_name, write_atomically, writing
+from vitft.system.files import free_name, write_atomically, write_json, writing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,8 +93,8 @@ class RunDir:
             write_atomically(self.path / name, text)
 
     def write_json(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Write strict JSON, indented."""
-        self.write_text(name, json.dumps(fields, indent=2, allow_nan=False) + "\n")
+        if self.writes:
+            write_json(self.path / name, fields)
 
     def write_arrays(self, name: str, **arrays: "np.ndarray[Any, Any]") -> None:
         """Write named arrays as an .npz file."""
@@ -139,13 +139,7 @@ class RunDir:
 def plan_run(
     out: str | None, data: str, *, now: datetime | None = None, option: str = "--out"
 ) -> Path:
-    """Return the path of a new run without creating it.
-
-    Args:
-        out: The folder that the user chose, or None for `runs/<time>-<data>`.
-        data: Path of the data, for the name.
-        now: Time for the name; default: the current time.
-        option: The option that chooses the folder, for messages.
+    """Return the path of a new run without creating it: `out`, or `runs/<time>-<data>`.
 
     Raises:
         RunError: The folder is not empty or not writable.

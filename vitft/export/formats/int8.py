@@ -60,8 +60,8 @@ class Int8Format(ExportFormat):
         remaining = weight_bytes(small.graph) / weight_bytes(model.graph)
         if remaining > MAX_REMAINING:
             raise RunError(
-                f"--int8 would still take {percent(remaining, 0)} of this model's size, because most "
-                "of its weights are not in matrices",
+                f"--int8 would still take {percent(remaining, 0)} of this model's size, because "
+                "most of its weights are not in matrices",
                 fix="export it with --onnx",
             )
         for path in exact.iterdir():

@@ -3,7 +3,6 @@
 timm opens the folder with `timm.create_model('local-dir:DIR', pretrained=True)`, or from the hub.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from vitft.export.trained import TrainedRun
 from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
 from vitft.models.timm_model import TimmConfig, TimmModel
 from vitft.models.vit_config import SIZES, ViTConfig
-from vitft.system.files import write_atomically
+from vitft.system.files import write_json
 from vitft.system.rundir import MODEL
 
 
@@ -31,8 +30,7 @@ class SafetensorsFormat(ExportFormat):
     def write(self, trained: TrainedRun, folder: Path) -> None:
         save_checkpoint(folder / MODEL, trained.state, trained.card)
         if not timm_obstacle(trained.card):
-            text = json.dumps(timm_config(trained), indent=2)
-            write_atomically(folder / "config.json", text + "\n")
+            write_json(folder / "config.json", timm_config(trained))
 
     def open(self, folder: Path) -> OpenedModel:
         state, card = load_checkpoint(folder / MODEL)

@@ -6,7 +6,6 @@ even. The folder therefore names the one processor of transformers that computes
 exactly: timm's.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from vitft.export.trained import TrainedRun
 from vitft.models.checkpoint import Card
 from vitft.models.timm_model import TimmConfig
 from vitft.models.vit_config import ViTConfig
-from vitft.system.files import write_atomically
+from vitft.system.files import write_atomically, write_json
 from vitft.system.rundir import MODEL
 
 HF_OUTER_NAMES = {
@@ -111,11 +110,6 @@ class TransformersFormat(ExportFormat):
             ),
             logits=logits,
         )
-
-
-def write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write indented JSON; characters outside ASCII are escaped."""
-    write_atomically(path, json.dumps(fields, indent=2, allow_nan=False) + "\n")
 
 
 def hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:
