@@ -137,20 +137,15 @@ class Trained:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names in the order of the model's logits."""
         return self.predictor.classes
 
     def predict(
         self, images: Picture | Iterable[Picture], *, top_k: int = 1, threshold: float = 0.0
     ) -> list[Prediction]:
-        """Return one prediction per image, in order, with calibrated probabilities.
+        """Return one prediction of `top_k` classes per image, with calibrated probabilities.
 
-        The prediction for an unusable image has an `error`; no exception is raised for it.
-
-        Args:
-            images: One image or several.
-            top_k: Classes per prediction.
-            threshold: Predictions with a smaller probability have the note `not sure`.
+        Predictions whose probability is below the threshold have the note `not sure`. The
+        prediction for an unusable image has an `error`; no exception is raised for it.
         """
         postprocess = replace(self.postprocess, top_k=top_k, threshold=threshold)
         pipeline = Pipeline(self.predictor, postprocess)
@@ -172,11 +167,7 @@ class Trained:
         return np.concatenate([np.empty((0, self.predictor.feature_size), np.float32), *parts])
 
     def explain(self, image: Picture, *, about: str | None = None) -> Image.Image:
-        """Return the preprocessed image under its relevance for a class.
-
-        Args:
-            image: One image.
-            about: The class; default: the most probable one.
+        """Return the preprocessed image under its relevance for a class; default: the best one.
 
         Raises:
             ImageError: The image is unusable.
@@ -252,9 +243,7 @@ def picture_name(index: int, picture: Picture) -> str:
     return os.fspath(picture) if isinstance(picture, str | os.PathLike) else str(index)
 
 
-def numbered_batches(
-    images: Picture | Iterable[Picture],
-) -> Iterator[list[tuple[int, Picture]]]:
+def numbered_batches(images: Picture | Iterable[Picture]) -> Iterator[list[tuple[int, Picture]]]:
     """Yield images with their indices, one batch at a time; also takes a single image."""
     is_stack = isinstance(images, np.ndarray) and images.ndim > 3
     single = (str, os.PathLike, bytes, Image.Image, np.ndarray)

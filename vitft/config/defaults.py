@@ -10,29 +10,13 @@ from typing import Any
 
 from vitft.system.errors import UsageError
 
+ADAMW = {"solver": "adamw", "weight_decay": 0.05, "label_smoothing": 0.1, "clip": 1.0}
 FINE_TUNING: Mapping[str, Mapping[str, Any]] = {
-    "optim": {
-        "solver": "adamw",
-        "epochs": 10,
-        "batch_size": 32,
-        "weight_decay": 0.05,
-        "layer_decay": 0.75,
-        "label_smoothing": 0.1,
-        "clip": 1.0,
-    },
+    "optim": {**ADAMW, "epochs": 10, "batch_size": 32, "layer_decay": 0.75},
     "train": {"augment": "crop", "crop_scale": 0.4},
 }
 FROM_SCRATCH: Mapping[str, Mapping[str, Any]] = {
-    "optim": {
-        "solver": "adamw",
-        "lr": 1e-3,
-        "epochs": 100,
-        "batch_size": 256,
-        "weight_decay": 0.05,
-        "warmup": 0.05,
-        "label_smoothing": 0.1,
-        "clip": 1.0,
-    },
+    "optim": {**ADAMW, "lr": 1e-3, "epochs": 100, "batch_size": 256, "warmup": 0.05},
     "train": {"freeze": "none", "augment": "shift"},
 }
 """For `--weights none`: no layer decay, and many epochs (Touvron et al. 2021, 2012.12877)."""

@@ -128,7 +128,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file as nested tables.
 
     Raises:
-        UsageError: It cannot be read, or is not valid TOML in UTF-8; the line is named.
+        UsageError: It cannot be read, or is not valid TOML in UTF-8.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -141,10 +141,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """Read the settings of a recipe: a TOML file, or the name of a bundled recipe.
-
-    The table `[recipe]`, which describes it to readers, is left out.
-    """
+    """Read the settings of a recipe, a TOML file or a bundled name, without its `[recipe]`."""
     path = Path(name)
     if path.suffix != ".toml" and not path.exists():
         folder = resource("recipes")

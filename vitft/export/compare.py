@@ -34,10 +34,10 @@ class ExportComparison:
 
     name: str
     by: str
+    """Name and version of the tool that opened it."""
     images: int
     """Number of validation images compared; 0 if noise was used instead."""
     difference: float
-    """Largest difference of a logit."""
     largest: float
     """Largest absolute logit of the original."""
     changed: int
@@ -49,7 +49,6 @@ class ExportComparison:
     speed: float
     """Images per second without preprocessing."""
     original_speed: float
-    """The same for the original, measured alternately."""
 
     @property
     def cost(self) -> str:

@@ -31,7 +31,6 @@ class Exported:
     folder: Path
     """Contains the files of a single format, or one folder per format."""
     rows: tuple[ExportComparison, ...]
-    """One per format."""
     notes: tuple[str, ...] = ()
 
     @property

@@ -43,9 +43,7 @@ class ExportPlan:
     with_preprocessing: bool = False
     """Whether a graph takes bytes and normalises them itself, as it also does `with_resize`."""
     with_resize: bool = False
-    """Whether an ONNX graph also resizes and crops."""
     images: int = NUM_COMPARED
-    """Number of validation images to compare on."""
     repo: str = ""
     """Hub repository, owner/name, to upload the folder to; empty for none."""
     private: bool = False

@@ -24,14 +24,7 @@ from vitft.serve.schemas import (
     LabelsSchema,
     PredictionsSchema,
 )
-from vitft.serve.uploads import (
-    RETRY_SOON,
-    FormError,
-    MemoryBudget,
-    Upload,
-    read_form,
-    receive_body,
-)
+from vitft.serve.uploads import RETRY_SOON, FormError, MemoryBudget, Upload, read_form, receive_body
 from vitft.system.errors import ImageError
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -217,12 +210,13 @@ def make_app(queue: BatchQueue, access: Access) -> SecurityMiddleware:
         return JsonResponse(200, app.openapi())
 
     allowed = {
-        "/": add_route(app, "/", handlers.show_page, "GET", include_in_schema=False),
-        "/openapi.json": add_route(app, "/openapi.json", openapi, "GET", include_in_schema=False),
-        "/healthz": add_route(
-            app, "/healthz", handlers.healthz, "GET", response_model=HealthSchema
-        ),
-        "/labels": add_route(app, "/labels", handlers.labels, "GET", response_model=LabelsSchema),
+        path: add_route(app, path, function, "GET", **schema)
+        for path, function, schema in (
+            ("/", handlers.show_page, {"include_in_schema": False}),
+            ("/openapi.json", openapi, {"include_in_schema": False}),
+            ("/healthz", handlers.healthz, {"response_model": HealthSchema}),
+            ("/labels", handlers.labels, {"response_model": LabelsSchema}),
+        )
     }
     schema: dict[str, Any] = {"responses": ERROR_RESPONSES, "openapi_extra": REQUEST_BODY}
     allowed["/predict"] = add_route(

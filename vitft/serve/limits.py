@@ -36,7 +36,6 @@ class ServeLimits:
     """The limits that are options of `vitft serve`."""
 
     max_bytes: int = 20_000_000
-    """Bytes of one request's body."""
     queue: int = 64
     """Images that may wait for the model; further ones are refused."""
 
@@ -51,7 +50,6 @@ class ServeLimits:
 
     @property
     def images(self) -> int:
-        """Images per request."""
         return min(MAX_IMAGES, self.queue)
 
     @property

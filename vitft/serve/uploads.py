@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -157,21 +158,10 @@ def read_form(body: bytes, content_type: str, *, max_files: int) -> list[Upload]
     if not boundary:
         raise FormError("the Content-Type has no boundary")
     reader = FormReader(max_files)
+    callbacks: Any = {n: getattr(reader, n) for n in dir(reader) if n.startswith("on_")}
     try:
         parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": reader.on_part_begin,
-                "on_header_field": reader.on_header_field,
-                "on_header_value": reader.on_header_value,
-                "on_header_end": reader.on_header_end,
-                "on_headers_finished": reader.on_headers_finished,
-                "on_part_data": reader.on_part_data,
-                "on_part_end": reader.on_part_end,
-                "on_end": reader.on_end,
-            },
-            max_header_count=MAX_HEADER_LINES,
-            max_header_size=PART_HEADERS,
+            boundary, callbacks, max_header_count=MAX_HEADER_LINES, max_header_size=PART_HEADERS
         )
         parser.write(body)
     except FormParserError:

@@ -78,8 +78,7 @@ def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
                 fix="check the disk (dmesg), then run the command again",
             ) from error
         raise RunError(
-            f"cannot write {path}: {error.strerror}",
-            fix=f"choose a writable folder with {option}",
+            f"cannot write {path}: {error.strerror}", fix=f"choose a writable folder with {option}"
         ) from error
 
 

@@ -214,8 +214,7 @@ def locked(run: RunDir) -> Iterator[None]:
             file.seek(0)
             holder = file.read().decode().strip() or "another process"
             raise LockedError(
-                f"{run.path} is in use by {holder}",
-                fix="wait until it has finished, or stop it",
+                f"{run.path} is in use by {holder}", fix="wait until it has finished, or stop it"
             ) from error
         since = datetime.now().isoformat(sep=" ", timespec="seconds")
         with writing(path):

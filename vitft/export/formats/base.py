@@ -22,7 +22,6 @@ class OpenedModel:
     """A model as another tool opens it."""
 
     by: str
-    """Name and version of the tool."""
     classes: tuple[str, ...]
     prepare: Callable[[Image.Image], NumericArray]
     """Convert an RGB image to the model's input, with the tool's preprocessing if it has any."""

@@ -36,7 +36,6 @@ class OnnxFormat(ExportFormat):
     takes_bytes: bool = False
     """Whether the graph takes bytes and normalises them itself."""
     any_size: bool = False
-    """Whether the graph also resizes and crops."""
 
     def obstacle(self, card: Card) -> str:
         return resize_obstacle(card) if self.any_size else ""

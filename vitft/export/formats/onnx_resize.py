@@ -47,15 +47,8 @@ def resize_graph(transform: EvalTransform, opset: int, ir_version: int) -> Any: 
 
     height, width = transform.image_size
     wide, tall = transform.resized(1, 1)  # of a square
-    constants = {
-        "scaled": [tall, wide],
-        "view_size": [height, width],
-        "from_1": [1],
-        "from_3": [3],
-        "planes": [3],
-        "zero": [0],
-        "rows_and_columns": [2, 3],
-    }
+    constants = {"zero": [0], "from_1": [1], "from_3": [3], "planes": [3], "scaled": [tall, wide]}
+    constants |= {"view_size": [height, width], "rows_and_columns": [2, 3]}
     nodes: list[Any] = []
 
     def add(operator: str, inputs: list[str], output: str, **attributes: Any) -> None:  # noqa: ANN401
@@ -82,24 +75,13 @@ def resize_graph(transform: EvalTransform, opset: int, ir_version: int) -> Any: 
     add("Add", ["corner", "view_size"], "end")
     add("Slice", ["resized", "corner", "end", "rows_and_columns"], "cut")
     add("Transpose", ["cut"], RESIZE_OUTPUT, perm=[0, 2, 3, 1])
-    graph = helper.make_graph(
-        nodes,
-        "resize",
-        [
-            helper.make_tensor_value_info(
-                RESIZE_INPUT, TensorProto.UINT8, ["batch", "rows", "columns", 3]
-            )
-        ],
-        [
-            helper.make_tensor_value_info(
-                RESIZE_OUTPUT, TensorProto.UINT8, ["batch", height, width, 3]
-            )
-        ],
-        [
-            *(numpy_helper.from_array(np.array(v, np.int64), n) for n, v in constants.items()),
-            numpy_helper.from_array(np.array(0.5, np.float32), "half"),
-        ],
-    )
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.UINT8, ["batch", *sides, 3])
+        for name, sides in ((RESIZE_INPUT, ("rows", "columns")), (RESIZE_OUTPUT, (height, width)))
+    ]
+    tensors = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in constants.items()]
+    tensors.append(numpy_helper.from_array(np.array(0.5, np.float32), "half"))
+    graph = helper.make_graph(nodes, "resize", ends[:1], ends[1:], tensors)
     return helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
     )
