@@ -38,7 +38,7 @@ HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """A server with short timeouts."""
-    for name in ("protocol.HEAD_SECONDS", "body.BODY_SECONDS"):
+    for name in ("server.HEAD_SECONDS", "uploads.BODY_SECONDS"):
         monkeypatch.setattr(f"vitft.serve.{name}", 0.3)
     with serving(make_predictor(), ServeLimits(max_bytes=100_000)) as served:
         yield served
