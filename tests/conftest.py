@@ -1,5 +1,6 @@
 """Shared fixtures: small, seeded models, weights and images."""
 
+import logging
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,11 @@ def shown_log() -> Iterator[None]:
     """Print the log of the package, as every command does."""
     console.show_log()
     yield
-    console.hide_log()
+    logger = logging.getLogger("vitft")
+    for handler in [h for h in logger.handlers if isinstance(h, console.LogHandler)]:
+        logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
 
 
 @pytest.fixture(autouse=True)

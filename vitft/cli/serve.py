@@ -1,6 +1,7 @@
 """The command `vitft serve`."""
 
 import argparse
+import gc
 
 from vitft.cli import output
 from vitft.cli.parser import Commands
@@ -8,7 +9,6 @@ from vitft.serve.access import ALL_INTERFACES, access_for, is_loopback
 from vitft.serve.limits import ServeLimits
 from vitft.system.errors import Stopped, UsageError
 from vitft.system.imports import heavy_imports, require_extra
-from vitft.system.malloc import freeze_garbage
 from vitft.system.signals import Stopper
 
 
@@ -75,7 +75,8 @@ def serve_command(args: argparse.Namespace) -> int:
             threshold=args.threshold or 0.0,
         )
         server = make_server(predictor, postprocess, limits, access)
-        freeze_garbage()
+        gc.collect()
+        gc.freeze()  # the pauses of garbage collection would delay requests
         if not is_loopback(args.host):
             output.warn(
                 f"every machine that can reach {args.host} can use this server: "
@@ -92,11 +93,7 @@ def serve_command(args: argparse.Namespace) -> int:
 
 
 def check_numbers(args: argparse.Namespace) -> None:
-    """Refuse numbers outside of their range.
-
-    Raises:
-        UsageError: With the value.
-    """
+    """Raise a UsageError for a number outside of its range."""
     if not 0 <= args.port < 2**16:
         raise UsageError(
             f"invalid --port {args.port}", fix="use a number up to 65535, or 0 for a free one"

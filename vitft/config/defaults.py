@@ -91,7 +91,7 @@ def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
     """Fill in the defaults for what trains where a setting is missing."""
     train, optim = table.get("train", {}), table.get("optim", {})
     if not isinstance(train, Mapping) or not isinstance(optim, Mapping):
-        return table  # refused by `build_settings`
+        return table  # refused by `config_from_table`
     weights = table.get("weights", {})
     if isinstance(weights, Mapping) and weights.get("name") == "none":
         return with_defaults(table, FROM_SCRATCH)

@@ -10,8 +10,8 @@ from typing import Any
 import tomli_w
 
 from vitft.config.defaults import with_stage_defaults
-from vitft.config.names import SETTINGS, suggest_setting
-from vitft.config.schema import build_settings, require
+from vitft.config.names import SECTIONS, SETTINGS, suggest_setting
+from vitft.config.schema import invalid, require, setting_types
 from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, WeightsSpec
 from vitft.system.errors import UsageError
 from vitft.system.files import resource
@@ -121,7 +121,23 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
     Raises:
         UsageError: A key is unknown, or a value has the wrong type or is not allowed.
     """
-    return build_settings(Config, with_stage_defaults(table), suggest=suggest_setting)
+    sections: dict[str, Any] = {}
+    for section, values in with_stage_defaults(table).items():
+        if section not in SECTIONS:
+            raise UsageError(f"unknown setting {section}", fix=suggest_setting(section))
+        if not isinstance(values, Mapping):
+            raise UsageError(f"{section} is a section, not a value", fix=f"write it as [{section}]")
+        kinds, converted = setting_types(SECTIONS[section]), {}
+        for name, value in values.items():
+            key = f"{section}.{name}"
+            if name not in kinds:
+                raise UsageError(f"unknown setting {key}", fix=suggest_setting(key))
+            try:
+                converted[name] = kinds[name].converted(value)
+            except ValueError as error:
+                raise invalid(key, value, kinds[name]) from error
+        sections[section] = SECTIONS[section](**converted)
+    return Config(**sections)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

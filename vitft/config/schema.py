@@ -4,17 +4,14 @@ An annotation such as `Annotated[float, Range(gt=0)]` is the only definition of 
 accepts: values are checked against it, and errors and docs/settings.md are generated from it.
 """
 
-import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from vitft.system.errors import UsageError
-
-S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,36 +135,3 @@ def shown_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str([*value] if isinstance(value, tuple) else value)
-
-
-def build_settings(
-    section: type[S], table: Mapping[str, Any], *, suggest: Callable[[str], str], prefix: str = ""
-) -> S:
-    """Construct a settings dataclass from a nested table; missing keys keep their defaults.
-
-    Args:
-        section: A dataclass whose fields are plain values or such dataclasses.
-        table: Values by name.
-        suggest: Returns the fix for an unknown setting.
-        prefix: Prepended to the keys in messages.
-
-    Raises:
-        UsageError: A key is unknown, or a value has the wrong type or is not allowed.
-    """
-    hints = typing.get_type_hints(section, include_extras=True)
-    values: dict[str, Any] = {}
-    for name, value in table.items():
-        key = f"{prefix}{name}"
-        if name not in hints:
-            raise UsageError(f"unknown setting {key}", fix=suggest(key))
-        if dataclasses.is_dataclass(hints[name]):
-            if not isinstance(value, Mapping):
-                raise UsageError(f"{key} is a section, not a value", fix=f"write it as [{key}]")
-            values[name] = build_settings(hints[name], value, suggest=suggest, prefix=f"{name}.")
-            continue
-        kind = parse_annotation(hints[name])
-        try:
-            values[name] = kind.converted(value)
-        except ValueError as error:
-            raise invalid(key, value, kind) from error
-    return section(**values)

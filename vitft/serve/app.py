@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -151,7 +152,9 @@ class SecurityMiddleware:
             nonlocal started
             started = True
             if message["type"] == "http.response.start":
-                message = {**message, "headers": with_security_headers(message["headers"])}
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         handler = refusal(scope, self.access) or self.app
@@ -164,24 +167,13 @@ class SecurityMiddleware:
                 )
 
 
-def with_security_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a response with the missing `SECURITY_HEADERS`."""
-    present = {name.lower() for name, _ in headers}
-    added = [
-        (name.encode(), value.encode())
-        for name, value in SECURITY_HEADERS.items()
-        if name.encode() not in present
-    ]
-    return [*headers, *added]
-
-
 def refusal(scope: Scope, access: Access) -> JsonResponse | None:
     """Return the response to a request that is refused; None if it is allowed."""
-    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-    host = headers.get(b"host", "")
+    headers = Headers(scope=scope)
+    host = headers.get("host", "")
     if not access.allows(host):
         return JsonResponse(421, {"error": "unknown host name; --allow-host NAME allows it"})
-    origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if scope["method"] not in SAFE_METHODS and not is_own_page(host, origin=origin, site=site):
         return JsonResponse(403, {"error": "requests from pages of other sites are refused"})
     return None

@@ -74,15 +74,6 @@ def show_log(level: int = logging.INFO) -> None:
         logger.propagate = False  # handlers of the root logger would print each line again
 
 
-def hide_log() -> None:
-    """Undo `show_log`."""
-    logger = logging.getLogger("vitft")
-    for handler in [h for h in logger.handlers if isinstance(h, LogHandler)]:
-        logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
-    logger.propagate = True
-
-
 def is_shown() -> bool:
     """Return whether `show_log` was called."""
     return any(isinstance(h, LogHandler) for h in logging.getLogger("vitft").handlers)

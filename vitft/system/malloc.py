@@ -59,12 +59,6 @@ def return_memory() -> None:
         trim(0)
 
 
-def freeze_garbage() -> None:
-    """Exclude the present objects from garbage collection, whose pauses would delay requests."""
-    gc.collect()
-    gc.freeze()
-
-
 def glibc(name: str) -> Any:  # noqa: ANN401 - a function of ctypes
     """Return a function of glibc, or None with another C library."""
     if sys.platform != "linux":

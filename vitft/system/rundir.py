@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from vitft.system.errors import LockedError, RunError
 from vitft.system.files import free_name, write_atomically, write_json, writing
@@ -43,14 +43,7 @@ LATEST = "latest"
 MODEL = "model.safetensors"
 
 
-class PeakMemory(TypedDict, total=False):
-    """The part of environment.json that is written when a run ends."""
-
-    peak_memory_mib: dict[str, int]
-    """Largest memory use in MiB: `resident`, and on a GPU `gpu`."""
-
-
-class RunEnvironment(PeakMemory):
+class RunEnvironment(TypedDict):
     """Contents of environment.json."""
 
     status: str
@@ -62,6 +55,8 @@ class RunEnvironment(PeakMemory):
     system: str
     packages: dict[str, str]
     """Versions by name."""
+    peak_memory_mib: NotRequired[dict[str, int]]
+    """Largest memory use in MiB, once the run has ended: `resident`, and on a GPU `gpu`."""
 
 
 @dataclass(frozen=True, slots=True)

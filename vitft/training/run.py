@@ -17,14 +17,7 @@ from vitft.models.lora import merge_adapters
 from vitft.system.device import describe_device, peak_memory
 from vitft.system.errors import Stopped
 from vitft.system.malloc import freed_memory_kept
-from vitft.system.rundir import (
-    PeakMemory,
-    RunDir,
-    create_run,
-    environment,
-    locked,
-    point_latest,
-)
+from vitft.system.rundir import RunDir, create_run, environment, locked, point_latest
 from vitft.system.signals import Stopper
 from vitft.system.text import count
 from vitft.training.audit import audit_run, log_audit, write_reference
@@ -317,7 +310,7 @@ def write_last_files(context: RunContext, start: Start, device: tuple[str, str])
             remove_states(run.resume)
 
 
-def memory_use(device: torch.device) -> PeakMemory:
+def memory_use(device: torch.device) -> dict[str, dict[str, int]]:
     """Log and return the peak memory of the run."""
     peaks = peak_memory(device)
     words = [f"{mib:,} MiB {kind}" for kind, mib in peaks.items()]
