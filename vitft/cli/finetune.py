@@ -14,7 +14,7 @@ from vitft.cli.report import print_report
 from vitft.config.defaults import check_effect
 from vitft.config.options import FINETUNE_OPTIONS, Option, option_settings
 from vitft.config.run import Config, config_from_table, merge_settings, parse_setting, read_recipe
-from vitft.metrics.results import CalibrationMetrics, ClassMetrics, CrossValidation, RunResults
+from vitft.metrics.results import ClassMetrics, CrossValidation, RunResults
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import BASE
@@ -217,7 +217,12 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
             f"slightly optimistic: epoch {metrics['best_epoch']} of {metrics['epochs']} was "
             "selected on the same images"
         )
-    print_calibration(metrics["calibration"])
+    if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
+        output.result(
+            f"calibration error {percent(calibration['ece'])} (95 % interval "
+            f"{interval(calibration['ece_interval'])}), {percent(calibration['ece_before'])} "
+            "before calibration"
+        )
     cross_validation = metrics.get("cross_validation")
     if cross_validation:
         print_cross_validation(cross_validation, knn_top1=metrics["knn_top1"])
@@ -228,16 +233,6 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
         which = "" if is_latest else f" --run {folder}"
         output.note(
             f"next: vitft predict{which} IMAGE ...   or   vitft export --safetensors{which}"
-        )
-
-
-def print_calibration(calibration: CalibrationMetrics | None) -> None:
-    """Print the calibration error, if a temperature was fitted."""
-    if calibration and calibration["temperature"] != 1:
-        output.result(
-            f"calibration error {percent(calibration['ece'])} (95 % interval "
-            f"{interval(calibration['ece_interval'])}), {percent(calibration['ece_before'])} "
-            "before calibration"
         )
 
 

@@ -47,14 +47,10 @@ LBFGS_SETTINGS = frozenset({"l2"})
 
 
 def default_lr(freeze: str, width: int) -> float:
-    """Return the default peak learning rate.
+    """Return the default peak learning rate of the last stage, for a model of this width.
 
     Hidden layers of wider models need proportionally smaller rates (Yang et al. 2022, 2203.03466,
     table 3); a head on frozen features does not.
-
-    Args:
-        freeze: As in train.freeze; the last stage counts.
-        width: Embedding dimension of the model.
     """
     lr = LEARNING_RATES[kind := last_stage_kind(freeze)]
     return lr * 192 / max(192, width) if kind in ("blocks", "lora", "none") else lr
@@ -66,12 +62,7 @@ def last_stage_kind(freeze: str) -> str:
 
 
 def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
-    """Check that the given settings have an effect with the solver.
-
-    Args:
-        solver: As in optim.solver.
-        stages: Number of stages of the run.
-        named: Dotted names of the settings that the user gave.
+    """Check that the settings that the user named have an effect with the solver.
 
     Raises:
         UsageError: One of them has no effect.

@@ -143,11 +143,9 @@ FINETUNE_OPTIONS = (
 
 
 def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
-    """Convert option values to settings with dotted names.
+    """Convert option values by keyword to settings; None and False mean that one is not given.
 
-    Args:
-        values: Values by `Option.keyword`, and `seed`, which sets two settings. None and False mean
-            that an option is not given.
+    The option `seed` sets two settings.
     """
     settings: list[tuple[str, object]] = []
     for option in FINETUNE_OPTIONS:

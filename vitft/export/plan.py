@@ -39,7 +39,7 @@ class ExportPlan:
     formats: tuple[str, ...]
     """Keys of `EXPORT_FORMATS`, in that order."""
     out: Path
-    """A folder that does not exist yet, or is empty."""
+    """A folder that does not exist yet, or is empty; by default `export`, `export-2`, ..."""
     with_preprocessing: bool = False
     """Whether a graph takes bytes and normalises them itself, as it also does `with_resize`."""
     with_resize: bool = False
@@ -53,12 +53,7 @@ class ExportPlan:
 
 
 def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> ExportPlan:  # noqa: ANN401
-    """Check the options of an export and return its plan. Writes nothing.
-
-    Args:
-        formats: Keys of `EXPORT_FORMATS`.
-        out: The folder to write; None for `export`, or export-2 and so on if it exists.
-        options: Further fields of `ExportPlan`.
+    """Check the options of an export, fields of `ExportPlan`, and return its plan.
 
     Raises:
         UsageError: Options that exclude each other, or a library that is not installed.

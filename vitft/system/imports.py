@@ -24,11 +24,7 @@ EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
 
 
 def require_extra(extra: str, *, feature: str) -> None:
-    """Check that the libraries of an extra are installed, without importing them.
-
-    Args:
-        extra: A key of `EXTRA_LIBRARIES`; the extras are declared in `pyproject.toml`.
-        feature: The option or command that needs it, as the user writes it.
+    """Check that the libraries that a feature needs are installed, without importing them.
 
     Raises:
         UsageError: A library is missing; the fix is the command that installs it.

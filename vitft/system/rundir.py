@@ -145,8 +145,7 @@ def plan_run(
         path = free_name(BASE / f"{stamp}-{name}")
     else:
         path = Path(out).expanduser()
-    if path.is_dir() and any(path.iterdir()):
-        raise not_empty_error(path, option)
+    check_empty(path, option)
     parent = path
     while not parent.exists():
         parent = parent.parent
@@ -181,8 +180,7 @@ def create_run(path: Path) -> RunDir:
                 return RunDir(path)
             path = free_name(path)
         path.mkdir(exist_ok=True)
-    if any(path.iterdir()):
-        raise not_empty_error(path)
+    check_empty(path)
     return RunDir(path)
 
 
@@ -222,11 +220,12 @@ def locked(run: RunDir) -> Iterator[None]:
                 path.unlink()
 
 
-def not_empty_error(path: Path, option: str = "--out") -> RunError:
-    """Return the error for a folder that is not empty."""
-    return RunError(
-        f"folder {path} is not empty", fix=f"choose another {option}; nothing is overwritten"
-    )
+def check_empty(path: Path, option: str = "--out") -> None:
+    """Raise a RunError for a folder that is not empty."""
+    if path.is_dir() and any(path.iterdir()):
+        raise RunError(
+            f"folder {path} is not empty", fix=f"choose another {option}; nothing is overwritten"
+        )
 
 
 def point_latest(run: RunDir) -> None:

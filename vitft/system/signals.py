@@ -54,11 +54,7 @@ def exit_at_once(number: int, _: FrameType | None = None) -> NoReturn:
 
 
 class Stopper:
-    """Context manager that turns signals and a time limit into `Stopped`.
-
-    Args:
-        max_seconds: Time limit; 0 for none.
-    """
+    """Context manager that turns signals and a time limit (0 for none) into `Stopped`."""
 
     def __init__(self, max_seconds: float = 0.0) -> None:
         self.deadline = time.monotonic() + max_seconds if max_seconds else float("inf")

@@ -1,8 +1,7 @@
 """Export formats. Each module defines one subclass of `base.ExportFormat`."""
 
 from vitft.export.formats.base import ExportFormat
-from vitft.export.formats.int8 import Int8Format
-from vitft.export.formats.onnx import OnnxFormat
+from vitft.export.formats.onnx import Int8Format, OnnxFormat
 from vitft.export.formats.timm import SafetensorsFormat, TimmFormat
 from vitft.export.formats.torch_export import TorchExportFormat
 from vitft.export.formats.transformers import TransformersFormat

@@ -84,7 +84,7 @@ def timm_config(trained: TrainedRun) -> dict[str, Any]:
     if isinstance(shape, ViTConfig):
         name, arguments = timm_name(shape), vit_arguments(shape)
         ours |= {"pool_size": None, "first_conv": "patch_embed.proj"}
-        pool = {"global_pool": timm_pool(shape)}
+        pool = {"global_pool": arguments["global_pool"]}
     else:
         size = {"img_size": list(shape.image_size)} if shape.sized else {}
         name, arguments, pool = shape.timm, {"in_chans": shape.in_channels, **size}, {}
@@ -133,14 +133,9 @@ def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
         "qkv_bias": shape.qkv_bias,
         "reg_tokens": shape.registers,
         "no_embed_class": not shape.prefix_positions,
-        "global_pool": timm_pool(shape),
+        "global_pool": "token" if shape.pool == "cls" else "avg",
     }
     return arguments | ({"init_values": shape.layer_scale} if shape.layer_scale else {})
-
-
-def timm_pool(shape: ViTConfig) -> str:
-    """Return timm's name for the pooling."""
-    return "token" if shape.pool == "cls" else "avg"
 
 
 def timm_name(shape: ViTConfig) -> str:

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from vitft.export.formats.base import ExportFormat, NumericArray, OpenedModel, first_unsupported
+from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupported, module_logits
 from vitft.export.formats.timm import timm_preprocessing
 from vitft.export.trained import TrainedRun
 from vitft.models.checkpoint import Card
@@ -98,17 +97,13 @@ class TransformersFormat(ExportFormat):
         names = model.config.id2label
         mode = "L" if model.config.num_channels == 1 else "RGB"
 
-        def logits(inputs: NumericArray) -> NumericArray:
-            with torch.inference_mode():
-                return np.asarray(model(pixel_values=torch.from_numpy(inputs)).logits.numpy())
-
         return OpenedModel(
             by=f"transformers {transformers.__version__}",
             classes=tuple(names[i] for i in range(len(names))),
             prepare=lambda image: np.asarray(
                 processor(image.convert(mode), return_tensors="pt")["pixel_values"][0].numpy()
             ),
-            logits=logits,
+            logits=lambda inputs: module_logits(lambda x: model(pixel_values=x).logits, inputs),
         )
 
 
