@@ -1,4 +1,4 @@
-"""The command `vitft predict`."""
+"""`vitft predict`: the classes of images."""
 
 import argparse
 import os
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
+from vitft.cli.parser import Commands
 from vitft.predict.output import ProcessShard
 from vitft.predict.request import ENGINES, PredictRequest
 from vitft.predict.rows import ROW_FORMATS
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Commands
     from vitft.predict.engine import Engine
     from vitft.predict.prediction import Prediction
 
@@ -41,7 +41,7 @@ large jobs:
 """
 
 
-def add_predict(commands: "Commands") -> None:
+def add_predict(commands: Commands) -> None:
     """Add `vitft predict`."""
     parser = commands.add_parser(
         "predict",

@@ -1,22 +1,18 @@
 """The command `vitft serve`."""
 
 import argparse
-from typing import TYPE_CHECKING
 
 from vitft.cli import output
+from vitft.cli.parser import Commands
 from vitft.serve.access import ALL_INTERFACES, access_for, is_loopback
 from vitft.serve.limits import ServeLimits
 from vitft.system.errors import Stopped, UsageError
-from vitft.system.extras import require_extra
-from vitft.system.imports import heavy_imports
+from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.malloc import freeze_garbage
 from vitft.system.signals import Stopper
 
-if TYPE_CHECKING:
-    from vitft.cli.parser import Commands
 
-
-def add_serve(commands: "Commands") -> None:
+def add_serve(commands: Commands) -> None:
     """Add `vitft serve`."""
     parser = commands.add_parser(
         "serve",
