@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from vitft.system.errors import UsageError
@@ -88,6 +89,7 @@ class SettingType:
         return f"{text}, or a list of {self.length}" if self.length else text
 
 
+@cache
 def setting_types(section: type[Any]) -> Mapping[str, SettingType]:
     """Return the type of each setting of a section, by name."""
     hints = typing.get_type_hints(section, include_extras=True)
