@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from vitft.config.run import config_from_table, read_recipe, read_toml
-from vitft.system.resources import resource
+from vitft.system.files import resource
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "vitft").rglob("*.py"))

@@ -32,8 +32,7 @@ def compare_command(args: argparse.Namespace) -> int:
     if len(args.runs) < 2:
         raise UsageError("only one run to compare", fix="use vitft compare RUN RUN ...")
     out = new_page(args.out) if args.out else free_name(Path("compare.html"), suffix=".html")
-    from vitft.report import write_comparison
-    from vitft.report.comparison import compare_runs
+    from vitft.report.comparison import compare_runs, write_comparison
     from vitft.report.run_files import find_run, read_run
 
     comparison = compare_runs([read_run(find_run(run)) for run in args.runs])

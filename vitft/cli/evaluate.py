@@ -4,16 +4,14 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitft.cli import output
+from vitft.cli.parser import Parser
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
 from vitft.system.text import count, csv_line, interval, percent
-
-if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
 
 EVALUATE_FORMATS = ("table", "json", "csv")
 MOST_IN_MATRIX = 12
@@ -28,7 +26,7 @@ ACCURACIES = (
 CLASS_METRICS = ("recall", "precision", "f1")
 
 
-def add_evaluate(parser: "Parser") -> None:
+def add_evaluate(parser: Parser) -> None:
     """Add the options of `vitft evaluate`."""
     parser.description = (
         "Evaluate a trained model on labelled images that it has not seen. Classes are "

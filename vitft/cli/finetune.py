@@ -46,7 +46,7 @@ def add_option(group: OptionGroup, option: Option) -> None:
     kind, text = option.setting_type, option.text.replace("%", "%%")
     if kind.type is bool:
         group.add_argument(option.flag, action="store_true", help=text)
-    elif option.name == "tracker":
+    elif option.keyword == "tracker":
         group.add_argument(option.flag, action="append", metavar=option.placeholder, help=text)
     else:
         group.add_argument(

@@ -7,7 +7,7 @@ from pathlib import Path
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.config.run import read_recipe, read_toml
-from vitft.system.resources import resource
+from vitft.system.files import resource
 
 
 def add_recipes(parser: Parser) -> None:

@@ -17,8 +17,8 @@ def add_report(parser: Parser) -> None:
 
 def report_command(args: argparse.Namespace) -> int:
     """Write the page from the files of the run."""
-    from vitft.report import write_report
     from vitft.report.run_files import find_run
+    from vitft.report.run_page import write_report
 
     page = write_report(find_run(args.run), new_page(args.out) if args.out else None)
     output.result(f"report: {page}")
@@ -27,7 +27,7 @@ def report_command(args: argparse.Namespace) -> int:
 
 def print_report(run: Path) -> None:
     """Write the page at the end of a run and print its path; a failure is only a warning."""
-    from vitft.report import write_report
+    from vitft.report.run_page import write_report
 
     try:
         output.result(f"report: {write_report(run)}")

@@ -1,22 +1,18 @@
 """The command `vitft serve`."""
 
 import argparse
-from typing import TYPE_CHECKING
 
 from vitft.cli import output
+from vitft.cli.parser import Parser
 from vitft.serve.access import ALL_INTERFACES, access_for, is_loopback
 from vitft.serve.limits import ServeLimits
 from vitft.system.errors import Stopped, UsageError
-from vitft.system.extras import require_extra
-from vitft.system.imports import heavy_imports
+from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.malloc import freeze_garbage
 from vitft.system.signals import Stopper
 
-if TYPE_CHECKING:
-    from vitft.cli.parser import Parser
 
-
-def add_serve(parser: "Parser") -> None:
+def add_serve(parser: Parser) -> None:
     """Add the options of `vitft serve`."""
     parser.description = (
         "Answer POST /predict, and show a page to drop images on at /. Without "

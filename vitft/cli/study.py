@@ -6,8 +6,7 @@ import shlex
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.config.run import config_from_table
-from vitft.system.extras import require_extra
-from vitft.system.imports import heavy_imports
+from vitft.system.imports import heavy_imports, require_extra
 
 
 def add_study(parser: Parser) -> None:
