@@ -112,7 +112,7 @@ def parse_annotation(hint: Any) -> SettingType:  # noqa: ANN401
     return SettingType(type=main, is_optional=is_optional, limits=limits)
 
 
-def check_values(settings: object, section: str) -> None:
+def check_values(settings: Any, section: str) -> None:  # noqa: ANN401
     """Check every value of a section against its annotation.
 
     Raises:
