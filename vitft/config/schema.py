@@ -112,13 +112,14 @@ def parse_annotation(hint: Any) -> SettingType:  # noqa: ANN401
     return SettingType(type=main, is_optional=is_optional, limits=limits)
 
 
-def check_values(settings: Any, section: str) -> None:  # noqa: ANN401
+def check_values(settings: object, section: str) -> None:
     """Check every value of a section against its annotation.
 
     Raises:
         UsageError: A value is not allowed; the message has the setting's dotted name.
     """
-    for name, kind in setting_types(type(settings)).items():
+    kinds = setting_types(type(settings))  # type: ignore[arg-type]  # mypy: not Hashable
+    for name, kind in kinds.items():
         value = getattr(settings, name)
         if not kind.allows(value):
             raise invalid(f"{section}.{name}", value, kind)
