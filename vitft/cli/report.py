@@ -4,13 +4,12 @@ import argparse
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
+from vitft.cli.parser import Parser
 from vitft.system.errors import RunError, VitftError
 
 
-def add_report(commands: Commands) -> None:
-    """Add `vitft report`."""
-    parser = commands.add_parser("report", help="write the HTML report of a run again")
+def add_report(parser: Parser) -> None:
+    """Add the options of `vitft report`."""
     parser.add_argument("--run", metavar="DIR", help="run directory (default: runs/latest)")
     parser.add_argument("--out", metavar="FILE", help="new file (default: report.html in the run)")
     parser.set_defaults(command=report_command)
