@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
+from vitft.cli.parser import Parser
 from vitft.explain.method import FUSIONS, METHODS, Method
 from vitft.system import console
 from vitft.system.errors import UsageError
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from vitft.explain.model import ExplainedModel
 
 
-def add_explain(commands: Commands) -> None:
-    """Add `vitft explain`."""
-    parser = commands.add_parser("explain", help="show which regions of an image a model uses")
+def add_explain(parser: Parser) -> None:
+    """Add the options of `vitft explain`."""
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="image files and folders")
     parser.add_argument(
         "--run", metavar="DIR", help="run directory or checkpoint (default: latest)"

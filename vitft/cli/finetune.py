@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import Commands, OptionGroup
+from vitft.cli.parser import OptionGroup, Parser
 from vitft.cli.report import print_report
 from vitft.config.defaults import check_effect
 from vitft.config.options import FINETUNE_OPTIONS, Option, option_settings
@@ -21,11 +21,8 @@ from vitft.system.rundir import BASE
 from vitft.system.text import duration, interval, percent
 
 
-def add_finetune(commands: Commands) -> None:
-    """Add `vitft finetune`."""
-    parser = commands.add_parser(
-        "finetune", help="train a classifier from image folders and pretrained weights"
-    )
+def add_finetune(parser: Parser) -> None:
+    """Add the options of `vitft finetune`."""
     groups = {
         title: parser.add_argument_group(title)
         for title in dict.fromkeys(option.group for option in FINETUNE_OPTIONS)

@@ -1,21 +1,15 @@
-"""`vitft report` and `vitft compare`: the HTML page of a run, or of several runs."""
+"""`vitft report`: the HTML page of a run."""
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
-from vitft.system.errors import RunError, UsageError, VitftError
-from vitft.system.files import free_name
-
-if TYPE_CHECKING:
-    from vitft.report.comparison import RunComparison
+from vitft.cli.parser import Parser
+from vitft.system.errors import RunError, VitftError
 
 
-def add_report(commands: Commands) -> None:
-    """Add `vitft report`."""
-    parser = commands.add_parser("report", help="write the HTML report of a run again")
+def add_report(parser: Parser) -> None:
+    """Add the options of `vitft report`."""
     parser.add_argument("--run", metavar="DIR", help="run directory (default: runs/latest)")
     parser.add_argument("--out", metavar="FILE", help="new file (default: report.html in the run)")
     parser.set_defaults(command=report_command)
@@ -23,8 +17,8 @@ def add_report(commands: Commands) -> None:
 
 def report_command(args: argparse.Namespace) -> int:
     """Write the page from the files of the run."""
-    from vitft.report import write_report
     from vitft.report.run_files import find_run
+    from vitft.report.run_page import write_report
 
     page = write_report(find_run(args.run), new_page(args.out) if args.out else None)
     output.result(f"report: {page}")
@@ -33,7 +27,7 @@ def report_command(args: argparse.Namespace) -> int:
 
 def print_report(run: Path) -> None:
     """Write the page at the end of a run and print its path; a failure is only a warning."""
-    from vitft.report import write_report
+    from vitft.report.run_page import write_report
 
     try:
         output.result(f"report: {write_report(run)}")
@@ -55,57 +49,3 @@ def new_page(name: str) -> Path:
             f"folder {path.parent} does not exist", fix="create it, or choose another --out"
         )
     return path
-
-
-def add_compare(commands: Commands) -> None:
-    """Add `vitft compare`."""
-    parser = commands.add_parser("compare", help="compare runs on the validation images they share")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="two or more run directories")
-    parser.add_argument(
-        "--out", metavar="FILE", help="HTML page to write (default: compare.html, compare-2.html)"
-    )
-    parser.add_argument(
-        "--format", choices=("table", "json"), default="table", help="of stdout (default: table)"
-    )
-    parser.set_defaults(command=compare_command)
-
-
-def compare_command(args: argparse.Namespace) -> int:
-    """Print a table or JSON, and write a page."""
-    if len(args.runs) < 2:
-        raise UsageError("only one run to compare", fix="use vitft compare RUN RUN ...")
-    out = new_page(args.out) if args.out else free_name(Path("compare.html"), suffix=".html")
-    from vitft.report import write_comparison
-    from vitft.report.comparison import compare_runs
-    from vitft.report.run_files import find_run, read_run
-
-    comparison = compare_runs([read_run(find_run(run)) for run in args.runs])
-    write_comparison(comparison, out)
-    if args.format == "json":
-        output.as_json(comparison.to_json())
-    else:
-        print_comparison(comparison)
-    output.note(f"page: {out}")
-    return 0
-
-
-def print_comparison(comparison: "RunComparison") -> None:
-    """Print the accuracies, then each pair of runs, then where they differ most."""
-    for text in comparison.notes:
-        output.note(text)
-    output.table(
-        ("run", "accuracy", "95 % interval", "on the shared images"),
-        comparison.accuracy_rows(),
-        title=f"validation images shared by all runs: {comparison.shared:,}",
-        numbers=3,
-    )
-    if comparison.pairs:
-        corrected = ", p corrected for all pairs (Holm)" if len(comparison.pairs) > 1 else ""
-        output.table(
-            ("pair", "difference", "95 % interval", "only first correct", "only second", "p"),
-            comparison.pair_rows(),
-            title=f"\nexact McNemar test on the shared images{corrected}",
-            numbers=5,
-        )
-    for text in comparison.conclusions():
-        output.result(text)

@@ -1,0 +1,66 @@
+"""`vitft compare`: runs compared on the validation images they share."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitft.cli import output
+from vitft.cli.parser import Parser
+from vitft.cli.report import new_page
+from vitft.system.errors import UsageError
+from vitft.system.files import free_name
+
+if TYPE_CHECKING:
+    from vitft.report.comparison import RunComparison
+
+
+def add_compare(parser: Parser) -> None:
+    """Add the options of `vitft compare`."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="two or more run directories")
+    parser.add_argument(
+        "--out", metavar="FILE", help="HTML page to write (default: compare.html, compare-2.html)"
+    )
+    parser.add_argument(
+        "--format", choices=("table", "json"), default="table", help="of stdout (default: table)"
+    )
+    parser.set_defaults(command=compare_command)
+
+
+def compare_command(args: argparse.Namespace) -> int:
+    """Print a table or JSON, and write a page."""
+    if len(args.runs) < 2:
+        raise UsageError("only one run to compare", fix="use vitft compare RUN RUN ...")
+    out = new_page(args.out) if args.out else free_name(Path("compare.html"), suffix=".html")
+    from vitft.report.comparison import compare_runs, write_comparison
+    from vitft.report.run_files import find_run, read_run
+
+    comparison = compare_runs([read_run(find_run(run)) for run in args.runs])
+    write_comparison(comparison, out)
+    if args.format == "json":
+        output.as_json(comparison.to_json())
+    else:
+        print_comparison(comparison)
+    output.note(f"page: {out}")
+    return 0
+
+
+def print_comparison(comparison: "RunComparison") -> None:
+    """Print the accuracies, then each pair of runs, then where they differ most."""
+    for text in comparison.notes:
+        output.note(text)
+    output.table(
+        ("run", "accuracy", "95 % interval", "on the shared images"),
+        comparison.accuracy_rows(),
+        title=f"validation images shared by all runs: {comparison.shared:,}",
+        numbers=3,
+    )
+    if comparison.pairs:
+        corrected = ", p corrected for all pairs (Holm)" if len(comparison.pairs) > 1 else ""
+        output.table(
+            ("pair", "difference", "95 % interval", "only first correct", "only second", "p"),
+            comparison.pair_rows(),
+            title=f"\nexact McNemar test on the shared images{corrected}",
+            numbers=5,
+        )
+    for text in comparison.conclusions():
+        output.result(text)
