@@ -29,14 +29,7 @@ MODULES = {
     "load_pretrained": "vitft.models.pretrained",
 }
 
-__all__ = [
-    "VisionTransformer",
-    "VitftError",
-    "create_model",
-    "finetune",
-    "load",
-    "load_pretrained",
-]
+__all__ = [*MODULES]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

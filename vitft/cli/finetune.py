@@ -86,9 +86,9 @@ def finetune_command(args: argparse.Namespace) -> int:
     max_seconds = seconds_of(args.max_time) if args.max_time else 0.0
     if args.dry_run:
         return print_dry_run(args)
-    is_restart = restarted_by_torchrun(args.out)
-    if is_restart:
-        args.resume, args.out = args.out, None
+    is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if is_restart and args.out and (Path(args.out).expanduser() / "config.toml").is_file():
+        args.resume, args.out = args.out, None  # torchrun restarts the processes of this run
     if args.resume:
         config, out = plan_resume(args)
     else:
@@ -112,12 +112,6 @@ def finetune_command(args: argparse.Namespace) -> int:
             f"on this machine: vitft finetune {options} --freeze head,none"
         )
     return result.exit_code
-
-
-def restarted_by_torchrun(out: str | None) -> bool:
-    """Return whether torchrun restarts this process after a failure and `out` has its run."""
-    is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    return is_restart and out is not None and (Path(out).expanduser() / "config.toml").is_file()
 
 
 def requested_config(args: argparse.Namespace) -> Config:

@@ -102,12 +102,8 @@ def fetch_weights(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.name} is a local file", fix="use a name of `vitft weights list`")
     output.note(f"licence: {found.licence}")
     fetched = fetch(found, allow_pickle=args.allow_pickle)
-    rows = {
-        "file": str(fetched.path),
-        "commit": fetched.revision,
-        "sha256": f"{fetched.sha256} (verified)",
-    }
-    for key, value in rows.items():
+    sha256 = f"{fetched.sha256} (verified)"
+    for key, value in (("file", fetched.path), ("commit", fetched.revision), ("sha256", sha256)):
         if value:
             output.result(f"{key + ':':<12}{value}")
     return 0

@@ -3,6 +3,7 @@
 Files of rows, and how they are resumed, are in `output`.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from vitft.predict.prediction import DECIMALS, Prediction, column_names
 from vitft.system.console import visible
 from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
-from vitft.system.text import csv_line, json_line, percent
+from vitft.system.text import csv_line, percent
 
 ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
@@ -59,9 +60,9 @@ class RowWriter:
             cells = prediction.to_cells(self.top_k)
             self.write(csv_line([format_csv_cell(cell) for cell in cells]))
         elif self.style == "jsonl":
-            self.write(json_line(prediction.to_dict()))
+            self.write(json.dumps(prediction.to_dict(), allow_nan=False))
         elif self.style == "json":
-            self.write_json_item(f"  {json_line(prediction.to_dict())}")
+            self.write_json_item(f"  {json.dumps(prediction.to_dict(), allow_nan=False)}")
         else:
             self.write_table_row(visible(prediction.path), summarise(prediction))
 

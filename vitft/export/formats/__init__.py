@@ -1,9 +1,9 @@
 """Export formats. Each module defines one subclass of `base.ExportFormat`."""
 
 from vitft.export.formats.base import ExportFormat
+from vitft.export.formats.graph import TorchExportFormat
 from vitft.export.formats.onnx import Int8Format, OnnxFormat
 from vitft.export.formats.timm import SafetensorsFormat, TimmFormat
-from vitft.export.formats.torch_export import TorchExportFormat
 from vitft.export.formats.transformers import TransformersFormat
 from vitft.export.plan import ExportPlan
 

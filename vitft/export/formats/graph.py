@@ -1,4 +1,4 @@
-"""What the formats that contain the computation have in common: ONNX, torch.export and int8.
+"""--torch-export, and what it shares with the ONNX formats: graphs that contain the computation.
 
 Any module from pixels to logits can be exported. The preprocessing and the class names are stored
 in the file as JSON; with `--with-preprocessing` the graph takes bytes and normalises them itself,
@@ -12,17 +12,30 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitft.data.transforms import EvalTransform
-from vitft.export.formats.base import NumericArray, OpenedModel, normalised_input
+from vitft.export.formats.base import (
+    ExportFormat,
+    NumericArray,
+    OpenedModel,
+    module_logits,
+    normalised_input,
+)
 from vitft.export.formats.onnx_resize import RESIZE_INPUT
 from vitft.export.trained import TrainedRun
 from vitft.system.errors import RunError
+from vitft.system.files import write_atomically
+
+PROGRAM_FILE = "model.pt2"
+DESCRIPTION_FILE = "vitft.json"
+"""File inside the .pt2 archive that describes the program."""
 
 
 class NormalisingModel(nn.Module):
@@ -135,3 +148,38 @@ def open_graph(
         prepare=transform.pixels if takes_bytes else functools.partial(normalised_input, transform),
         logits=logits,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchExportFormat(ExportFormat):
+    """model.pt2, which `torch.export.load` opens without vitft."""
+
+    takes_bytes: bool = False
+    """Whether the program takes bytes and normalises them itself."""
+
+    def write(self, trained: TrainedRun, folder: Path) -> None:
+        model, example = example_of(trained, takes_bytes=self.takes_bytes)
+        batch = torch.export.Dim.DYNAMIC
+        try:
+            with silenced():
+                program = torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
+        except RuntimeError as error:
+            raise export_error("torch.export", error) from error
+        for module in program.graph_module.modules():
+            if isinstance(module, torch.fx.GraphModule):
+                for node in module.graph.nodes:
+                    node.meta.pop("stack_trace", None)  # contains paths of this machine
+        text = describe_graph(trained, takes_bytes=self.takes_bytes)
+        content = io.BytesIO()  # torch's own writer does not report a full disk as such
+        with silenced():
+            torch.export.save(program, content, extra_files={DESCRIPTION_FILE: text})
+        write_atomically(folder / PROGRAM_FILE, content.getvalue())
+
+    def open(self, folder: Path) -> OpenedModel:
+        files = {DESCRIPTION_FILE: ""}
+        module = torch.export.load(folder / PROGRAM_FILE, extra_files=files).module()
+        return open_graph(
+            json.loads(files[DESCRIPTION_FILE]),
+            lambda inputs: module_logits(module, inputs),
+            by=f"torch {torch.__version__}",
+        )

@@ -196,18 +196,13 @@ def quantize_weights(graph: Any, names: set[str]) -> None:  # noqa: ANN401 - onn
 
     added = []
     for tensor in [t for t in graph.initializer if t.name in names]:
-        whole, scale = quantized(numpy_helper.to_array(tensor))
-        name = tensor.name
+        name, weights = tensor.name, numpy_helper.to_array(tensor)  # (inputs, outputs)
+        scale = np.maximum(np.abs(weights).max(axis=0), 1e-12) / 127  # one per output
+        rounded = np.rint(weights / scale).astype(np.int8)
         graph.initializer.remove(tensor)
-        parts = {f"{name}_rounded": whole, f"{name}_scale": scale}
+        parts = {f"{name}_rounded": rounded, f"{name}_scale": scale.astype(np.float32)}
         graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in parts.items())
         added.append(helper.make_node("DequantizeLinear", [*parts], [name], f"{name}_back", axis=1))
     rest = [*graph.node]
     del graph.node[:]
     graph.node.extend([*added, *rest])
-
-
-def quantized(weights: NumericArray) -> tuple[NumericArray, NumericArray]:
-    """Return a matrix (inputs, outputs) as integers from -127 to 127, and a scale per output."""
-    scale = np.maximum(np.abs(weights).max(axis=0), 1e-12) / 127
-    return np.rint(weights / scale).astype(np.int8), scale.astype(np.float32)

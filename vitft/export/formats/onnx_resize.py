@@ -87,20 +87,6 @@ def resize_graph(transform: EvalTransform, opset: int, ir_version: int) -> Any: 
     )
 
 
-def merged_graph(model: Any, transform: EvalTransform) -> Any:  # noqa: ANN401 - onnx's protobufs
-    """Return a graph that takes views as bytes with the resize in front of it."""
-    from onnx import compose
-
-    opset = next(each.version for each in model.opset_import if not each.domain)
-    front = compose.add_prefix(
-        resize_graph(transform, opset, model.ir_version), "resize_", rename_inputs=False
-    )
-    merged = compose.merge_models(front, model, io_map=[(f"resize_{RESIZE_OUTPUT}", "pixels")])
-    del merged.opset_import[:]  # the merged model lists both
-    merged.opset_import.extend(model.opset_import)
-    return merged
-
-
 class ViewDifference(NamedTuple):
     """Difference between the views of a graph and those of vitft."""
 
@@ -151,8 +137,14 @@ def add_resize(path: Path, transform: EvalTransform, description: str, *, is_big
     """Add the resize to the graph in a file and replace its description."""
     import onnx
 
-    merged = merged_graph(onnx.load(path), transform)
-    del merged.metadata_props[:]
+    model = onnx.load(path)
+    opset = next(each.version for each in model.opset_import if not each.domain)
+    front = onnx.compose.add_prefix(
+        resize_graph(transform, opset, model.ir_version), "resize_", rename_inputs=False
+    )
+    merged = onnx.compose.merge_models(front, model, io_map=[(f"resize_{RESIZE_OUTPUT}", "pixels")])
+    del merged.opset_import[:], merged.metadata_props[:]  # the merged model lists both opsets
+    merged.opset_import.extend(model.opset_import)
     onnx.helper.set_model_props(merged, {"vitft": description})
     path.with_name(f"{path.name}.data").unlink(missing_ok=True)
     onnx.save(
