@@ -184,7 +184,7 @@ def test_a_checkpoint_reads_back(tmp_path: Path) -> None:
 
 
 def test_tensors_of_another_model_are_refused() -> None:
-    with pytest.raises(RunError, match="tensors do not match"):
+    with pytest.raises(RunError, match="do not match"):
         build_model(random_model().state_dict(), replace(SMALL, timm="test_convnext"))
 
 

@@ -91,14 +91,10 @@ def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
 def write_adapter(
     folder: Path, matrices: Mapping[str, Tensor], model: nn.Module, spec: TrainSpec, *, base: str
 ) -> None:
-    """Write adapters and head as a folder that `peft.PeftModel` opens.
+    """Write adapters and head to a new folder that `peft.PeftModel` opens.
 
-    Args:
-        folder: A new folder.
-        matrices: The return value of `merge_adapters`.
-        model: The model as saved, whose head is calibrated.
-        spec: Rank and scale of the adapters.
-        base: Name of the pretrained weights.
+    `matrices` is the return value of `merge_adapters`, `model` the model as saved, whose head is
+    calibrated, and `base` the name of the pretrained weights.
 
     Raises:
         RunError: The folder cannot be written.

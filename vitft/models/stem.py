@@ -11,18 +11,6 @@ Sources: Kolesnikov et al. 2020 (BiT), https://arxiv.org/abs/1912.11370; Qiao et
 standardisation), 1903.10520; Huang et al. 2016 (stochastic depth), 1603.09382; Touvron et al. 2021
 (LayerScale), 2103.17239; Xiao et al. 2021 (convolutions before the patches), 2106.14881;
 google-research/vision_transformer.
-
-The ResNet of hybrids, whose feature map is cut into patches: weight-standardised convolutions with
-GroupNorm, padded as TensorFlow's SAME, under timm's names (`patch_embed.backbone.*`). A few plain
-convolutions of the same kind in its place, for models that begin at random. And what stands on the
-branches of a block: LayerScale and stochastic depth.
-
-Letters: B images, N tokens, D width, F feature channels, h and w the sides of a feature map.
-
-Sources: Kolesnikov et al. 2020 (BiT), https://arxiv.org/abs/1912.11370; Qiao et al. 2019 (weight
-standardisation), 1903.10520; Huang et al. 2016 (stochastic depth), 1603.09382; Touvron et al. 2021
-(LayerScale), 2103.17239; Xiao et al. 2021 (convolutions before the patches), 2106.14881;
-google-research/vision_transformer.
 """
 
 import math
@@ -46,11 +34,6 @@ def stem_stride(stages: tuple[int, ...]) -> int:
     return 4 * 2 ** max(0, len(stages) - 1)
 
 
-def stem_channels(stages: tuple[int, ...]) -> int:
-    """Return the channels of the feature map."""
-    return 256 * 2 ** (len(stages) - 1) if stages else 64
-
-
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
     """Pad like TensorFlow's SAME: ceil(side / stride) outputs, an odd pixel right and below."""
     pads: list[int] = []
@@ -69,14 +52,8 @@ class StdConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
         kernels = (self.weight - mean) * torch.rsqrt(variance + 1e-8)
-        return F.conv2d(
-            pad_same(x, self.kernel_size[0], self.stride[0]), kernels, stride=self.stride
-        )
-
-
-def group_norm(channels: int) -> nn.GroupNorm:
-    """Return GroupNorm with 32 groups and torch's eps of 1e-5, as in timm and BiT."""
-    return nn.GroupNorm(32, channels)
+        x = pad_same(x, self.kernel_size[0], self.stride[0])
+        return F.conv2d(x, kernels, stride=self.stride)
 
 
 class Root(nn.Module):
@@ -85,7 +62,7 @@ class Root(nn.Module):
     def __init__(self, in_channels: int) -> None:
         super().__init__()
         self.conv = StdConv2d(in_channels, 64, 7, stride=2)
-        self.norm = group_norm(64)
+        self.norm = nn.GroupNorm(32, 64)
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = F.relu(self.norm(self.conv(pixels)))
@@ -98,7 +75,7 @@ class Shortcut(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv = StdConv2d(inputs, outputs, 1, stride=stride)
-        self.norm = group_norm(outputs)
+        self.norm = nn.GroupNorm(32, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.conv(x))
@@ -111,9 +88,9 @@ class Bottleneck(nn.Module):
         super().__init__()
         inner = outputs // 4
         self.downsample = Shortcut(inputs, outputs, stride) if is_first else nn.Identity()
-        self.conv1, self.norm1 = StdConv2d(inputs, inner, 1), group_norm(inner)
-        self.conv2, self.norm2 = StdConv2d(inner, inner, 3, stride=stride), group_norm(inner)
-        self.conv3, self.norm3 = StdConv2d(inner, outputs, 1), group_norm(outputs)
+        self.conv1, self.norm1 = StdConv2d(inputs, inner, 1), nn.GroupNorm(32, inner)
+        self.conv2, self.norm2 = StdConv2d(inner, inner, 3, stride=stride), nn.GroupNorm(32, inner)
+        self.conv3, self.norm3 = StdConv2d(inner, outputs, 1), nn.GroupNorm(32, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         branch = F.relu(self.norm1(self.conv1(x)))
@@ -174,18 +151,8 @@ class ConvNorm(nn.Module):
         return F.relu(self.norm(self.conv(x)))
 
 
-def stride_of(
-    stages: tuple[int, ...] | None, convs: tuple[int, ...], patch: tuple[int, int]
-) -> int:
-    """Return the side in pixels of one cell of the output of `build_stem`."""
-    return math.prod(conv_strides(convs, patch)) if stages is None else stem_stride(stages)
-
-
 def build_stem(
-    in_channels: int,
-    stages: tuple[int, ...] | None,
-    convs: tuple[int, ...],
-    patch: tuple[int, int],
+    in_channels: int, stages: tuple[int, ...] | None, convs: tuple[int, ...], patch: tuple[int, int]
 ) -> tuple[nn.Module, int]:
     """Return the module between pixels and patches, and its output channels.
 
@@ -194,7 +161,7 @@ def build_stem(
     """
     if stages is not None:
         resnet = ResNet(in_channels, stages) if stages else Root(in_channels)
-        return resnet, stem_channels(stages)
+        return resnet, 256 * 2 ** (len(stages) - 1) if stages else 64
     inputs, strides = (in_channels, *convs), conv_strides(convs, patch)
     layers = [ConvNorm(*each) for each in zip(inputs, convs, strides, strict=False)]
     return nn.Sequential(*layers) if layers else nn.Identity(), inputs[-1]

@@ -15,8 +15,7 @@ What they use:
     sidecar       facts from the config.json next to a weight file
     weights       `open_pretrained`: locate to infer, giving checked `PretrainedWeights`
     timm_weights  timm:NAME, any timm model
-    report        `LoadReport`: what was loaded, dropped and resized
-    inspect       what a file contains and what loading it would do
+    report        what a file contains, and what loading it did or would do
 
 Modules that import torch are imported on first use.
 """

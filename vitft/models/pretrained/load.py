@@ -15,11 +15,11 @@ from vitft.models.pretrained.adapt import (
     adapt,
     adapt_statistics,
     check_statistics,
-    without_distillation,
+    target_config,
 )
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
-from vitft.models.pretrained.report import LoadReport
+from vitft.models.pretrained.report import LoadReport, describe_positions
 from vitft.models.pretrained.timm_weights import load_timm, reload_timm
 from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
 from vitft.models.registry import describe_vit
@@ -138,21 +138,6 @@ def refuse_vit_options(options: dict[str, Any]) -> None:
         )
 
 
-def target_config(
-    source: ViTConfig,
-    num_classes: int | None,
-    image_size: int | tuple[int, int] | None,
-    **changes: Any,  # noqa: ANN401 - fields of ViTConfig
-) -> ViTConfig:
-    """Return the configuration for another class count and image size; None keeps either."""
-    return replace(
-        source if num_classes is None else without_distillation(source),
-        num_classes=source.num_classes if num_classes is None else num_classes,
-        image_size=source.image_size if image_size is None else as_pair(image_size),
-        **changes,
-    )
-
-
 def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int | None) -> None:
     """Refuse to keep a layer that does not exist, or a head without the layers it depends on."""
     has_pre_logits = weights.architecture.pre_logits
@@ -193,12 +178,6 @@ def transform_for(
         std=given[1] if given else adapt_statistics(known.std, count),
     )
     return transform, "as given by --mean and --std" if given else origin
-
-
-def describe_positions(source: ViTConfig, target: ViTConfig, pos_embed: PosEmbed) -> str:
-    """Describe how the position table was resampled."""
-    before, after = (f"{rows}x{columns}" for rows, columns in (source.grid, target.grid))
-    return f"{before} as loaded" if before == after else f"{before} -> {after}, {pos_embed}"
 
 
 def make_report(

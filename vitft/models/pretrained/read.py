@@ -7,7 +7,7 @@ import math
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,10 +36,9 @@ class RawWeights:
 
     path: Path
     tensors: Mapping[str, Tensor]
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str]
     """Metadata in the header of a safetensors file."""
-    sha256: str | None = None
-    """Digest of the file, if it was computed."""
+    sha256: str
 
 
 def read_weights(
