@@ -16,7 +16,7 @@ from vitft.features.cut import cut_model, run_prefix
 from vitft.metrics.results import Metrics
 from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
 from vitft.models.freeze import freeze_model
-from vitft.models.pretrained import load_backbone, load_pretrained
+from vitft.models.pretrained.load import load_backbone, load_pretrained
 from vitft.models.timm_model import TimmConfig, TimmModel, config_from_json, require_vit, untrained
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import RunError, UsageError, WeightsError

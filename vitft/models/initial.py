@@ -14,7 +14,8 @@ from vitft.config.weights import WeightsSpec
 from vitft.data.folder import Folder
 from vitft.data.inspection import OpenedImage, inspect_file
 from vitft.data.transforms import EvalTransform
-from vitft.models.pretrained import LoadReport, load_backbone
+from vitft.models.pretrained.load import load_backbone
+from vitft.models.pretrained.report import LoadReport
 from vitft.models.registry import describe_vit
 from vitft.models.timm_model import Model, untrained
 from vitft.models.vit import VisionTransformer

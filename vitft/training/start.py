@@ -17,7 +17,7 @@ from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints
 from vitft.features.pipeline import build_pipeline, check_disk_space, inspect_dataset
 from vitft.features.views import View, eval_view
-from vitft.models.pretrained import LoadReport
+from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.text import count

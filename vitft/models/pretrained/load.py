@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import build_model, holds_timm
 from vitft.models.pretrained.adapt import (
     Adapted,
@@ -54,9 +53,9 @@ def load_pretrained(  # noqa: PLR0913 - one choice each, all keyword-only
             file with the tensor names of timm, Hugging Face, Google or vitft; or a folder that
             contains model.safetensors.
         num_classes: Outputs of a new zero head; 0 for no head; None keeps the head of the file.
-        image_size: Side or (height, width) in pixels; default: as trained.
-        patch_size: Side or (height, width) in pixels; default: as trained.
-        in_channels: Channels of the input image; default: as trained.
+        image_size: Side or (height, width) in pixels; default, as for the next two: as trained.
+        patch_size: Side or (height, width) in pixels.
+        in_channels: Channels of the input image.
         pre_logits: Whether to keep the Linear + Tanh in front of the pretrained head.
         pool: Input of the head; default: as in the file.
         pos_embed: Resampling of positions: timm's rule (bicubic) or Google's (jax).
@@ -86,16 +85,15 @@ def load_pretrained(  # noqa: PLR0913 - one choice each, all keyword-only
         pool=source.pool if pool is None else pool,
         drop_path=drop_path,
     )
-    transform, statistics = transform_for(weights, target, mean, std)
+    weights = with_transform(weights, target, mean, std)
     adapted = adapt(
         weights.tensors, source, target, new_head=num_classes is not None, pos_embed=pos_embed
     )
     # Half-precision files are widened; float32 tensors stay memory-mapped, without a copy.
     model = build_model({n: tensor.float() for n, tensor in adapted.tensors.items()}, target)
-    report = make_report(
+    return model, make_report(
         model, weights, adapted, keeps_head=num_classes is None, pos_embed=pos_embed
     )
-    return model, replace(report, transform=transform, statistics_source=statistics)
 
 
 def load_backbone(
@@ -120,22 +118,16 @@ def load_backbone(
     """
     found = locate(name_or_path)
     sizes: Any = {"num_classes": num_classes, "image_size": image_size}
-    if isinstance(found, CatalogEntry) and found.is_timm:
-        refuse_vit_options(options)
-        return load_timm(found, **sizes, mean=options.get("mean"), std=options.get("std"))
-    if isinstance(found, Path) and holds_timm(found):
-        refuse_vit_options(options)
-        return reload_timm(found, **sizes)
-    return load_pretrained(name_or_path, **sizes, **options)
-
-
-def refuse_vit_options(options: dict[str, Any]) -> None:
-    """Refuse options that only vitft's own Vision Transformer has."""
+    if not (found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found)):
+        return load_pretrained(name_or_path, **sizes, **options)
     if options.get("pre_logits") == "keep" or options.get("pos_embed", "bicubic") != "bicubic":
         raise UsageError(
             "timm models do not support weights.pre_logits and weights.pos_embed",
             fix="omit them; timm has its own rule for resizing positions",
         )
+    if isinstance(found, CatalogEntry):
+        return load_timm(found, **sizes, mean=options.get("mean"), std=options.get("std"))
+    return reload_timm(found, **sizes)
 
 
 def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int | None) -> None:
@@ -159,25 +151,24 @@ def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int |
         )
 
 
-def transform_for(
+def with_transform(
     weights: PretrainedWeights,
     target: ViTConfig,
     mean: tuple[float, ...] | None,
     std: tuple[float, ...] | None,
-) -> tuple[EvalTransform, str]:
-    """Return the evaluation transform of the target model and the origin of its mean and std."""
-    known, count = weights.transform, target.in_channels
+) -> PretrainedWeights:
+    """Return the weights with the evaluation transform of the target model."""
+    known, channels = weights.transform, target.in_channels
     origin = weights.statistics_source
-    if len(known.mean) != count:
-        origin += f", repeated for {count} channels" if count > 1 else ", averaged for one channel"
-    given = check_statistics(mean, std, count)
-    transform = replace(
-        known,
-        image_size=target.image_size,
-        mean=given[0] if given else adapt_statistics(known.mean, count),
-        std=given[1] if given else adapt_statistics(known.std, count),
-    )
-    return transform, "as given by --mean and --std" if given else origin
+    if len(known.mean) != channels:
+        how = f"repeated for {channels} channels" if channels > 1 else "averaged for one channel"
+        origin += f", {how}"
+    if given := check_statistics(mean, std, channels):
+        origin = "as given by --mean and --std"
+    else:
+        given = adapt_statistics(known.mean, channels), adapt_statistics(known.std, channels)
+    transform = replace(known, image_size=target.image_size, mean=given[0], std=given[1])
+    return replace(weights, transform=transform, statistics_source=origin)
 
 
 def make_report(
@@ -188,7 +179,7 @@ def make_report(
     keeps_head: bool,
     pos_embed: PosEmbed,
 ) -> LoadReport:
-    """Return the report of a loaded model, with the transform that the weights state."""
+    """Return the report of a loaded model."""
     config, source = model.config, weights.architecture
     classes = config.num_classes
     notes = [*weights.notes, *adapted.notes]

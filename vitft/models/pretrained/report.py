@@ -19,28 +19,23 @@ class LoadReport:
     """Everything that was kept, dropped, resized or assumed when a model was loaded."""
 
     source: str
-    """File or repository of the weights."""
     flavour: str
     """Naming scheme of the file: timm, hf, npz or vitft."""
     architecture: str
     """Description for people, e.g. "ViT-B/16 224 px"."""
     parameters: int
-    """Number of parameters of the model as built."""
     loaded: int
     """Number of the model's tensors that come from the file."""
     dropped: tuple[str, ...]
     """Tensors of the file that were left out, each with its shape."""
     head: str
-    """Description of the classification head."""
     pre_logits: Literal["kept", "dropped", "none"]
     positions: str
     """For example "14x14 -> 24x24, bicubic" or "14x14 as loaded"."""
     transform: EvalTransform
-    """Evaluation transform of the model."""
     statistics_source: str
     """Origin of mean and std."""
     provenance: Provenance
-    """Origin of the weights, as stored in a checkpoint's card."""
     classes: tuple[str, ...] = ()
     """Class names of the head, if it was kept and the file states them."""
     notes: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from vitft.models.pretrained.adapt import check_statistics
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.fetch import Fetched, fetch
 from vitft.models.pretrained.report import LoadReport
+from vitft.models.pretrained.weights import provenance_of
 from vitft.models.registry import format_size
 from vitft.models.timm_model import TimmConfig, TimmModel
 from vitft.models.vit_config import as_pair
@@ -48,13 +49,7 @@ def load_timm(
         positions="resized by timm" if config.sized else "as loaded",
         transform=timm_transform(entry, sides, mean, std),
         statistics_source="as given by --mean and --std" if mean else "from timm",
-        provenance={
-            "name": entry.name,
-            "source": f"{entry.repo}/{entry.file}",
-            "revision": fetched.revision,
-            "sha256": fetched.sha256,
-            "licence": entry.licence,
-        },
+        provenance=provenance_of(entry, fetched),
     )
 
 
@@ -93,10 +88,7 @@ def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[Tim
 def timm_report(model: TimmModel, source: str, old_classes: int) -> LoadReport:
     """Return the report of a timm model; the caller completes transform and provenance.
 
-    Args:
-        model: The model with its new head.
-        source: File or repository of the weights.
-        old_classes: Number of classes of the head that was left out; 0 if there was none.
+    `old_classes` is the number of classes of the head that was left out; 0 if there was none.
     """
     config = model.config
     return LoadReport(
@@ -178,11 +170,11 @@ def timm_transform(
 ) -> EvalTransform:
     """Return timm's evaluation transform of this model, for the given height and width."""
     given = check_statistics(mean, std, len(entry.mean))
-    is_known = entry.interpolation in RESAMPLING
+    known = entry.interpolation if entry.interpolation in RESAMPLING else "bicubic"
     return EvalTransform(
         image_size=sides,
         crop=entry.crop,
-        interpolation=cast("Interpolation", entry.interpolation if is_known else "bicubic"),
+        interpolation=cast("Interpolation", known),
         mean=given[0] if given else entry.mean,
         std=given[1] if given else entry.std,
         fit="squash" if entry.options["crop_mode"] == "squash" else "crop",

@@ -65,11 +65,11 @@ def open_pretrained(
         if found.is_timm:
             raise WeightsError(
                 f"{found.name} is a timm model, which vitft's own Vision Transformer cannot load",
-                fix="use vitft.models.pretrained.load_backbone, or a name of the catalogue",
+                fix="use vitft.models.pretrained.load.load_backbone, or a name of the catalogue",
             )
         fetched = fetch(found, allow_pickle=allow_pickle)
-        path, digest = fetched.path, fetched.sha256
-        raw = read_weights(path, allow_pickle=allow_pickle, sha256=sha256, verified=digest)
+        path = fetched.path
+        raw = read_weights(path, allow_pickle=allow_pickle, sha256=sha256, digest=fetched.sha256)
         known = read_sidecar(path) if found.is_hub_repository else catalog_facts(found)
         return from_raw(raw, known, provenance_of(found, fetched))
     raw = read_weights(found, allow_pickle=allow_pickle, sha256=sha256)
@@ -170,7 +170,7 @@ def from_checkpoint(
     if not isinstance(card.architecture, ViTConfig):
         raise WeightsError(
             f"{raw.path} contains the timm model {card.architecture.timm}, not a ViT of vitft",
-            fix="load it with vitft.models.pretrained.load_backbone",
+            fix="load it with vitft.models.pretrained.load.load_backbone",
         )
     check_fit(tensors, card.architecture)
     if parent := card.weights.get("name"):
