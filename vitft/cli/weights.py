@@ -130,9 +130,8 @@ def inspect_weights(args: argparse.Namespace) -> int:
     from vitft.models.pretrained.report import inspect
 
     size = None if not sides else sides[0] if len(sides) == 1 else (sides[0], sides[1])
-    found = inspect(
+    for line in inspect(
         args.file, classes=args.classes, image_size=size, allow_pickle=args.allow_pickle
-    )
-    for line in found.lines():
+    ):
         output.result(line)
     return 0

@@ -186,7 +186,9 @@ class VisionTransformer(nn.Module):
         norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.norm = norm if config.pool == "cls" else nn.Identity()
         self.fc_norm = norm if config.pool == "mean" else nn.Identity()
-        self.pre_logits = representation_layer(config) if config.pre_logits else nn.Identity()
+        self.pre_logits: nn.Module = nn.Identity()
+        if config.pre_logits:  # Linear + Tanh from pretraining (section 3.1)
+            self.pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))
         self.head = linear_head(config)
         self.head_dist = linear_head(config) if config.distilled else None
         if not self.cls_token.is_meta:  # pretrained weights are about to be loaded
@@ -274,11 +276,6 @@ class VisionTransformer(nn.Module):
         for token, std in ((self.cls_token, 1e-6), (self.reg_token, 1e-6), (self.dist_token, 0.02)):
             if token is not None:
                 nn.init.normal_(token, std=std)
-
-
-def representation_layer(config: ViTConfig) -> nn.Module:
-    """Return the "pre-logits": Linear + Tanh from pretraining (Dosovitskiy et al., section 3.1)."""
-    return nn.Sequential(OrderedDict(fc=nn.Linear(config.width, config.width), act=nn.Tanh()))
 
 
 def linear_head(config: ViTConfig) -> nn.Module:

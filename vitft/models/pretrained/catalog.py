@@ -100,19 +100,18 @@ def read_catalog() -> Mapping[str, Any]:
 @functools.cache
 def catalog_entries() -> tuple[CatalogEntry, ...]:
     """Return all entries of the catalogue, in its order."""
-    table = read_catalog()
-    return tuple(parse_entry(row, table["family"]) for row in table["weights"])
+    families = read_catalog()["family"]
+    return tuple(parse_entry(row, families[row["family"]]) for row in read_catalog()["weights"])
 
 
-def parse_entry(row: Mapping[str, Any], families: Mapping[str, Any]) -> CatalogEntry:
+def parse_entry(row: Mapping[str, Any], family: Mapping[str, Any]) -> CatalogEntry:
     """Return an entry of the catalogue, completed by the settings of its family."""
-    family = families[row["family"]]
     options = {**family.get("options", {}), **row.get("options", {})}
     fields: dict[str, Any] = {**family, **row, "options": options}
     del fields["family"]
-    pairs: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    if pairs.get("repo", "").startswith("timm/"):
-        pairs["aliases"] = (*pairs.get("aliases", ()), pairs["repo"])
+    if fields.get("repo", "").startswith("timm/"):
+        fields["aliases"] = [*fields.get("aliases", ()), fields["repo"]]
+    pairs: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     return CatalogEntry(**pairs)
 
 

@@ -14,18 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vitft.models.pretrained import hub
 from vitft.models.pretrained.catalog import CatalogEntry
-from vitft.models.pretrained.hub import (
-    DownloadBar,
-    check_disk,
-    describe_failure,
-    http_error,
-    not_a_hub,
-    plain_http,
-    readable_errors,
-    short_message,
-    status_of,
-)
 from vitft.models.pretrained.locate import bundled_file
 from vitft.system.errors import WeightsError
 
@@ -205,22 +195,24 @@ def check_reachable(entry: CatalogEntry) -> str:
     started = time.monotonic()
     for attempt in range(1, 10):
         try:
-            with readable_errors(entry):
+            with hub.readable_errors(entry):
                 metadata = get_hf_file_metadata(url, timeout=timeout)
-        except http_error() as error:
+        except hub.http_error() as error:
             if type(error).__name__ in ("ConnectError", "ConnectTimeout"):
-                return short_message(error)
+                return hub.short_message(error)
             wait = retry_delay(error, attempt)
             is_late = wait is None or time.monotonic() - started + wait > BUSY_PATIENCE_S
-            if is_late or (attempt >= ATTEMPTS and status_of(error) is None):
+            if is_late or (attempt >= ATTEMPTS and hub.status_of(error) is None):
                 raise download_error(entry, error) from error
-            log.info(f"{constants.ENDPOINT}: {describe_failure(error)}; retrying in {wait:.1f} s")
+            log.info(
+                f"{constants.ENDPOINT}: {hub.describe_failure(error)}; retrying in {wait:.1f} s"
+            )
             time.sleep(wait or 0)
             continue
         if metadata.commit_hash is None or metadata.etag is None:
-            raise not_a_hub()
+            raise hub.not_a_hub()
         return ""
-    raise not_a_hub()
+    raise hub.not_a_hub()
 
 
 def download_from_hub(entry: CatalogEntry) -> Path:
@@ -228,27 +220,29 @@ def download_from_hub(entry: CatalogEntry) -> Path:
     from huggingface_hub import hf_hub_download
 
     options: Any = {"revision": entry.revision, "etag_timeout": ANSWER_S}
-    options["tqdm_class"] = DownloadBar
+    options["tqdm_class"] = hub.DownloadBar
     failure: Exception | None = None
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            with readable_errors(entry), plain_http():
+            with hub.readable_errors(entry), hub.plain_http():
                 return Path(hf_hub_download(entry.repo, entry.file, **options))
-        except (http_error(), OSError) as error:  # OSError: the content has another length
-            check_disk(entry, error)
+        except (hub.http_error(), OSError) as error:  # OSError: the content has another length
+            hub.check_disk(entry, error)
             failure = error
             wait = retry_delay(error, attempt)
             was_retried = "Timeout" in type(error).__name__  # five times, by huggingface_hub
             if wait is None or was_retried or attempt == ATTEMPTS:
                 break
-            log.info(f"download of {entry.file} interrupted ({describe_failure(error)}); retrying")
+            log.info(
+                f"download of {entry.file} interrupted ({hub.describe_failure(error)}); retrying"
+            )
             time.sleep(min(wait, BUSY_PATIENCE_S / ATTEMPTS))
     raise download_error(entry, failure) from failure
 
 
 def retry_delay(error: Exception, attempt: int) -> float | None:
     """Return the seconds to wait before another attempt; None if it would fail as well."""
-    status = status_of(error)
+    status = hub.status_of(error)
     if status is not None and status not in (408, 429) and status < 500:
         return None
     if type(error).__name__ == "TooManyRedirects":
@@ -261,10 +255,10 @@ def retry_delay(error: Exception, attempt: int) -> float | None:
 
 def download_error(entry: CatalogEntry, error: Exception | None) -> WeightsError:
     """Return the error for a download that failed."""
-    if type(error).__name__ == "TooManyRedirects" or status_of(error or OSError()) == 404:
-        return not_a_hub()  # a hub describes what it does not find
+    if type(error).__name__ == "TooManyRedirects" or hub.status_of(error or OSError()) == 404:
+        return hub.not_a_hub()  # a hub describes what it does not find
     return WeightsError(
-        f"download of {entry.repo}/{entry.file} failed: {describe_failure(error)}; "
+        f"download of {entry.repo}/{entry.file} failed: {hub.describe_failure(error)}; "
         "no partial file was kept",
         fix="run the command again, or download the file by other means and give its path",
     )

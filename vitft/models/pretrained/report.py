@@ -1,13 +1,12 @@
 """Reports on weights: what a file contains, and what loading it did or would do."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Provenance
-from vitft.models.pretrained.adapt import Adapted, PosEmbed, adapt, target_config
+from vitft.models.pretrained.adapt import PosEmbed, adapt, target_config
 from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
 from vitft.models.registry import describe_vit
 from vitft.models.vit_config import ViTConfig
@@ -69,59 +68,33 @@ def describe_positions(source: ViTConfig, target: ViTConfig, pos_embed: PosEmbed
     return f"{before} as loaded" if before == after else f"{before} -> {after}, {pos_embed}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
-    """Content of a weight file, and what loading it for a given task would do."""
-
-    weights: PretrainedWeights
-    adapted: Adapted | None
-    """None if neither a class count nor an image size was given."""
-    resized: str
-    """How the positions would be resampled."""
-    new: tuple[str, ...]
-    """Tensors that would be initialised, each with its shape."""
-
-    def lines(self) -> list[str]:
-        """Return the result for a terminal, one fact per line."""
-        lines = [f"{key + ':':<12}{value}" for key, value in self.facts().items()]
-        lines += [f"{'note:':<12}{note}" for note in self.weights.notes]
-        if self.adapted is None:
-            return lines
-        rows = {
-            "kept": f"{self.adapted.loaded} tensors",
-            "dropped": ", ".join(self.adapted.dropped) or "nothing",
-            "new": ", ".join(self.new) or "nothing",
-            "resized": self.resized,
-        }
-        lines += [f"would be {key + ':':<9}{value}" for key, value in rows.items()]
-        return lines + [f"would note:        {note}" for note in self.adapted.notes]
-
-    def facts(self) -> Mapping[str, str]:
-        """Return what is in the file."""
-        weights, config = self.weights, self.weights.architecture
-        transform = weights.transform
-        rows, columns = config.grid
-        prefix = config.num_prefix if config.prefix_positions else 0
-        count = sum(tensor.numel() for tensor in weights.tensors.values())
-        flavours = {
-            "timm": "timm's names",
-            "hf": "Hugging Face's names",
-            "npz": "Google's layout",
-            "vitft": "a vitft checkpoint",
-        }
-        return {
-            "file": weights.origin,
-            "sha256": weights.provenance.get("sha256", ""),
-            "flavour": flavours[weights.flavour],
-            "model": f"{describe_vit(config)}, {count:,} parameters",
-            "head": describe_head(weights),
-            "pre_logits": "yes" if config.pre_logits else "no",
-            "positions": f"{rows}x{columns} patches and {prefix} of other tokens",
-            "pixels": f"mean {format_numbers(transform.mean)}, std "
-            f"{format_numbers(transform.std)}, {transform.interpolation}, "
-            f"{transform.fit} {transform.crop:g}: {weights.statistics_source}",
-            "unused": ", ".join(weights.dropped) or "nothing",
-        }
+def describe_file(weights: PretrainedWeights) -> list[str]:
+    """Return what is in a weight file, one fact per line."""
+    config, transform = weights.architecture, weights.transform
+    rows, columns = config.grid
+    prefix = config.num_prefix if config.prefix_positions else 0
+    count = sum(tensor.numel() for tensor in weights.tensors.values())
+    flavours = {
+        "timm": "timm's names",
+        "hf": "Hugging Face's names",
+        "npz": "Google's layout",
+        "vitft": "a vitft checkpoint",
+    }
+    facts = {
+        "file": weights.origin,
+        "sha256": weights.provenance.get("sha256", ""),
+        "flavour": flavours[weights.flavour],
+        "model": f"{describe_vit(config)}, {count:,} parameters",
+        "head": describe_head(weights),
+        "pre_logits": "yes" if config.pre_logits else "no",
+        "positions": f"{rows}x{columns} patches and {prefix} of other tokens",
+        "pixels": f"mean {format_numbers(transform.mean)}, std "
+        f"{format_numbers(transform.std)}, {transform.interpolation}, "
+        f"{transform.fit} {transform.crop:g}: {weights.statistics_source}",
+        "unused": ", ".join(weights.dropped) or "nothing",
+    }
+    lines = [f"{key + ':':<12}{value}" for key, value in facts.items()]
+    return lines + [f"{'note:':<12}{note}" for note in weights.notes]
 
 
 def inspect(
@@ -131,16 +104,17 @@ def inspect(
     image_size: int | tuple[int, int] | None = None,
     pos_embed: PosEmbed = "bicubic",
     allow_pickle: bool = False,
-) -> Inspection:
-    """Read weights and describe them; with `classes` or `image_size`, also what loading would do.
+) -> list[str]:
+    """Return what is in weights, and with `classes` or `image_size` what loading them would do.
 
     Raises:
         WeightsError: Not found, refused, damaged, or not the weights of a supported ViT.
         UsageError: The image size is not a multiple of the patch size.
     """
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle)
+    lines = describe_file(weights)
     if classes is None and image_size is None:
-        return Inspection(weights=weights, adapted=None, resized="", new=())
+        return lines
     source = weights.architecture
     try:
         target = target_config(
@@ -151,18 +125,20 @@ def inspect(
     adapted = adapt(
         weights.tensors, source, target, new_head=classes is not None, pos_embed=pos_embed
     )
-    new = tuple(
+    new = [
         f"{name} {tuple(tensor.shape)}"
         for name, tensor in adapted.tensors.items()
         if name.startswith(("head.", "head_dist.")) and tensor is not weights.tensors.get(name)
-    )
+    ]
     positions = describe_positions(source, target, pos_embed)
-    return Inspection(
-        weights=weights,
-        adapted=adapted,
-        resized="nothing" if source.grid == target.grid else f"pos_embed {positions}",
-        new=new,
-    )
+    rows = {
+        "kept": f"{adapted.loaded} tensors",
+        "dropped": ", ".join(adapted.dropped) or "nothing",
+        "new": ", ".join(new) or "nothing",
+        "resized": "nothing" if source.grid == target.grid else f"pos_embed {positions}",
+    }
+    lines += [f"would be {key + ':':<9}{value}" for key, value in rows.items()]
+    return lines + [f"would note:        {note}" for note in adapted.notes]
 
 
 def describe_head(weights: PretrainedWeights) -> str:

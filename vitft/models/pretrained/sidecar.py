@@ -135,6 +135,8 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
     arguments = config.table("model_args")
     check_gelu(arguments, "act_layer")
     mean, std = cfg.numbers("mean"), cfg.numbers("std")
+    names = ("", "random", *RESAMPLING)  # "random" is a choice in training
+    known = cfg.checked("interpolation", f"one of {', '.join(RESAMPLING)}", names.__contains__)
     pool = arguments.text("global_pool") or config.text("global_pool")
     return SidecarFacts(
         averages=pool in ("avg", "avgmax", "max"),
@@ -143,7 +145,7 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
         mean=mean if std else None,
         std=std if mean else None,
         crop=cfg.number("crop_pct"),
-        interpolation=known_filter(cfg, cfg.text("interpolation")),
+        interpolation=known if known in RESAMPLING else None,
         fit="squash" if cfg.text("crop_mode") == "squash" else "crop",
         classes=stated_classes(cfg, "label_names") or stated_classes(config, "label_names"),
         source=f"from {config.path}" if mean and std else "",
@@ -173,7 +175,7 @@ def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "mean": mean if std else None,
         "std": std if mean else None,
-        "interpolation": known_filter(processor, PIL_FILTERS.get(number) if number else None),
+        "interpolation": PIL_FILTERS.get(number) if number else None,
         "source": f"from {processor.path}" if mean and std else "",
         "fit": "squash",  # its ViT processor ignores the aspect ratio
         "crop": 1.0,
@@ -203,15 +205,6 @@ def stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
     if not all(isinstance(item, str) for item in value):
         raise table.wrong(key, "class names for 0, 1, 2 and so on")
     return tuple(value)
-
-
-def known_filter(table: JsonTable, name: str | None) -> str | None:
-    """Return the name of a resampling filter; "random" and the like are timm's default."""
-    if name is None or name in ("", "random"):
-        return None
-    if name not in RESAMPLING:
-        raise table.wrong("interpolation", f"one of {', '.join(RESAMPLING)}")
-    return name
 
 
 def check_gelu(table: JsonTable, key: str) -> None:

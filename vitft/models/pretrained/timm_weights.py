@@ -12,7 +12,7 @@ from vitft.data.transforms import RESAMPLING, EvalTransform, Interpolation
 from vitft.models.checkpoint import build_model, load_checkpoint
 from vitft.models.pretrained.adapt import check_statistics
 from vitft.models.pretrained.catalog import CatalogEntry
-from vitft.models.pretrained.fetch import Fetched, fetch
+from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.pretrained.weights import provenance_of
 from vitft.models.registry import format_size
@@ -42,7 +42,16 @@ def load_timm(
         sized=sides != entry.image_size and bool(entry.options["fixed_input_size"]),
         num_classes=num_classes,
     )
-    model = build_timm(config, entry, fetched)
+    try:
+        model = TimmModel(config, file=fetched.path)
+    except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+        reason = " ".join(str(error).strip().splitlines()[:2])[:200]
+        raise WeightsError(
+            f"{fetched.path} does not fit timm's {config.timm} at {sides[0]} x {sides[1]} pixels: "
+            f"{reason}",
+            fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
+            "other weights",
+        ) from error
     report = timm_report(model, f"{entry.repo}/{entry.file}", entry.num_classes)
     return model, replace(
         report,
@@ -105,20 +114,6 @@ def timm_report(model: TimmModel, source: str, old_classes: int) -> LoadReport:
         statistics_source="",
         provenance={},
     )
-
-
-def build_timm(config: TimmConfig, entry: CatalogEntry, fetched: Fetched) -> TimmModel:
-    """Build the model with the fetched weights."""
-    try:
-        return TimmModel(config, file=fetched.path)
-    except (RuntimeError, ValueError, KeyError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[:2]
-        raise WeightsError(
-            f"{fetched.path} does not fit timm's {config.timm} at {config.image_size[0]} x "
-            f"{config.image_size[1]} pixels: {' '.join(reason)[:200]}",
-            fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
-            "other weights",
-        ) from error
 
 
 def complete_entry(entry: CatalogEntry) -> CatalogEntry:
