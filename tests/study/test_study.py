@@ -275,7 +275,7 @@ def test_without_matplotlib_the_error_names_the_extra(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vitft.system.extras.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("vitft.system.imports.importlib.util.find_spec", lambda _: None)
 
     assert main(command) == 2
 

@@ -4,17 +4,13 @@ import argparse
 import shlex
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
+from vitft.cli.parser import Parser
 from vitft.config.run import config_from_table
-from vitft.system.extras import require_extra
-from vitft.system.imports import heavy_imports
+from vitft.system.imports import heavy_imports, require_extra
 
 
-def add_study(commands: Commands) -> None:
-    """Add `vitft study`."""
-    parser = commands.add_parser(
-        "study", help="compare weights by accuracy over the number of training images per class"
-    )
+def add_study(parser: Parser) -> None:
+    """Add the options of `vitft study`."""
     experiment = parser.add_argument_group("experiment")
     experiment.add_argument(
         "--data", required=True, metavar="DIR", help="image folder with one folder per class; demo"

@@ -270,11 +270,9 @@ def deep(levels: int) -> str:
         pytest.param('{"model_args": 5}', "model_args is 5 instead of an object", id="no table"),
         pytest.param('{"pretrained_cfg": {"mean": 5, "std": 5}}', "mean is 5", id="mean"),
         pytest.param('{"mean": [NaN, 0, 0], "std": [1, 1, 1]}', "mean is", id="NaN"),
-        pytest.param(
-            '{"mean": [0, 0, 0], "std": [0, 1, 1]}', "invalid normalisation", id="zero std"
-        ),
+        pytest.param('{"mean": [0, 0, 0], "std": [0, 1, 1]}', "invalid norm", id="zero std"),
         pytest.param('{"mean": [0, 0], "std": [1, 1]}', "for 2 channels", id="two channels"),
-        pytest.param('{"crop_pct": 7}', "the crop is 7", id="crop"),
+        pytest.param('{"crop_pct": 7}', "crop is 7", id="crop"),
         pytest.param('{"interpolation": "magic"}', "interpolation is magic", id="filter"),
         pytest.param('{"label_names": {"a": "b"}}', "label_names is", id="labels"),
     ],

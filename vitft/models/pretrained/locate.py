@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitft.models.pretrained.catalog import CatalogEntry, entries_by_name, find_entry
 from vitft.system.errors import WeightsError
-from vitft.system.resources import resource
+from vitft.system.files import resource
 
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
 WEIGHT_SUFFIXES = (".safetensors", ".npz", *PICKLE_SUFFIXES)
