@@ -42,10 +42,8 @@ def create_model(
 ) -> VisionTransformer:
     """Build an untrained model by the name of its architecture, in float32 on the default device.
 
-    Args:
-        name: One of `architecture_names`; the last number is the side of the image.
-        image_size: Side or (height, width) in pixels, instead of the one in the name.
-        fields: Any other field of `ViTConfig`, e.g. num_classes=5, pool="mean", norm="post".
+    The last number of the name is the side of the image, unless `image_size` gives the side or
+    (height, width) in pixels. `fields` are those of `ViTConfig`, e.g. num_classes=5, pool="mean".
 
     Raises:
         UsageError: Unknown name or field, or an image that the patches do not tile.

@@ -43,7 +43,7 @@ def resize_positions(
     source_grid: tuple[int, int] | None = None,
     mode: PosEmbed = "bicubic",
 ) -> Tensor:
-    """Resample learned positions for another image size.
+    """Resample learned positions for another image size, in the dtype and on the device of `pos`.
 
     Args:
         pos: Position table, (1, prefix + rows*columns, D), patches in row-major order.
@@ -53,7 +53,7 @@ def resize_positions(
         mode: `bicubic` is timm's rule (antialiased); `jax` is Google's, scipy's zoom of order 1.
 
     Returns:
-        (1, prefix + rows*columns, D) for the target grid, in the dtype and on the device of `pos`.
+        The position table for the target grid, (1, prefix + rows*columns, D).
 
     Raises:
         WeightsError: The patch rows do not form a square, or not the given `source_grid`.

@@ -24,9 +24,6 @@ from vitft.system.errors import WeightsError
 
 Flavour = Literal["timm", "hf", "npz", "vitft"]
 
-PREFIXES = ("module.", "_orig_mod.", "model.")
-"""Prefixes that DistributedDataParallel, torch.compile and training scripts add to every name."""
-
 VITFT_NAMES = re.compile(
     r"cls_token|dist_token|reg_token|pos_embed|patch_embed\.proj\.(weight|bias)"
     r"|blocks\.\d{1,4}\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)\.(weight|bias)"
@@ -154,12 +151,9 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
 
 
 def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove prefixes that all names have."""
-    names = dict(tensors)
-    while names:
-        prefix = next((p for p in PREFIXES if all(n.startswith(p) for n in names)), None)
-        if prefix is None:
-            break
+    """Remove what DistributedDataParallel, torch.compile and training scripts add to every name."""
+    names, known = dict(tensors), ("module.", "_orig_mod.", "model.")
+    while prefix := next((p for p in known if names and all(n.startswith(p) for n in names)), ""):
         names = {name.removeprefix(prefix): value for name, value in names.items()}
     return names
 

@@ -105,12 +105,8 @@ def load_backbone(
 ) -> tuple[Model, LoadReport]:
     """Load a model of either kind with a new zero head, ready to fine-tune.
 
-    Args:
-        name_or_path: As for `load_pretrained`, or `timm:NAME`, or a run of a timm model.
-        num_classes: Outputs of the head.
-        image_size: Side or (height, width) in pixels; default: as trained.
-        options: Other arguments of `load_pretrained`. A timm model accepts mean and std, and
-            refuses those that would change its architecture.
+    The arguments are those of `load_pretrained`; the name can also be `timm:NAME` or a run of a
+    timm model, which accepts mean and std and refuses what would change its architecture.
 
     Raises:
         WeightsError: Not found, refused, damaged, or an impossible combination.

@@ -13,6 +13,8 @@ from vitft.system.files import resource
 
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
 WEIGHT_SUFFIXES = (".safetensors", ".npz", *PICKLE_SUFFIXES)
+FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".ckpt", ".gguf", ".zip")
+"""Suffixes by which a string that matches nothing counts as a path rather than as a name."""
 
 
 def check_weights_name(name_or_path: str | Path, *, allow_pickle: bool = True) -> None:
@@ -49,11 +51,17 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
             "the name of the weights is empty",
             fix="give a name (see `vitft weights list`) or a file",
         )
+    if (path / "model.safetensors").is_file():  # a run folder, an export or a hub snapshot
+        return path / "model.safetensors"
     if path.is_dir():
-        return weights_in_folder(path)
+        raise WeightsError(
+            f"{path} does not contain a model.safetensors",
+            fix="give the weight file itself, or a run folder or export folder of vitft",
+        )
     if path.exists():
         return check_weight_file(path)
-    if looks_like_path(name_or_path):
+    is_name = isinstance(name_or_path, str) and not name.startswith((".", "~", os.sep))
+    if not is_name or name.endswith(os.sep) or path.suffix.lower() in FILE_SUFFIXES:
         raise WeightsError(
             f"weights not found: {path}",
             fix="check the path, or choose a name from `vitft weights list`",
@@ -88,24 +96,6 @@ def parse_timm_name(name: str) -> CatalogEntry:
             fix="write timm:NAME or timm:NAME.TAG, e.g. timm:convnext_tiny.in12k_ft_in1k",
         )
     return CatalogEntry(name=name, licence="as stated by timm", file="model.safetensors")
-
-
-def looks_like_path(name: str | Path) -> bool:
-    """Return whether a string that matches nothing was meant as a path rather than as a name."""
-    if isinstance(name, Path) or name.startswith((".", "~", os.sep)) or name.endswith(os.sep):
-        return True
-    return Path(name).suffix.lower() in (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".ckpt", ".gguf", ".zip")
-
-
-def weights_in_folder(folder: Path) -> Path:
-    """Return the weight file of a run folder, an export folder or a hub snapshot."""
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        raise WeightsError(
-            f"{folder} does not contain a model.safetensors",
-            fix="give the weight file itself, or a run folder or export folder of vitft",
-        )
-    return path
 
 
 def check_weight_file(path: Path) -> Path:
