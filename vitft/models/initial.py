@@ -186,11 +186,7 @@ def checked_size(folder: Folder, size: tuple[int, int] | None) -> tuple[int, int
 
 
 def checked_statistics(values: tuple[float, ...] | None, channels: int) -> tuple[float, ...]:
-    """Return channel statistics given by the user, or 0.5 for each channel.
-
-    Raises:
-        DataError: There is not exactly one value per channel.
-    """
+    """Return channel statistics given by the user, or 0.5 for each channel."""
     if values is None:
         return (0.5,) * channels
     if len(values) != channels:

@@ -21,6 +21,10 @@ from vitft.system.errors import UsageError, WeightsError
 from vitft.system.text import count
 
 PosEmbed = Literal["bicubic", "jax"]
+Sides = int | tuple[int, int] | None
+"""Side or (height, width) in pixels; None: as trained."""
+Statistics = tuple[float, ...] | None
+"""One value per channel; None: those of the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +131,7 @@ def adapt(
 def target_config(
     source: ViTConfig,
     num_classes: int | None,
-    image_size: int | tuple[int, int] | None,
+    image_size: Sides,
     **changes: Any,  # noqa: ANN401 - fields of ViTConfig
 ) -> ViTConfig:
     """Return the configuration for another class count and image size; None keeps either.
@@ -150,7 +154,7 @@ def adapt_statistics(values: tuple[float, ...], channels: int) -> tuple[float, .
 
 
 def check_statistics(
-    mean: tuple[float, ...] | None, std: tuple[float, ...] | None, channels: int
+    mean: Statistics, std: Statistics, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Return mean and std as given by the user; None if neither is given.
 

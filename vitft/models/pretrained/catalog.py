@@ -155,12 +155,13 @@ def select_entries(
 
     The licence `commercial` stands for all licences without a -nc clause.
     """
-    wanted = licence.lower() if licence else None
+    wanted = (licence or "").lower()
     return [
         entry
         for entry in catalog_entries()
         if (not size or entry.size == size)
-        and (wanted != "commercial" or "-nc" not in entry.licence)
-        and (wanted in (None, "commercial") or entry.licence == wanted)
+        and (
+            "-nc" not in entry.licence if wanted == "commercial" else wanted in ("", entry.licence)
+        )
         and (not data or data.lower() in entry.data)
     ]

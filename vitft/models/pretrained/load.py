@@ -11,6 +11,7 @@ from vitft.models.checkpoint import build_model, holds_timm
 from vitft.models.pretrained.adapt import (
     Adapted,
     PosEmbed,
+    Statistics,
     adapt,
     adapt_statistics,
     check_statistics,
@@ -148,10 +149,7 @@ def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int |
 
 
 def with_transform(
-    weights: PretrainedWeights,
-    target: ViTConfig,
-    mean: tuple[float, ...] | None,
-    std: tuple[float, ...] | None,
+    weights: PretrainedWeights, target: ViTConfig, mean: Statistics, std: Statistics
 ) -> PretrainedWeights:
     """Return the weights with the evaluation transform of the target model."""
     known, channels = weights.transform, target.in_channels

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from vitft.data.transforms import RESAMPLING, EvalTransform, Interpolation
-from vitft.models.checkpoint import build_model, load_checkpoint
-from vitft.models.pretrained.adapt import check_statistics
+from vitft.models.checkpoint import Provenance, build_model, load_checkpoint
+from vitft.models.pretrained.adapt import Sides, Statistics, check_statistics
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.report import LoadReport
@@ -19,9 +19,6 @@ from vitft.models.registry import format_size
 from vitft.models.timm_model import TimmConfig, TimmModel
 from vitft.models.vit_config import as_pair
 from vitft.system.errors import RunError, UsageError, WeightsError
-
-Sides = int | tuple[int, int] | None
-Statistics = tuple[float, ...] | None
 
 
 def load_timm(
@@ -52,13 +49,12 @@ def load_timm(
             fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
             "other weights",
         ) from error
-    report = timm_report(model, f"{entry.repo}/{entry.file}", entry.num_classes)
+    transform = timm_transform(entry, sides, mean, std)
+    report = timm_report(model, entry.num_classes, transform, provenance_of(entry, fetched))
     return model, replace(
         report,
         positions="resized by timm" if config.sized else "as loaded",
-        transform=timm_transform(entry, sides, mean, std),
         statistics_source="as given by --mean and --std" if mean else "from timm",
-        provenance=provenance_of(entry, fetched),
     )
 
 
@@ -84,24 +80,19 @@ def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[Tim
     assert isinstance(old, TimmModel)
     model = TimmModel(replace(old.config, num_classes=num_classes))
     model.net.load_state_dict(old.net.state_dict())
-    report = timm_report(model, str(path), len(card.classes))
-    return model, replace(
-        report,
-        flavour="vitft",
-        transform=card.transform,
-        statistics_source="from the checkpoint",
-        provenance={"name": path.stem, "source": str(path), "from": card.weights.get("name", "")},
-    )
+    parent = card.weights.get("name", "")
+    provenance: Provenance = {"name": path.stem, "source": str(path), "from": parent}
+    report = timm_report(model, len(card.classes), card.transform, provenance)
+    return model, replace(report, flavour="vitft", statistics_source="from the checkpoint")
 
 
-def timm_report(model: TimmModel, source: str, old_classes: int) -> LoadReport:
-    """Return the report of a timm model; the caller completes transform and provenance.
-
-    `old_classes` is the number of classes of the head that was left out; 0 if there was none.
-    """
+def timm_report(
+    model: TimmModel, old_classes: int, transform: EvalTransform, provenance: Provenance
+) -> LoadReport:
+    """Return the report of a timm model whose weights had a head of `old_classes`, 0 for none."""
     config = model.config
     return LoadReport(
-        source=source,
+        source=provenance["source"],
         flavour="timm",
         architecture=f"timm's {config.timm}, {format_size(config.image_size)} px",
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -110,9 +101,9 @@ def timm_report(model: TimmModel, source: str, old_classes: int) -> LoadReport:
         head=f"new, {config.num_classes} classes, zero",
         pre_logits="none",
         positions="as loaded",
-        transform=EvalTransform(image_size=config.image_size),
-        statistics_source="",
-        provenance={},
+        transform=transform,
+        statistics_source="from timm",
+        provenance=provenance,
     )
 
 
