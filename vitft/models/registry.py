@@ -57,14 +57,12 @@ def create_model(
     return VisionTransformer(replace(config, image_size=size, **fields))
 
 
-LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
-
-
 def describe_vit(config: ViTConfig) -> str:
     """Return an architecture as papers write it, e.g. "ViT-B/16 224 px"."""
     named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
     name = named.get((config.width, config.depth, config.heads))
-    size = f"-{LETTERS[name]}" if name else ""
+    letters = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+    size = f"-{letters[name]}" if name else ""
     extras = [] if name else [f"{config.depth} blocks {config.width} wide, {config.heads} heads"]
     if config.stem is not None:
         extras.append(f"ResNet stem {'-'.join(str(n) for n in config.stem) or 'of one layer'}")
