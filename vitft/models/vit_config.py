@@ -88,26 +88,28 @@ class ViTConfig:
                     f"an image {side} pixels {axis} does not divide into patches of {patch} pixels",
                     fix=f"use a multiple of {patch}, e.g. {near}",
                 )
-        is_in_range = (
-            min(self.in_channels, self.depth, self.heads, *(n - 1 for n in self.convs)) >= 1
-            and min(self.num_classes, self.registers) >= 0
-            and 0 <= self.drop_path < 1
-            and self.pool in ("cls", "mean")
-            and self.norm in ("pre", "post")
-        )
-        if (
-            not is_in_range
-            or self.width % self.heads
-            or self.patch_size[0] % self.stride
-            or (self.convs and self.stem is not None)
-            or (self.distilled and (self.pool != "cls" or self.pre_logits))
-        ):
+        positive = (self.in_channels, self.depth, *(n - 1 for n in self.convs))
+        both = bool(self.convs) and self.stem is not None
+        fits = self.heads > 0 and not (self.width % self.heads or self.patch_size[0] % self.stride)
+        if not fits or both or min(positive) < 1 or min(self.num_classes, self.registers) < 0:
             raise UsageError(
-                f"these settings do not fit together, or one is out of range: {self}; the stem has "
-                f"a stride of {self.stride}",
+                "these settings do not fit together, or one is out of range: "
+                f"num_classes {self.num_classes}, registers {self.registers}, in_channels "
+                f"{self.in_channels}, stem {self.stem}, convs {self.convs}, depth {self.depth}, "
+                f"width {self.width}, heads {self.heads}, patch_size {self.patch_size} with a stem "
+                f"of stride {self.stride}",
                 fix="make width a multiple of heads and patch_size one of the stride; use no "
-                'negative numbers, pool "cls" or "mean", norm "pre" or "post", drop_path in [0, 1) '
-                'and either stem or convs; a distilled model needs pool "cls" and no pre_logits',
+                "negative numbers, and either stem or convs",
+            )
+        known = self.pool in ("cls", "mean") and self.norm in ("pre", "post")
+        fits_heads = not self.distilled or (self.pool == "cls" and not self.pre_logits)
+        if not known or not fits_heads or not 0 <= self.drop_path < 1:
+            raise UsageError(
+                "these settings do not fit together, or one is out of range: "
+                f"pool {self.pool!r}, norm {self.norm!r}, drop_path {self.drop_path}, "
+                f"distilled {self.distilled}, pre_logits {self.pre_logits}",
+                fix='use pool "cls" or "mean", norm "pre" or "post", and drop_path in [0, 1); a '
+                'distilled model needs pool "cls" and no pre_logits',
             )
 
     @property
