@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.predict.output import ProcessShard
-from vitft.predict.request import ENGINES, PredictRequest
-from vitft.predict.rows import ROW_FORMATS
+from vitft.predict.request import ENGINES, ROW_FORMATS, PredictRequest
 
 if TYPE_CHECKING:
     from vitft.predict.engine import Engine

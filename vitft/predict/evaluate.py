@@ -33,9 +33,9 @@ from vitft.metrics.results import EvaluatedData, EvaluationResults
 from vitft.models.checkpoint import Card
 from vitft.models.find import find_model
 from vitft.predict.engine import Views
+from vitft.predict.output import format_csv_cell
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
-from vitft.predict.rows import format_csv_cell
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.predict.validation import read_json
 from vitft.system import console

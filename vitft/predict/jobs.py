@@ -19,6 +19,7 @@ from vitft.predict.numpy_engine import FEW_IMAGES, NumpyEngine, start_digest
 from vitft.predict.output import (
     ProcessShard,
     ResumePoint,
+    RowWriter,
     check_output,
     count_errors,
     find_resume_point,
@@ -30,7 +31,6 @@ from vitft.predict.output import (
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.prediction import Prediction
 from vitft.predict.request import PredictRequest
-from vitft.predict.rows import RowWriter
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
