@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from vitft.data.sources import ImageSource, sources
 from vitft.models.find import find_model
@@ -36,10 +36,6 @@ from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
 from vitft.system.text import count
 
-if TYPE_CHECKING:
-    from vitft.predict.torch_engine import Predictor
-
-
 log = logging.getLogger(__name__)
 
 Illustrator = Callable[[Engine, Iterator[Prediction], Path], Iterator[Prediction]]
@@ -59,8 +55,8 @@ def run_prediction(
     request: PredictRequest,
     *,
     write: Callable[[str], object],
-    stdin: BinaryIO | None = None,
-    illustrate: Illustrator | None = None,
+    stdin: BinaryIO,
+    illustrate: Illustrator,
 ) -> JobSummary:
     """Predict every image of a request and write one row for each.
 
@@ -68,8 +64,7 @@ def run_prediction(
         request: What to predict, with which model, and where to write rows.
         write: Takes each line, without its end, if the request names no file.
         stdin: Read where the request names `-`.
-        illustrate: Needed if the request asks for explanations: `vitft.explain.overlays`,
-            which is in a higher package.
+        illustrate: Function of `vitft.explain.overlays`, which is in a higher package.
 
     Raises:
         VitftError: The request cannot be met; see `vitft.system.errors`.
@@ -79,7 +74,7 @@ def run_prediction(
     checkpoint = find_model(request.run)
     threshold = request.threshold or 0.0
     if request.precision is not None:
-        from vitft.predict.threshold import choose_threshold  # it imports simplejpeg
+        from vitft.predict.validation import choose_threshold  # it imports simplejpeg
 
         chosen = choose_threshold(checkpoint.parent, request.precision)
         log.info(str(chosen))
@@ -90,8 +85,7 @@ def run_prediction(
     images = sources(request.images, lists=request.lists, stdin=stdin)
     engine, images = choose_engine(request, checkpoint, images)
     shard = replace(request.shard, chunk=engine.batch)
-    done = finished_job(request, shard)
-    if done is not None:
+    if (done := finished_job(request, shard)) is not None:
         return done
     postprocess = Postprocess.for_run(
         checkpoint.parent,
@@ -105,7 +99,6 @@ def run_prediction(
     with open_destination(request, shard, images, write) as (rows, remaining):
         predictions = pipeline.predict(remaining)
         if pictures is not None:
-            assert illustrate is not None
             predictions = illustrate(engine, predictions, pictures)
         for prediction in predictions:
             rows.add(prediction)
@@ -131,26 +124,21 @@ def choose_engine(
         engine = NumpyEngine.open(checkpoint)
         if engine is not None:
             return engine, images
-    predictor = load_predictor(request, checkpoint)
+    digest = start_digest(checkpoint)  # in a thread, while torch is imported
+    with heavy_imports():
+        from vitft.predict.torch_engine import Predictor
+
+    predictor = Predictor.from_run(
+        request.run, device=request.device, precision=request.dtype, digest=digest
+    )
     if request.engine == "numpy":
         raise UsageError(
             "the NumPy engine does not support this model (a hybrid, or one of timm's)",
             fix="leave --engine numpy out",
         )
-    if are_few:
-        predictor.use_all_cores_per_batch()
+    if are_few:  # too few to occupy each core alone: all cores score one batch at a time
+        predictor.in_workers = False
     return predictor, images
-
-
-def load_predictor(request: PredictRequest, checkpoint: Path) -> "Predictor":
-    """Load torch's engine; the checkpoint is verified while torch is imported."""
-    digest = start_digest(checkpoint)
-    with heavy_imports():
-        from vitft.predict.torch_engine import Predictor
-
-    return Predictor.from_run(
-        request.run, device=request.device, precision=request.dtype, digest=digest
-    )
 
 
 def finished_job(request: PredictRequest, shard: ProcessShard) -> JobSummary | None:
@@ -182,7 +170,10 @@ def open_destination(
         rows.close()
         return
     out, start = Path(request.out), ResumePoint()
-    own, part = select_shard(images, shard), part_path(out, shard)
+    own, part = images, part_path(out, shard)
+    if shard.world > 1:
+        numbered = enumerate(images)
+        own = (s for i, s in numbered if i // shard.chunk % shard.world == shard.rank)
     if request.resume and part.exists():
         history = SourceHistory(own, shard.chunk)
         start = find_resume_point(part, style, top_k, history.names(), shard.chunk)
@@ -211,14 +202,3 @@ class SourceHistory:
         """Return the sources after the first `count`; recent ones among them are repeated."""
         again = list(self.recent)[len(self.recent) - (self.count - count) :]
         return chain(again, self.images)
-
-
-def select_shard(images: Iterator[ImageSource], shard: ProcessShard) -> Iterator[ImageSource]:
-    """Return the sources of this process."""
-    if shard.world == 1:
-        return images
-    return (
-        source
-        for index, source in enumerate(images)
-        if index // shard.chunk % shard.world == shard.rank
-    )
