@@ -129,11 +129,8 @@ class MirroredEngine:
         self.batch, self.workers = engine.batch, engine.workers
         self.in_workers, self.transform = engine.in_workers, engine.transform
         self.classes, self.feature_size = engine.classes, engine.feature_size
-        self.view, self.enter_worker, self.running = (
-            engine.view,
-            engine.enter_worker,
-            engine.running,
-        )
+        self.view, self.enter_worker = engine.view, engine.enter_worker
+        self.running = engine.running
 
     def scores(self, views: Views) -> Scores:
         original = self.engine.scores(views)

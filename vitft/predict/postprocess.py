@@ -78,9 +78,9 @@ class Postprocess:
             order = probabilities.argmax(axis=1)[:, None]  # (B, k)
         else:  # stable: ties keep the model's order, as with argmax
             order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.top_k]
-        unlike = (
-            self.reference.are_unlike(scores.features) if self.reference else [False] * len(paths)
-        )
+        unlike = [False] * len(paths)
+        if self.reference is not None:
+            unlike = self.reference.are_unlike(scores.features)
         predictions = []
         for i, path in enumerate(paths):
             best = tuple(probabilities[i, order[i]].tolist())
