@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
@@ -42,23 +42,14 @@ Illustrator = Callable[[Engine, Iterator[Prediction], Path], Iterator[Prediction
 """Passes predictions on and writes a picture of each into a folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobSummary:
-    """Outcome of a prediction job."""
-
-    rows: int
-    errors: int
-    """Rows of images that could not be read."""
-
-
 def run_prediction(
     request: PredictRequest,
     *,
     write: Callable[[str], object],
     stdin: BinaryIO,
     illustrate: Illustrator,
-) -> JobSummary:
-    """Predict every image of a request and write one row for each.
+) -> int:
+    """Predict every image of a request, write one row for each, return the number of error rows.
 
     Args:
         request: What to predict, with which model, and where to write rows.
@@ -107,7 +98,7 @@ def run_prediction(
         log.info(f"{count(rows.count, 'row')}{errors}: {request.out}")
     if pictures is not None:
         log.info(f"pictures: {pictures}/")
-    return JobSummary(rows.count, rows.errors)
+    return rows.errors
 
 
 def choose_engine(
@@ -141,17 +132,17 @@ def choose_engine(
     return predictor, images
 
 
-def finished_job(request: PredictRequest, shard: ProcessShard) -> JobSummary | None:
-    """Return the outcome of a resumed job whose file is already complete, else None."""
+def finished_job(request: PredictRequest, shard: ProcessShard) -> int | None:
+    """Return the number of error rows of a resumed job that is already complete, else None."""
     if not request.resume or request.out is None:
         return None
     out = Path(request.out)
     if out.exists():
         log.info(f"{request.out} is already finished")
-        return JobSummary(0, count_errors(out, request.style))
+        return count_errors(out, request.style)
     if finished_path(out, shard).exists():
         merge_shards(out, request.style, shard)
-        return JobSummary(0, 0)
+        return 0
     return None
 
 
