@@ -120,6 +120,6 @@ def illustrate(
     engine: "Engine", predictions: "Iterator[Prediction]", folder: Path
 ) -> "Iterator[Prediction]":
     """Write a relevance overlay for each prediction; imports torch."""
-    from vitft.explain.overlays import illustrate_predictions
+    from vitft.explain.explainer import illustrate_predictions
 
     return illustrate_predictions(engine, predictions, folder)

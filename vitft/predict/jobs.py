@@ -55,7 +55,7 @@ def run_prediction(
         request: What to predict, with which model, and where to write rows.
         write: Takes each line, without its end, if the request names no file.
         stdin: Read where the request names `-`.
-        illustrate: Function of `vitft.explain.overlays`, which is in a higher package.
+        illustrate: Function of `vitft.explain.explainer`, which is in a higher package.
 
     Raises:
         VitftError: The request cannot be met; see `vitft.system.errors`.
