@@ -70,7 +70,7 @@ def study_command(args: argparse.Namespace) -> int:
         output.note(f"left out: {left_out} images per class, the smallest class has too few")
 
     with heavy_imports():
-        from vitft.study.formats import heading, lead_sentences, short_rows, write_results
+        from vitft.study.results import heading, lead_sentences, short_rows, write_results
         from vitft.study.run import run_study
 
     study = run_study(plan, config)
