@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vitft.check.proposals import ClassProbabilities
 from vitft.data.inspection import InspectedFile
+from vitft.features.head import number_groups
 from vitft.features.label_errors import (
     find_label_errors,
     label_probabilities,
@@ -51,7 +52,7 @@ def check_labels(
     has_one_label = [len({file.label for file in same}) == 1 for same in by_digest.values()]
     x = features(list(by_digest))
     y = torch.tensor([same[0].label for same in by_digest.values()])
-    group_ids = number_groups([groups.get(sha256, sha256) for sha256 in by_digest])
+    group_ids = number_groups(by_digest, groups)
     logits = out_of_fold_logits(
         x,
         y,
@@ -74,9 +75,3 @@ def check_labels(
         for file in same
     }
     return LabelCheck(by_path, mislabels)
-
-
-def number_groups(names: Sequence[str]) -> Tensor:
-    """Return the number of each name, (n,), counted in the order of first appearance."""
-    numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])

@@ -6,11 +6,13 @@ torchvision and timm are imported only when used.
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitft.config.training import TrainSpec
 
@@ -73,3 +75,79 @@ def batch_augmentation(
         return pixels, labels
 
     return change
+
+
+MEMORY_SIDE = 64
+"""Largest side in pixels of images that are kept in memory."""
+
+
+MEMORY_BYTES = 2**30
+"""Most bytes that they may take."""
+
+
+STREAM = 0x5417F7
+"""Separates these draws from others with the same seed and epoch."""
+
+
+class Shifts(NamedTuple):
+    """Shift and flip of each image of a batch."""
+
+    down: Tensor
+    """First row (B,) of the window in the padded image, from 0 to twice the padding."""
+    across: Tensor
+    """First column (B,)."""
+    mirrored: Tensor
+    """Whether the image is flipped horizontally (B,)."""
+
+
+def fits(count: int, size: tuple[int, int], channels: int) -> bool:
+    """Return whether the images are small enough to be kept in memory."""
+    return max(size) <= MEMORY_SIDE and count * size[0] * size[1] * channels <= MEMORY_BYTES
+
+
+def draw_shifts(
+    images: Tensor, turns: Tensor, *, count: int, seed: int, epoch: int, padding: int, flip: float
+) -> Shifts:
+    """Draw the shifts of some of `count` images in an epoch.
+
+    Args:
+        images: Their indices (B,).
+        turns: How often each was used earlier in this epoch (B,): each use gets another shift.
+        count: Number of all images.
+        seed: Seed of the run.
+        epoch: From 0.
+        padding: Largest shift in pixels.
+        flip: Probability of a flip.
+    """
+    moves = torch.empty((3, len(images)), dtype=torch.long)
+    for turn in turns.unique().tolist():
+        random = np.random.default_rng([seed, epoch, turn, STREAM])
+        table = np.stack(
+            [
+                *random.integers(0, 2 * padding + 1, (2, count)),
+                (random.random(count) < flip).astype(np.int64),
+            ]
+        )
+        here = turns == turn
+        moves[:, here] = torch.from_numpy(table[:, images[here].numpy()])
+    return Shifts(moves[0], moves[1], moves[2].bool())
+
+
+def shift_and_flip(pixels: Tensor, moves: Shifts, padding: int) -> Tensor:
+    """Pad uint8 images (B, H, W, C) with zeros, cut a window of their size, and flip some.
+
+    Source: the augmentation of He et al. 2016 for CIFAR, https://arxiv.org/abs/1512.03385, section
+    4.2, as a gather over the whole batch.
+    """
+    height, width = pixels.shape[1:3]
+    padded = F.pad(pixels, (0, 0, padding, padding, padding, padding))
+    windows = padded.unfold(1, height, 1).unfold(2, width, 1)  # (B, 2p + 1, 2p + 1, C, H, W)
+    down, across, mirrored = (move.to(pixels.device) for move in moves)
+    cut = windows[torch.arange(len(pixels), device=pixels.device), down, across]  # (B, C, H, W)
+    turned = torch.where(mirrored[:, None, None, None], cut.flip(-1), cut)
+    return turned.permute(0, 2, 3, 1)
+
+
+def default_padding(padding: int, size: tuple[int, int]) -> int:
+    """Return the largest shift in pixels; 0 selects an eighth of the shorter side."""
+    return padding or max(1, min(size) // 8)

@@ -7,6 +7,7 @@ the facts (features, a fingerprint) is the caller's function. Does not import to
 import contextlib
 import functools
 import hashlib
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -20,6 +21,9 @@ from vitft.data.images import MAX_PIXELS, Decoded, decode, read_bytes
 from vitft.data.jpeg import decode_upright, header_oddities
 from vitft.data.loading import Pixels, in_order
 from vitft.system.errors import DataError, ImageError
+from vitft.system.text import count
+
+log = logging.getLogger(__name__)
 
 Inspected = TypeVar("Inspected")
 
@@ -214,3 +218,15 @@ def check_bad_count(
             f"({examples})",
             fix="repair or remove them, or ignore them with --set data.allow_bad=true",
         )
+
+
+def log_inspection(inspected: InspectedFolder) -> None:
+    """Log the notes on a folder, its unreadable files and how many images have a remark."""
+    for text in inspected.folder.notes:
+        log.info(text)
+    for path, reason in inspected.bad[:10]:
+        log.warning(f"left out: {path}: {reason}")
+    if len(inspected.bad) > 10:
+        log.warning(f"left out: {len(inspected.bad) - 10} more unreadable files")
+    for kind, number in sorted(inspected.odd.items()):
+        log.info(f"{kind}: {count(number, 'image')}")

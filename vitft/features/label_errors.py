@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitft.features.cross_validation import (
+from vitft.features.head import (
     CV_FOLDS,
     CV_IMAGES,
     choose_penalty,
@@ -27,8 +27,6 @@ from vitft.metrics.results import Mislabel
 
 ODDS = 30.0
 """Ratio of the probabilities of another label and the given one from which it is reported."""
-VOTE_SMOOTHING = 0.05
-"""Added to the neighbours' votes: twenty neighbours cannot exclude a class."""
 DEFAULT_L2 = 0.1
 """Penalty where choosing one by cross-validation would take too long."""
 
@@ -38,29 +36,23 @@ class LabelError:
     """An image whose label is probably wrong."""
 
     row: int
-    suggested: int
-    """Class index."""
+    suggested: int  # class index
     given_probability: float
     suggested_probability: float
 
     def to_mislabel(self, path: str, label: int, classes: Sequence[str]) -> Mislabel:
         """Return the entry of audit.json for a file with this image."""
-        return Mislabel(
-            path=path,
-            label=classes[label],
-            suggested=classes[self.suggested],
-            given_probability=self.given_probability,
-            suggested_probability=self.suggested_probability,
-        )
+        return {
+            "path": path,
+            "label": classes[label],
+            "suggested": classes[self.suggested],
+            "given_probability": self.given_probability,
+            "suggested_probability": self.suggested_probability,
+        }
 
 
 def find_label_errors(probabilities: Tensor, y: Tensor) -> list[LabelError]:
-    """Return the images whose label is far less likely than another, the most certain first.
-
-    Args:
-        probabilities: As returned by `label_probabilities`, (n, C).
-        y: The given labels, (n,).
-    """
+    """Return the images whose label is far less likely than another, the most certain first."""
     given = probabilities.gather(1, y[:, None])[:, 0]
     most, best = probabilities.max(dim=-1)
     rows = torch.nonzero(most >= ODDS * given).flatten().tolist()
@@ -73,14 +65,11 @@ def label_probabilities(
 ) -> Tensor:
     """Return class probabilities from head and neighbours together, (n, C), rows sum to 1.
 
-    Args:
-        logits: By heads that were not fitted to the image, (n, C).
-        x: Features (n, D).
-        y: Labels (n,).
-        groups: Near-duplicates share a number and do not vote for each other, (n,).
+    `logits` (n, C) are by heads that were not fitted to the image. Near-duplicates, which share a
+    number in `groups` (n,), do not vote for each other.
     """
     votes = votes_outside_group(x, y, torch.as_tensor(groups), classes=logits.shape[1])
-    product = logits.softmax(dim=-1) * (votes + VOTE_SMOOTHING)
+    product = logits.softmax(dim=-1) * (votes + 0.05)  # twenty neighbours cannot exclude a class
     return product / product.sum(dim=-1, keepdim=True)
 
 
@@ -96,14 +85,8 @@ def out_of_fold_logits(
 ) -> Tensor:
     """Return the logits (n, C) of each image by a head fitted to neither it nor a duplicate.
 
-    Args:
-        x: Features (n, D).
-        y: Labels (n,).
-        groups: Near-duplicates share a number, (n,).
-        classes: C.
-        seed: Seed of the folds.
-        sample_weight: Weight of each image in the fit, (n,); default: 1.
-        l2: Penalty; default: chosen by cross-validation.
+    Near-duplicates share a number in `groups` (n,). `sample_weight` (n,) is 1 by default, and the
+    penalty `l2` is chosen by cross-validation.
     """
     sample_weight = torch.ones(len(y)) if sample_weight is None else sample_weight
     scaled = Standardizer.fit(x)(x)

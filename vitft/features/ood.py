@@ -69,19 +69,10 @@ def fit_reference(
     features: Features,
     labels: np.ndarray[Any, Any],
     held_out: Features,
-    *,
-    fraction: float = IN_DISTRIBUTION,
 ) -> Reference | None:
-    """Fit the statistics of training features and the limit from held-out ones.
+    """Fit the statistics of training features (n, D) with class indices (n,); None if too few.
 
-    Args:
-        features: Features of the training images, (n, D).
-        labels: Their class indices, (n,).
-        held_out: Features of images of the same classes that were not trained on, (m, D).
-        fraction: Fraction of these below the limit.
-
-    Returns:
-        None if there are too few of either.
+    The limit is fitted to features (m, D) of images of the same classes that were held out.
     """
     kinds = np.unique(labels)
     if len(held_out) < MIN_HELD_OUT or len(features) < 2 * len(kinds):
@@ -97,7 +88,7 @@ def fit_reference(
         within=within.astype(np.float32),
         limit=0.0,
     )
-    limit = float(np.quantile(rough.distances(held_out), fraction))
+    limit = float(np.quantile(rough.distances(held_out), IN_DISTRIBUTION))
     return Reference.from_arrays(rough.arrays() | {"limit": limit})
 
 

@@ -245,3 +245,14 @@ def simulate_errors(bins: Bins, truth: Floats, random: np.random.Generator) -> F
     chances = np.broadcast_to(truth[:, None], (len(truth), SIMULATIONS, len(bins.images)))
     drawn = random.binomial(bins.images, chances) / bins.images  # (L, R, K)
     return binned_error(bins.images, bins.confidence, drawn)
+
+
+def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Turn logits into probabilities along the last axis, in their own precision.
+
+    `logits` is overwritten; pass `logits.astype(np.float64)` to keep it.
+    """
+    logits -= logits.max(axis=-1, keepdims=True)
+    np.exp(logits, out=logits)
+    logits /= logits.sum(axis=-1, keepdims=True)
+    return logits

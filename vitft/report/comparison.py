@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_interval
 from vitft.metrics.results import Interval
-from vitft.metrics.significance import holm, mcnemar, paired_interval
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.run_files import Run
 from vitft.system.errors import RunError, UsageError
