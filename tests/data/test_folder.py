@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 
 from vitft.config.data import DataSpec
-from vitft.data.folder import Folder, list_images, scan
+from vitft.data.folder import Folder, scan
 from vitft.data.images import open_image
 from vitft.data.inspection import inspect_folder
+from vitft.data.sources import expand
 from vitft.data.split import Manifest, split
 from vitft.system.errors import DataError
 
@@ -432,6 +433,6 @@ def test_all_image_files_below_a_folder_are_listed_with_the_bad_ones(tmp_path: P
     touch(tmp_path, "z.jpg", "a/b/c.PNG", ".hidden.jpg", "note.txt")
     (tmp_path / "dangling.jpg").symlink_to("nowhere")
 
-    assert list_images(tmp_path) == [
+    assert list(expand([str(tmp_path)])) == [
         f"{tmp_path}/{n}" for n in ("a/b/c.PNG", "dangling.jpg", "z.jpg")
     ]

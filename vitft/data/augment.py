@@ -1,7 +1,11 @@
-"""Augmentation beyond crop and flip, by torchvision and timm, reproducibly.
+"""Augmentation beyond the random crop, reproducibly: RandAugment, mixed batches, shifts.
 
-The augmentation of an image depends on its key alone, that of a batch on the seed of the step.
+RandAugment of an image depends on its key alone, that of a batch on the seed of the step.
 torchvision and timm are imported only when used.
+
+Decoding a 32-pixel image takes longer than training on it, so small images are decoded once, kept
+in memory as one tensor, and shifted and flipped in whole batches. Shifts are drawn from (seed,
+epoch, image) alone, independently of the batch.
 """
 
 import random
@@ -16,9 +20,12 @@ from torch.nn import functional as F
 
 from vitft.config.training import TrainSpec
 
+MEMORY_SIDE, MEMORY_BYTES = 64, 2**30
+"""Largest side in pixels of images that are kept in memory, and most bytes that they may take."""
+STREAM = 0x5417F7
+"""Separates the draws of shifts from others with the same seed and epoch."""
 OPERATIONS, MAGNITUDE = 2, 9
 """Operations per image in RandAugment, and their strength out of 30 (Cubuk 2020, 1909.13719)."""
-GREY = (128, 128, 128)
 
 
 def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
@@ -38,9 +45,8 @@ def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
         strength = float(values[MAGNITUDE]) if values.ndim else 0.0
         if signed and rng.random() < 0.5:
             strength = -strength
-        image = _apply_op(
-            image, name, strength, interpolation=InterpolationMode.BILINEAR, fill=[*GREY]
-        )
+        grey, bilinear = [128, 128, 128], InterpolationMode.BILINEAR
+        image = _apply_op(image, name, strength, interpolation=bilinear, fill=grey)
     return image
 
 
@@ -77,27 +83,12 @@ def batch_augmentation(
     return change
 
 
-MEMORY_SIDE = 64
-"""Largest side in pixels of images that are kept in memory."""
-
-
-MEMORY_BYTES = 2**30
-"""Most bytes that they may take."""
-
-
-STREAM = 0x5417F7
-"""Separates these draws from others with the same seed and epoch."""
-
-
 class Shifts(NamedTuple):
     """Shift and flip of each image of a batch."""
 
-    down: Tensor
-    """First row (B,) of the window in the padded image, from 0 to twice the padding."""
-    across: Tensor
-    """First column (B,)."""
-    mirrored: Tensor
-    """Whether the image is flipped horizontally (B,)."""
+    down: Tensor  # first row (B,) of the window in the padded image, from 0 to twice the padding
+    across: Tensor  # first column (B,)
+    mirrored: Tensor  # whether the image is flipped horizontally (B,)
 
 
 def fits(count: int, size: tuple[int, int], channels: int) -> bool:
@@ -108,26 +99,16 @@ def fits(count: int, size: tuple[int, int], channels: int) -> bool:
 def draw_shifts(
     images: Tensor, turns: Tensor, *, count: int, seed: int, epoch: int, padding: int, flip: float
 ) -> Shifts:
-    """Draw the shifts of some of `count` images in an epoch.
+    """Draw the shifts of some of `count` images, given by indices (B,), in an epoch.
 
-    Args:
-        images: Their indices (B,).
-        turns: How often each was used earlier in this epoch (B,): each use gets another shift.
-        count: Number of all images.
-        seed: Seed of the run.
-        epoch: From 0.
-        padding: Largest shift in pixels.
-        flip: Probability of a flip.
+    Each use gets another shift: `turns` (B,) are how often each image was used earlier in this
+    epoch. `padding` is the largest shift in pixels, `flip` the probability of a flip.
     """
     moves = torch.empty((3, len(images)), dtype=torch.long)
     for turn in turns.unique().tolist():
         random = np.random.default_rng([seed, epoch, turn, STREAM])
-        table = np.stack(
-            [
-                *random.integers(0, 2 * padding + 1, (2, count)),
-                (random.random(count) < flip).astype(np.int64),
-            ]
-        )
+        windows = random.integers(0, 2 * padding + 1, (2, count))
+        table = np.stack([*windows, (random.random(count) < flip).astype(np.int64)])
         here = turns == turn
         moves[:, here] = torch.from_numpy(table[:, images[here].numpy()])
     return Shifts(moves[0], moves[1], moves[2].bool())

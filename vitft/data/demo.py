@@ -22,6 +22,10 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from vitft.config.run import Config
 
+log = logging.getLogger(__name__)
+
+DEMO_FOLDER = Path("demo_flowers")  # relative to the current folder
+
 Colour = tuple[int, int, int]
 Outline = np.ndarray[Any, np.dtype[np.float64]]  # (n, 2), x and y
 Rng = np.random.Generator
@@ -51,14 +55,10 @@ class Bloom:
 
     brush: ImageDraw.ImageDraw
     rng: Rng
-    centre: tuple[float, float]
-    """In pixels of the enlarged canvas."""
+    centre: tuple[float, float]  # in pixels of the enlarged canvas, as the radius is
     radius: float
-    """In pixels of the enlarged canvas."""
-    turn: float
-    """Rotation in radians."""
-    tilt: float
-    """Height over width: 1 is the front view."""
+    turn: float  # rotation in radians
+    tilt: float  # height over width: 1 is the front view
     petal: Colour
     core: Colour
     drawn: list[tuple[float, float]] = field(default_factory=list)
@@ -85,11 +85,8 @@ class Bloom:
         """Fill a closed shape that becomes brighter from its outline to its centre."""
         middle = points.mean(axis=0)
         for scale in (1.0, 0.72, 0.42):
-            tone = tint(
-                tint(colour, NIGHT, 0.2),
-                tint(colour, BRIGHT, 0.3),
-                (1 - scale) * spread * 3,
-            )
+            dark, light = tint(colour, NIGHT, 0.2), tint(colour, BRIGHT, 0.3)
+            tone = tint(dark, light, (1 - scale) * spread * 3)
             edge = tint(colour, NIGHT, 0.55) if scale == 1.0 else None
             self.fill(middle + (points - middle) * scale, tone, edge)
 
@@ -154,11 +151,7 @@ def rose(bloom: Bloom) -> None:
             angle = start + math.tau * k / count + bloom.jitter(-0.15, 0.15)
             out, size = reach * 0.46, reach * bloom.jitter(0.5, 0.58)
             outline = shift(disc(size, squash=bloom.jitter(0.95, 1.15)), out, 0)
-            bloom.fill(
-                rotate(outline, angle),
-                tint(tone, BRIGHT, 0.22),
-                tint(tone, NIGHT, 0.5),
-            )
+            bloom.fill(rotate(outline, angle), tint(tone, BRIGHT, 0.22), tint(tone, NIGHT, 0.5))
             bloom.fill(rotate(shift(disc(size * 0.88), out * 0.86, 0), angle), tone)
         start += math.pi / count
         reach *= bloom.jitter(0.7, 0.76)
@@ -183,11 +176,7 @@ def tulip(bloom: Bloom) -> None:
 
 
 FLOWERS_BY_KIND: Mapping[str, Callable[[Bloom], None]] = {
-    "daisy": daisy,
-    "poppy": poppy,
-    "rose": rose,
-    "sunflower": sunflower,
-    "tulip": tulip,
+    kind.__name__: kind for kind in (daisy, poppy, rose, sunflower, tulip)
 }
 
 
@@ -266,17 +255,14 @@ def stem(bloom: Bloom, side: int) -> None:
         angle = rng.choice([-1, 1]) * rng.uniform(0.3, 1.2) - math.pi / 2
         outline = leaf(bloom.radius * rng.uniform(0.5, 1.2), bloom.radius * 0.16, belly=1.0)
         shape = shift(rotate(outline, angle), path_x[at], path_y[at])
-        bloom.brush.polygon(
-            [(x, y) for x, y in shape], fill=tint(green, BRIGHT, rng.uniform(0, 0.2))
-        )
+        fill = tint(green, BRIGHT, rng.uniform(0, 0.2))
+        bloom.brush.polygon([(x, y) for x, y in shape], fill=fill)
 
 
 def background(rng: Rng, side: int) -> Image.Image:
     """Return a blurred background: a gradient of two colours, clouds, and discs or bars."""
-    first, second = (
-        np.array(varied(rng, GROUND_COLOURS)),
-        np.array(varied(rng, GROUND_COLOURS + PETALS)),
-    )
+    first = np.array(varied(rng, GROUND_COLOURS))
+    second = np.array(varied(rng, GROUND_COLOURS + PETALS))
     slope = np.linspace(0, 1, 32)
     ramp = slope[:, None] * math.cos(angle := rng.uniform(-1, 1)) + slope * math.sin(angle)
     clouds = rng.normal(0, rng.uniform(4, 22), (32, 32, 3 if rng.random() < 0.3 else 1))
@@ -361,13 +347,6 @@ def varied(rng: Rng, palette: tuple[Colour, ...]) -> Colour:
     base = palette[int(rng.integers(len(palette)))]
     red, green, blue = (int(min(255, max(0, b + s))) for b, s in zip(base, shift, strict=True))
     return red, green, blue
-
-
-log = logging.getLogger(__name__)
-
-
-DEMO_FOLDER = Path("demo_flowers")
-"""Folder of the drawn images, relative to the current folder."""
 
 
 def demo_data(config: Config) -> Config:

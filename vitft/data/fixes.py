@@ -25,17 +25,14 @@ ACTIONS = ("keep", "move", "drop")
 class Fix:
     """One image and the action for it."""
 
-    path: str
-    """Relative to the data folder, with slashes."""
-    action: str
-    """`keep`, `move` (to `new_label`) or `drop`."""
+    path: str  # relative to the data folder, with slashes
+    action: str  # `keep`, `move` (to `new_label`) or `drop`
     label: str = ""
     new_label: str = ""
     """A suggestion if the action is `keep`: the user only changes the action."""
     reason: str = ""
     kind: str = ""
-    confidence: float | None = None
-    """From 0 to 1; None if unknown."""
+    confidence: float | None = None  # from 0 to 1
 
     @property
     def cells(self) -> tuple[str, ...]:

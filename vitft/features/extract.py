@@ -54,13 +54,10 @@ class ExtractedImage:
     """One file on its way through the extractor."""
 
     found: InspectedFile | ImageError
-    facts: InspectedFile | None = None
-    """What the cache of facts does not have yet."""
+    facts: InspectedFile | None = None  # what the cache of facts does not have yet
     fingerprint: FactsRow | None = None
-    pixels: Pixels | None = None
-    """Input of the prefix; None if its output is cached or known."""
-    row: Any = None
-    """Output of the prefix, as stored."""
+    pixels: Pixels | None = None  # input of the prefix; None if its output is cached or known
+    row: Any = None  # output of the prefix, as stored
 
 
 class Extractor:
@@ -107,8 +104,7 @@ class Extractor:
         space = {"vitft": FEATURES_VERSION, "what": "facts of images"}
         self.facts = open_store(folder, space, (FACTS_BYTES,), "uint8")
         self.stores: dict[str, Store] = {}
-        self.computed = 0
-        """Rows that were computed, not found in the cache."""
+        self.computed = 0  # rows that were not found in the cache
 
     def store(self, view: View) -> Store:
         """Return the cached rows of a view."""

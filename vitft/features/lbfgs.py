@@ -30,11 +30,9 @@ STALLED = 1e-12
 class CurvatureHistory:
     """The last steps of all functions and the changes of their gradients."""
 
-    steps: list[Tensor]
-    """Each (K, P), the oldest first."""
+    steps: list[Tensor]  # each (K, P), the oldest first
     changes: list[Tensor]
-    weights: list[Tensor]
-    """1 / (step . change), (K,); 0 where a step is unusable."""
+    weights: list[Tensor]  # 1 / (step . change), (K,); 0 where a step is unusable
 
     def add(self, step: Tensor, change: Tensor) -> None:
         """Add a step; only the last ten are kept."""

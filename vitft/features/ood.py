@@ -33,14 +33,12 @@ MIN_HELD_OUT = 20
 class Reference:
     """Statistics of the training features; it may have fewer classes than the model."""
 
-    centre: Features
-    """Mean of all features, (D,)."""
+    centre: Features  # mean of all features, (D,)
     means: Features
     """Class means less the centre, whitened by the scatter within classes: (C, D)."""
     within: Features
     """Whitening matrix (D, D): centred features times this have unit scatter within classes."""
-    limit: float
-    """Squared distance above which an image is out of distribution."""
+    limit: float  # squared distance above which an image is out of distribution
 
     def distances(self, features: Features) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Return the squared distances (B,) of features (B, D) from their nearest classes."""

@@ -39,8 +39,7 @@ class FrozenPipeline:
 
     model: Model
     transform: EvalTransform
-    trained: tuple[str, ...]
-    """Names of the parameters that train."""
+    trained: tuple[str, ...]  # names of the parameters that train
     cut: Cut
     device: torch.device
     precision: str

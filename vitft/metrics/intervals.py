@@ -1,4 +1,4 @@
-"""95 % confidence intervals of fractions, of functions of fractions, and of means.
+"""95 % confidence intervals of fractions and means, and significance of differences.
 
 Fractions have Wilson's interval, and metrics made of several fractions combine those intervals:
 resampling would call 20 correct of 20 certain. Only means are resampled. Everything is
@@ -18,11 +18,9 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 Z = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""
 RESAMPLES = 1000
-DRAWN_AT_ONCE = 2_000_000
-"""Values drawn at a time, to limit the memory."""
 
 
-def wilson_interval(correct: int, total: int, *, z: float = Z) -> Interval:
+def wilson_interval(correct: int, total: int) -> Interval:
     """Return the 95 % interval of a fraction, valid for small totals and near 0 and 1.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
@@ -30,9 +28,9 @@ def wilson_interval(correct: int, total: int, *, z: float = Z) -> Interval:
     if total == 0:
         return 0.0, 1.0
     fraction = correct / total
-    centre = fraction + z * z / (2 * total)
-    spread = z * math.sqrt(fraction * (1 - fraction) / total + z * z / (4 * total * total))
-    scale = 1 + z * z / total
+    centre = fraction + Z * Z / (2 * total)
+    spread = Z * math.sqrt(fraction * (1 - fraction) / total + Z * Z / (4 * total * total))
+    scale = 1 + Z * Z / total
     low = (centre - spread) / scale if correct else 0.0
     high = (centre + spread) / scale if correct < total else 1.0
     return low, high
@@ -105,7 +103,7 @@ def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
     if error <= 1e-12 * (1 + abs(mean)):
         return mean, mean  # all values are equal
     random = np.random.default_rng(seed)
-    rows = max(1, DRAWN_AT_ONCE // len(values))
+    rows = max(1, 2_000_000 // len(values))  # drawn at a time, to limit the memory
     scores = []
     for done in range(0, RESAMPLES, rows):
         chosen = random.integers(0, len(values), (min(rows, RESAMPLES - done), len(values)))
@@ -119,9 +117,7 @@ def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
 def mcnemar(only_first: int, only_second: int) -> float:
     """Return the two-sided p-value of the exact McNemar test.
 
-    Args:
-        only_first: Number of images that only the first model classifies correctly.
-        only_second: Number of images that only the second model classifies correctly.
+    The arguments are the numbers of images that only one of two models classifies correctly.
 
     Source: McNemar 1947, with the exact binomial distribution instead of its approximation.
     """
