@@ -97,7 +97,10 @@ def read_arrays(source: Path) -> LoadedArrays:
 
 def read_npz_arrays(path: Path) -> LoadedArrays:
     """Read the arrays under the usual pairs of names; Python objects are refused."""
-    with path.open("rb") as stream, zipped(np.load(stream, allow_pickle=False)) as file:
+    with path.open("rb") as stream:
+        file = np.load(stream, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError("a single array instead of a file of named arrays")
         by_case = {name.lower(): name for name in file.files}
         parts = [
             ArrayPart(name, channels_last(file[by_case[x]]), file[by_case[y]].squeeze())
@@ -111,13 +114,6 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
                 fix="name the arrays x and y, or x_train, y_train, x_test and y_test",
             )
         return LoadedArrays(tuple(parts))
-
-
-def zipped(loaded: Any) -> "np.lib.npyio.NpzFile":  # noqa: ANN401 - the type depends on the content
-    """Return what numpy loaded if it is a file of named arrays, else raise ValueError."""
-    if not isinstance(loaded, np.lib.npyio.NpzFile):
-        raise ValueError("a single array instead of a file of named arrays")
-    return loaded
 
 
 def channels_last(images: Array) -> Array:

@@ -85,9 +85,8 @@ def find_arrays(root: Path) -> ArraySet | None:
         folder = DEFAULT_ROOT if root.parent == Path() else root.parent
         return load_array_set(os.fspath(folder / root.name), 0)
     try:
-        if root.suffix.lower() == ".npz" and root.is_file():
-            return load_array_set(os.fspath(root), root.stat().st_mtime_ns)
-        if root.is_dir() and array_files.holds_arrays(root):
+        is_file = root.suffix.lower() == ".npz" and root.is_file()
+        if is_file or (root.is_dir() and array_files.holds_arrays(root)):
             return load_array_set(os.fspath(root), root.stat().st_mtime_ns)
     except OSError:
         return None  # listing the folder gives the reason

@@ -76,7 +76,10 @@ def argument_sources(name: str, stdin: BinaryIO | None) -> Iterable[ImageSource]
     if os.path.isdir(name):  # noqa: PTH112 - Path would raise for odd names
         return folder_images(name)
     if glob.has_magic(name) and not os.path.lexists(name):
-        return glob_sources(name)
+        found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - for names as typed
+        if not found:
+            raise DataError(f"no file matches {name}", fix="check the pattern and the folder")
+        return (source for match in found for source in named_sources(match, match))
     if Path(name).suffix.lower() in LISTS and is_list(name):
         return from_list(name)
     return [ImageSource(name, name)]
@@ -138,14 +141,6 @@ def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[I
             yield ImageSource(walk.full(path), walk.full(path))
 
 
-def glob_sources(pattern: str) -> Iterable[ImageSource]:
-    """Return the matches of a pattern, sorted; `**` recurses, and folders yield their images."""
-    found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - for names as typed
-    if not found:
-        raise DataError(f"no file matches {pattern}", fix="check the pattern and the folder")
-    return (source for name in found for source in named_sources(name, name))
-
-
 def named_sources(name: str, path: str) -> Iterable[ImageSource]:
     """Return the images of one entry of a list or pattern; problems become error rows."""
     if is_url(name):
@@ -205,24 +200,19 @@ def list_folder(name: str) -> str:
 
 
 def list_entries(name: str) -> Iterator[str]:
-    """Yield the paths in a list file as they are asked for."""
+    """Yield the paths in a list file as they are asked for, without comments (#) and empty lines."""
     try:
         with Path(name).open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            table = Path(name).suffix.lower() in (".csv", ".tsv")
-            yield from (table_paths(file, name) if table else text_paths(file))
+            if Path(name).suffix.lower() in (".csv", ".tsv"):
+                yield from table_paths(file, name)
+            else:
+                lines = (line.rstrip("\r\n") for line in file)
+                yield from (text for text in lines if text.strip() and not text.startswith("#"))
     except OSError as error:
         raise DataError(
             f"cannot read the list {name}: {(error.strerror or '').lower()}",
             fix="give a text file with one path per line, or a CSV file with a column path",
         ) from error
-
-
-def text_paths(file: TextIO) -> Iterator[str]:
-    """Yield one path per line, without empty lines and lines that start with #."""
-    for line in file:
-        text = line.rstrip("\r\n")
-        if text.strip() and not text.startswith("#"):
-            yield text
 
 
 def table_paths(file: TextIO, name: str) -> Iterator[str]:

@@ -132,7 +132,9 @@ def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
             f"{archive.url} has the sha256 {sha256} instead of {archive.sha256}",
             fix="nothing was kept; run it again, or use another source with --url",
         )
-    recorded = "" if archive.sha256 else recorded_digest(record, archive.url)
+    lines = (line.partition("  ") for line in read_record(record).splitlines())
+    known = next((digest for digest, _, address in lines if address == archive.url), "")
+    recorded = "" if archive.sha256 else known
     if recorded and recorded != sha256:
         raise DataError(
             f"{archive.url} has changed: its sha256 is {sha256}, but {recorded} was recorded in "
@@ -140,12 +142,6 @@ def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
             fix=f"nothing was kept; to accept the new version, remove {record}",
         )
     return recorded
-
-
-def recorded_digest(record: Path, url: str) -> str:
-    """Return the digest recorded for this address, or an empty string."""
-    found = (line.partition("  ") for line in read_record(record).splitlines())
-    return next((sha256 for sha256, _, address in found if address == url), "")
 
 
 def read_record(record: Path) -> str:
