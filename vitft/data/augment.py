@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.config.training import TrainSpec
+from vitft.config.sections import TrainSpec
 
 MEMORY_SIDE, MEMORY_BYTES = 64, 2**30
 """Largest side in pixels of images that are kept in memory, and most bytes that they may take."""

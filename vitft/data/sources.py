@@ -200,7 +200,7 @@ def list_folder(name: str) -> str:
 
 
 def list_entries(name: str) -> Iterator[str]:
-    """Yield the paths in a list file as they are asked for, without comments (#) and empty lines."""
+    """Yield the paths in a list file as they are asked for, without empty lines and # comments."""
     try:
         with Path(name).open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             if Path(name).suffix.lower() in (".csv", ".tsv"):

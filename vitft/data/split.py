@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-from vitft.config.data import DataSpec
+from vitft.config.sections import DataSpec
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.table import TableReader, encode_table
 from vitft.system.console import visible

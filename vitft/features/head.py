@@ -4,7 +4,7 @@ Letters: n images, D dimensions of a feature, C classes, K folds; `x` is (n, D),
 """
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,12 +62,6 @@ def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
         return torch.arange(len(y))
     fold_id = stratified_folds(y, -(-len(y) // most), seed)
     return torch.nonzero(fold_id == 0).flatten()
-
-
-def number_groups(digests: Iterable[str], groups: Mapping[str, str]) -> Tensor:
-    """Return a number for each digest, (n,); the digests of one group share it."""
-    numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(groups.get(d, d), len(numbers)) for d in digests])
 
 
 def held_out_logits(x: Tensor, heads: Tensor, fold_id: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from vitft.config.training import TrainSpec
+from vitft.config.sections import TrainSpec
 from vitft.data.augment import Shifts, default_padding, draw_shifts, shift_and_flip
 from vitft.data.sampling import images_per_epoch, repeat_counts, sample_order
 from vitft.data.split import Row

@@ -10,7 +10,7 @@ from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform, View, eval_view
 from vitft.features.cut import Cut
 from vitft.features.extract import Extractor
-from vitft.features.head import number_groups
+from vitft.features.label_errors import number_groups
 from vitft.training.distributed import ProcessGroup
 from vitft.training.pixels import ImageTable
 
@@ -40,7 +40,7 @@ class Dataset:
 
     def group_ids(self, rows: Sequence[Row]) -> Tensor:
         """Return a number for each row (n,) that copies of one picture share."""
-        return number_groups((row.sha256 for row in rows), self.duplicates)
+        return number_groups(self.duplicates.get(row.sha256, row.sha256) for row in rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

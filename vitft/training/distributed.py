@@ -10,6 +10,7 @@ of the whole batch. Only the main process (rank 0) logs and writes.
 import contextlib
 import os
 import re
+import signal
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from vitft.system import console
 from vitft.system.errors import ResourceError
-from vitft.system.signals import default_handlers
+from vitft.system.signals import signal_handlers
 
 Value = TypeVar("Value")
 
@@ -167,7 +168,7 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
         torch.cuda.set_device(group.local_rank)
     if not group.is_main:
         console.silence()
-    with report_lost_process(), default_handlers():
+    with report_lost_process(), signal_handlers(signal.SIG_DFL):
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=rendezvous_store(timeout),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.config.training import OptimSpec
+from vitft.config.sections import OptimSpec
 from vitft.system.errors import ResourceError
 from vitft.training.distributed import ProcessGroup, is_lost_process, lost_process
 from vitft.training.random_state import seed_everything

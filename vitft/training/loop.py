@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitft.config.training import OptimSpec
+from vitft.config.sections import OptimSpec
 from vitft.system.errors import DivergedError
 from vitft.training.distributed import ProcessGroup, report_lost_process
 from vitft.training.ema import WeightAverage

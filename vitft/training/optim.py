@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from vitft.config.training import OptimSpec
+from vitft.config.sections import OptimSpec
 from vitft.models.timm_model import TimmModel
 
 

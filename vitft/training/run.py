@@ -117,7 +117,7 @@ def run_finetuning(
         stack.enter_context(caller_state_preserved(config.train.device))
         stopper = stack.enter_context(Stopper(max_seconds))
         group = stack.enter_context(process_group(config.train.timeout))
-        stopper.agree = group.all_reduce_max
+        stopper.all_reduce_max = group.all_reduce_max
         if resume and group.is_main:
             stack.enter_context(locked(RunDir(out)))
         names = config.train.trackers if group.is_main else ()
@@ -180,7 +180,7 @@ def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
 
 def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
     """Train, evaluate and write; a run that is stopped writes what there is."""
-    run, best, held = context.run, context.best, context.stopper.held
+    run, best, held = context.run, context.best, context.stopper.deferred_locally
     data, config = start.inputs.data, start.config
     card = model_card(start.model, start.report, data.manifest)
     saved = load_saved(context, data.group)
@@ -312,7 +312,7 @@ def write_last_files(context: RunContext, start: Start, device: tuple[str, str])
         )
         point_latest(run)
         ended = {**environment("finished", *device), **memory_use(data.device)}
-        with context.stopper.held():
+        with context.stopper.deferred_locally():
             run.write_json("environment.json", ended)
             remove_states(run.resume)
 

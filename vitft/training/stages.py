@@ -120,7 +120,7 @@ class StepStage:
         ):
             self.progress.advance(done)
             try:
-                with stopper.patient(when=self.data.group.size > 1):
+                with stopper.deferred_to_next(when=self.data.group.size > 1):
                     train_epochs(
                         self.trainer,
                         training_batches(self.config, self.inputs),
@@ -134,7 +134,7 @@ class StepStage:
                 # of sharded weights are missing. The states saved before are complete.
                 incomplete = isinstance(end, ResourceError) and self.trainer.sharded
                 if not (stopper.is_urgent or incomplete):
-                    with stopper.held():
+                    with stopper.deferred_locally():
                         self.save()
                 raise
 

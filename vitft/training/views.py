@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vitft.config.training import OptimSpec, TrainSpec
+from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.folder import File
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views, eval_view
