@@ -51,8 +51,6 @@ class Folder:
     """Scanned as the reference script does: four suffixes, no sub-folders, nothing hidden."""
     bad: tuple[tuple[str, str], ...] = ()
     """Paths that are named like an image but are not files, and reasons."""
-    ignored: int = 0
-    """Number of entries left out: hidden, system files, other kinds, outside of any class."""
     notes: tuple[str, ...] = ()
 
 
@@ -94,7 +92,6 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
         layout="split" if parts else "classes",
         reference=reference,
         bad=tuple(walk.bad),
-        ignored=walk.ignored,
         notes=tuple(notes),
     )
 

@@ -128,8 +128,7 @@ def inspect_folder(
     """Read and fully decode every file of a folder once, in `workers` threads.
 
     Raises:
-        DataError: More than ten files, and more than a tenth of all, are unreadable, and not
-            `allow_bad`.
+        DataError: More than ten files, and more than a tenth of all, are unreadable.
     """
     root = os.fspath(folder.root)
     results = in_order(
@@ -151,8 +150,7 @@ def collect(
     """Consume the results of a pass over a folder's files; call `progress` with 1 after each.
 
     Raises:
-        DataError: More than ten files, and more than a tenth of all, are unreadable, and not
-            `allow_bad`.
+        DataError: More than ten files, and more than a tenth of all, are unreadable.
     """
     good: list[InspectedFile] = []
     bad: list[tuple[str, str]] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.data.arrays import ArraySet, find_arrays
+from vitft.data.arrays import find_arrays
 from vitft.data.folder import check_is_folder, split_folders
 from vitft.data.table import TableReader
 from vitft.data.walk import Walk
@@ -47,32 +47,29 @@ def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
         DataError: Missing, unreadable, or without images under class names.
         UsageError: A subset of data without parts.
     """
-    arrays = find_arrays(source)
+    arrays, part = find_arrays(source), subset or "val"
     if arrays is not None:
-        found, parts = from_arrays(source, arrays, subset or "val")
+        rows = [(path, arrays.classes[i]) for path, i, own in arrays.listing() if own in ("", part)]
+        found, parts = (
+            LabelledImages(
+                source=source,
+                root=os.fspath(source),
+                classes=arrays.classes,
+                images=tuple(rows),
+                notes=arrays.notes,
+            ),
+            arrays.splits,
+        )
     elif source.is_file():
-        found = from_table(source)
-        parts = False
+        found, parts = from_table(source), False
     else:
         check_is_folder(source)
-        found, parts = from_folder(source, subset or "val")
+        found, parts = from_folder(source, part)
     if subset is not None and not parts:
         raise UsageError(
             f"--subset {subset}, but {source} has no train and val parts", fix="omit --subset"
         )
     return found
-
-
-def from_arrays(source: Path, arrays: ArraySet, subset: str) -> tuple[LabelledImages, bool]:
-    """Return the images of arrays, or of one of their parts, and whether there are parts."""
-    rows = [(path, label) for path, label, part in arrays.listing() if part in ("", subset)]
-    return LabelledImages(
-        source=source,
-        root=os.fspath(source),
-        classes=arrays.classes,
-        images=tuple((path, arrays.classes[label]) for path, label in rows),
-        notes=arrays.notes,
-    ), arrays.splits
 
 
 def from_folder(root: Path, subset: str) -> tuple[LabelledImages, bool]:

@@ -239,16 +239,10 @@ def leaks(manifest: Manifest) -> Leaks:
     by_digest: dict[str, list[Row]] = {}
     for row in manifest.rows:
         by_digest.setdefault(row.sha256, []).append(row)
-    return Leaks(
-        *(
-            tuple(
-                tuple(row.path for row in rows)
-                for rows in by_digest.values()
-                if len({getattr(row, field) for row in rows}) > 1
-            )
-            for field in ("split", "label")
-        )
-    )
+    across = (rows for rows in by_digest.values() if len({row.split for row in rows}) > 1)
+    labels = (rows for rows in by_digest.values() if len({row.label for row in rows}) > 1)
+    paths = [tuple(tuple(row.path for row in rows) for rows in kind) for kind in (across, labels)]
+    return Leaks(*paths)
 
 
 def log_split(manifest: Manifest) -> None:

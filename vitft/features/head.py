@@ -223,17 +223,11 @@ def solve_head(
     views: int = 1,
     groups: Tensor | None = None,
 ) -> SolvedHead:
-    """Fit a linear head to raw features (n, D), float32; a class may have no rows.
+    """Fit a linear head to raw features (n, D), float32: `views` blocks of the same images.
 
-    Args:
-        x: `views` blocks of the same images in the same order.
-        y: Class indices (n,).
-        classes: C.
-        l2: Penalty on standardised features; 0 chooses it by cross-validation.
-        balanced: Give every class the same total weight.
-        seed: Seed of the folds.
-        views: Number of blocks.
-        groups: Near-duplicates share a number, (n / views,).
+    `l2` is the penalty on standardised features; 0 chooses it by cross-validation. `balanced` gives
+    every class the same total weight; a class may have no rows. Near-duplicates share a number in
+    `groups` (n / views,).
     """
     standardizer = Standardizer.fit(x)
     weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]

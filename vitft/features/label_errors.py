@@ -42,14 +42,8 @@ def check_labels(
     """Find probable label errors by heads that were not fitted to the image.
 
     An image with two labels is not used for fitting, and is not reported: it is a finding of its
-    own.
-
-    Args:
-        files: Readable files, at least one.
-        classes: Class names.
-        groups: Group names of near-duplicates by digest.
-        features: Returns the features (n, D) of images by their digests.
-        seed: Of the cross-validation.
+    own. `groups` are group names of near-duplicates by digest; `features` returns the features
+    (n, D) of images by their digests.
 
     Returns:
         The label errors, and the probability of each class by path.
