@@ -28,7 +28,7 @@ from vitft.data.folder import scan
 from vitft.data.transforms import eval_view
 from vitft.features.cut import cut_model
 from vitft.features.extract import Extractor
-from vitft.models.pretrained import load_pretrained
+from vitft.models.pretrained.load import load_pretrained
 
 
 def finetune(data: Path, weights: Path, cache: Path, out: Path, *more: str) -> float:

@@ -21,7 +21,7 @@ from vitft.export.plan import ExportPlan
 from vitft.metrics.calibration import softmax
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.initial import new_model
-from vitft.models.pretrained import LoadReport
+from vitft.models.pretrained.report import LoadReport
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.evaluate import evaluate

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitft.check.audit import AuditedImage, audit_images
-from vitft.check.proposals import propose_fixes
+from vitft.check.audit import AuditedImage, audit_images, propose_fixes
 from vitft.config.run import Config, config_from_table, read_toml
 from vitft.data.fingerprint import quality_remarks
 from vitft.data.fixes import Fix

@@ -24,7 +24,7 @@ from vitft.features.fingerprints import Fingerprints, fingerprint_folder, usable
 from vitft.models.freeze import freeze_model
 from vitft.models.initial import load_initial_model
 from vitft.models.lora import add_adapters
-from vitft.models.pretrained import LoadReport
+from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.device import pick_device, pick_precision

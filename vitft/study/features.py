@@ -20,8 +20,8 @@ from vitft.data.loading import in_order
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.extract import vanished_error
 from vitft.features.pipeline import build_pipeline, inspect_dataset
-from vitft.models.pretrained import load_backbone
 from vitft.models.pretrained.catalog import CatalogEntry
+from vitft.models.pretrained.load import load_backbone
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.timm_weights import complete_entry, timm_transform
 from vitft.models.timm_model import Model, TimmConfig, untrained

@@ -16,7 +16,7 @@ from vitft.features.cache import default_folder, prune
 from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints
 from vitft.features.pipeline import build_pipeline, check_disk_space, inspect_dataset
-from vitft.models.pretrained import LoadReport
+from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.text import count
