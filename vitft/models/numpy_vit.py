@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from vitft.data.transforms import EvalTransform
-from vitft.metrics.softmax import softmax
+from vitft.metrics.calibration import softmax
 
 Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 Uint8Array = np.ndarray[Any, np.dtype[np.uint8]]
