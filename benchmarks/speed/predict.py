@@ -42,7 +42,7 @@ from benchmarks.timing import (
     run_contestant,
     run_process,
 )
-from vitft.data.folder import list_images
+from vitft.data.sources import expand
 
 CLASSES = 5
 TOOLS = ("vitft", "timm", "transformers")
@@ -92,7 +92,7 @@ def prepare(home: Path, model: str, run: str | None, *, int8: bool) -> None:
 
 def photos(data: Path, count: int) -> list[str]:
     """Return `count` paths, repeating the photos of a folder in random order."""
-    files = list_images(data)
+    files = list(expand([str(data)]))
     random.Random(0).shuffle(files)
     return [*islice(cycle(files), count)]
 

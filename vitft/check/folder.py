@@ -102,8 +102,8 @@ def inspect_with_features(
     Returns:
         The inspected folder, and a function from digests of readable images to features (n, D).
     """
+    from vitft.data.transforms import eval_view
     from vitft.features.pipeline import inspect_dataset, load_pipeline
-    from vitft.features.views import eval_view
 
     pipeline, _ = load_pipeline(config, folder, "head")
     max_pixels, view = config.data.max_pixels, eval_view(pipeline.transform)

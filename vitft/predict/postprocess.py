@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from vitft.features.ood import Reference, read_reference
-from vitft.metrics.softmax import softmax
+from vitft.metrics.calibration import softmax
 from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.system.errors import RunError
 

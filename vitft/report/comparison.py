@@ -12,9 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from string import ascii_uppercase
 
-from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_interval
 from vitft.metrics.results import Interval
-from vitft.metrics.significance import holm, mcnemar, paired_interval
 from vitft.predict.validation import ValidationPrediction
 from vitft.report import charts
 from vitft.report.html import render

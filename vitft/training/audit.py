@@ -17,8 +17,8 @@ from vitft.check.audit import AuditedImage, audit_images, audit_summary
 from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
-from vitft.features.cross_validation import CV_IMAGES, HeldOutLogits, stratified_subset
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.features.head import CV_IMAGES, HeldOutLogits, stratified_subset
 from vitft.features.label_errors import (
     DEFAULT_L2,
     find_mislabels,
