@@ -251,7 +251,7 @@ def test_the_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["flowers.py", str(tmp_path / "out")])
-    from vitft.data import flowers as demo
+    from vitft.data import demo
 
     drawn = demo.draw_demo
     monkeypatch.setattr(demo, "draw_demo", lambda root: drawn(root, per_class=12))

@@ -73,7 +73,11 @@ def build_parser(command: str | None = None) -> Parser:
         "adds the traceback to an error.",
     )
     parser.add_argument(
-        "--version", action=ShowVersion, nargs=0, help="show program's version number and exit"
+        "--version",
+        action=ShowVersion,
+        nargs=0,
+        default=argparse.SUPPRESS,
+        help="show program's version number and exit",
     )
     commands = Commands(parser, "commands")
     for name, text in COMMANDS.items():

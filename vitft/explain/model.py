@@ -28,7 +28,6 @@ class ExplainedModel:
     """A model with the preprocessing of its images and the names of its classes."""
 
     name: str
-    """Name of the run folder or of the weights, for titles."""
     vit: VisionTransformer
     transform: EvalTransform
     classes: tuple[str, ...]

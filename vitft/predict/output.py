@@ -154,10 +154,12 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
             f"cannot write {out.name}: the folder {out.parent} does not exist",
             fix="create the folder, or choose another --out",
         )
-    if out.exists() and not resume:
+    if resume:
+        return
+    if out.exists():
         raise RunError(f"{out} already exists", fix="choose another --out; nothing is overwritten")
     part = part_path(out, shard)
-    if (part.exists() or finished_path(out, shard).exists()) and not resume:
+    if part.exists() or finished_path(out, shard).exists():
         raise RunError(
             f"{part} already exists: an unfinished run, perhaps one that is still active",
             fix="continue it with --resume, or remove the file",
