@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.predict.output import ProcessShard
-from vitft.predict.request import ENGINES, PredictRequest
-from vitft.predict.rows import ROW_FORMATS
+from vitft.predict.request import ENGINES, ROW_FORMATS, PredictRequest
 
 if TYPE_CHECKING:
     from vitft.predict.engine import Engine
@@ -47,7 +46,12 @@ def add_predict(parser: Parser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders, ...: see below")
     parser.add_argument(
-        "--list", action="append", default=[], metavar="FILE", help="file that lists images"
+        "--list",
+        action="append",
+        default=[],
+        dest="lists",
+        metavar="FILE",
+        help="file that lists images",
     )
     parser.add_argument(
         "--run", metavar="DIR", help="run directory or checkpoint (default: latest)"
@@ -91,20 +95,15 @@ def add_predict(parser: Parser) -> None:
 
 def predict_command(args: argparse.Namespace) -> int:
     """Print one row per image; return 3 if any image could not be read."""
-    options = {k: v for k, v in vars(args).items() if k not in ("command", "images", "list")}
-    request = PredictRequest(
-        images=tuple(args.images),
-        lists=tuple(args.list),
-        shard=ProcessShard.from_environment(),
-        **options,
-    )
+    options = {name: value for name, value in vars(args).items() if name != "command"}
+    request = PredictRequest(**options, shard=ProcessShard.from_environment())
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read at NumPy's import: `numpy_engine`
     from vitft.predict.jobs import run_prediction
 
-    summary = run_prediction(
+    errors = run_prediction(
         request, write=output.exact, stdin=sys.stdin.buffer, illustrate=illustrate
     )
-    return 3 if summary.errors and request.shard.world == 1 else 0
+    return 3 if errors and request.shard.world == 1 else 0
 
 
 def illustrate(

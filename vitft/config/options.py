@@ -143,14 +143,14 @@ FINETUNE_OPTIONS = (
 
 
 def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
-    """Convert option values by keyword to settings; None and False mean that one is not given.
+    """Convert option values by keyword to settings; None means that one is not given.
 
     The option `seed` sets two settings.
     """
     settings: list[tuple[str, object]] = []
     for option in FINETUNE_OPTIONS:
         value = values.get(option.keyword)
-        if value is None or value is False:
+        if value is None:
             continue
         if isinstance(value, os.PathLike):
             value = os.fspath(value)

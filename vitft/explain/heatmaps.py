@@ -28,9 +28,6 @@ def overlay(image: Image.Image, heat: NDArray[np.float32]) -> Image.Image:
     Args:
         image: The image as the model received it (after resize and crop), RGB.
         heat: One value from 0 to 1 per patch, (gh, gw).
-
-    Returns:
-        A new RGB image of the same size.
     """
     pixels = np.asarray(image.convert("RGB"), np.float32)  # (S, S, 3)
     small = Image.fromarray(np.ascontiguousarray(heat, np.float32))

@@ -76,9 +76,8 @@ class StudyResults:
     plan: Plan
     """The plan, with the shots that are possible without unreadable files and copies."""
     images: int
-    """Number of distinct images."""
     test_images: int
-    """Of each seed."""
+    """For each seed."""
     majority: float
     """Accuracy of always predicting the largest class of the test images."""
     device: str

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitft.config.run import Config
-from vitft.data.inspection import InspectedFile, InspectedFolder
-from vitft.data.summary import log_inspection
+from vitft.data.inspection import InspectedFile, InspectedFolder, log_inspection
 from vitft.features.cache import default_folder, prune
-from vitft.features.cross_validation import CV_FOLDS, choose_penalty
+from vitft.features.head import CV_FOLDS, choose_penalty
 from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
 from vitft.features.pipeline import inspect_dataset
 from vitft.study.features import BackboneFeatures, baseline_features
@@ -159,14 +158,9 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
 def evaluate_heads(
     x: Tensor, y: Tensor, splits: Sequence[FewShotSplit], plan: Plan, *, label: str
 ) -> tuple[CurvePoint, ...]:
-    """Solve a linear head for every number of shots and seed, and evaluate it on the test images.
+    """Solve a linear head for every number of shots and split, and evaluate it on the test images.
 
-    Args:
-        x: Features of all images, (n, D).
-        y: Labels, (n,).
-        splits: One for each seed.
-        plan: The plan.
-        label: Name of the feature source.
+    `x` are the features of all images, (n, D), and `label` is the name of the feature source.
     """
     classes, points = len(plan.folder.classes), []
     with console.Progress(

@@ -3,7 +3,9 @@
 import contextlib
 import csv
 import io
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
@@ -48,6 +50,11 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def json_line(fields: Mapping[str, Any]) -> str:
+    """Return strict JSON on one line, in ASCII."""
+    return json.dumps(fields, allow_nan=False)
 
 
 def csv_line(cells: Sequence[object]) -> str:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from vitft.config.sections import TrainSpec
-from vitft.data.in_memory import Shifts, default_padding, draw_shifts, shift_and_flip
+from vitft.data.augment import Shifts, default_padding, draw_shifts, shift_and_flip
 from vitft.data.sampling import images_per_epoch, repeat_counts, sample_order
 from vitft.data.split import Row
+from vitft.data.transforms import View
 from vitft.features.cut import run_prefix
-from vitft.features.views import View
 from vitft.training.dataset import Dataset, StageInputs
 from vitft.training.distributed import ProcessGroup
 from vitft.training.gradients import Batch

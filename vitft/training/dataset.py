@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from vitft.data.split import Manifest, Row
-from vitft.data.transforms import EvalTransform
+from vitft.data.transforms import EvalTransform, View, eval_view
 from vitft.features.cut import Cut
 from vitft.features.extract import Extractor
 from vitft.features.label_errors import number_groups
-from vitft.features.views import View, eval_view
 from vitft.training.distributed import ProcessGroup
 from vitft.training.pixels import ImageTable
 

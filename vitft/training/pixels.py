@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitft.data.in_memory import fits
+from vitft.data.augment import fits
 from vitft.data.loading import decode_images, stack_batches
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import CropTransform, EvalTransform

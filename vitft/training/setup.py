@@ -21,7 +21,7 @@ from vitft.data.split import draw
 from vitft.features.pipeline import FrozenPipeline, load_pipeline
 from vitft.models.freeze import freeze_model
 from vitft.models.lora import add_adapters
-from vitft.models.pretrained import LoadReport
+from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system.device import describe_device
 from vitft.system.text import count

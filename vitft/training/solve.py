@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.features.cross_validation import HeldOutLogits, cross_validate
-from vitft.features.head import SolvedHead, solve_head
+from vitft.data.transforms import View
+from vitft.features.head import HeldOutLogits, SolvedHead, cross_validate, solve_head
 from vitft.features.neighbours import nearest_neighbours
-from vitft.features.views import View
 from vitft.metrics.results import SolvedHeadResults
 from vitft.models.timm_model import Model
 from vitft.training.dataset import Dataset, StageInputs

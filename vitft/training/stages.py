@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitft.config.run import Config
 from vitft.data.augment import batch_augmentation
-from vitft.features.views import eval_view
+from vitft.data.transforms import eval_view
 from vitft.metrics.classification import classification_metrics
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console

@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 from vitft.config.defaults import FINE_TUNING
 from vitft.config.run import Config
 from vitft.data.folder import Folder
-from vitft.data.inspection import InspectedFolder
+from vitft.data.inspection import InspectedFolder, log_inspection
 from vitft.data.sampling import describe_epoch
-from vitft.data.split import split
-from vitft.data.summary import log_inspection, log_split
+from vitft.data.split import log_split, split
+from vitft.data.transforms import View, eval_view
 from vitft.features.cache import default_folder, prune
 from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints
 from vitft.features.pipeline import build_pipeline, check_disk_space, inspect_dataset
-from vitft.features.views import View, eval_view
-from vitft.models.pretrained import LoadReport
+from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.text import count

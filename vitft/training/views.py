@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.folder import File
 from vitft.data.split import Manifest, Row
-from vitft.data.transforms import CropTransform, EvalTransform
+from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views, eval_view
 from vitft.features.cut import Cut
 from vitft.features.extract import Extractor, vanished_error
-from vitft.features.views import View, crop_views, eval_view
 from vitft.system import console
 from vitft.system.errors import ImageError
 
