@@ -17,8 +17,7 @@ from vitft.models.vit_config import ViTConfig
 from vitft.training.distributed import ProcessGroup, process_group
 from vitft.training.fsdp import shard_module, unshard_into
 from vitft.training.gradients import Batch
-from vitft.training.loop import Trainer
-from vitft.training.trainer_state import load_trainer_state, trainer_state
+from vitft.training.loop import Trainer, load_trainer_state, trainer_state
 
 STEPS = 5
 SIZES = [7, 7, 3, 1, 7]

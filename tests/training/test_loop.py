@@ -14,8 +14,14 @@ from vitft.config.training import OptimSpec
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import DivergedError, ResourceError
 from vitft.training.gradients import Batch
-from vitft.training.loop import StepResult, Trainer, predict_logits, train_epochs
-from vitft.training.trainer_state import load_trainer_state, trainer_state
+from vitft.training.loop import (
+    StepResult,
+    Trainer,
+    load_trainer_state,
+    predict_logits,
+    train_epochs,
+    trainer_state,
+)
 
 
 def toy_batches(epoch: int, done: int = 0) -> Iterator[Batch]:

@@ -3,9 +3,11 @@
 import contextlib
 import logging
 import math
+import random
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,7 +15,6 @@ from torch.nn import functional as F
 from vitft.config.training import OptimSpec
 from vitft.system.errors import ResourceError
 from vitft.training.distributed import ProcessGroup, is_lost_process, lost_process
-from vitft.training.random_state import seed_everything
 
 log = logging.getLogger(__name__)
 
@@ -32,24 +33,12 @@ class Batch(NamedTuple):
     """Images of the whole batch where this is one rank's slice of it; 0: these are all."""
 
 
-class BatchLoss(NamedTuple):
-    """Loss and accuracy of a whole batch."""
-
-    loss: float
-    """Mean cross-entropy in nats."""
-    correct: int
-    """Images whose class has the largest logit."""
-
-
 def autocast(
     device: torch.device, precision: str, *, cache_weights: bool = True
 ) -> contextlib.AbstractContextManager[None]:
     """Return torch.autocast for `bf16` and `fp16`, else a context without effect.
 
-    Args:
-        device: Where the model computes.
-        precision: `bf16`, `fp16` or `fp32`.
-        cache_weights: Keep the rounded weights until the context ends.
+    `cache_weights` keeps the rounded weights until the context ends.
     """
     types = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if precision in types:
@@ -65,12 +54,9 @@ class GradientAccumulator:
         parameters: The trained parameters by name.
         spec: Micro-batch, which is halved whenever memory runs out, and label smoothing.
         seed: Seeds what a step draws (drop path, `mix`), together with step and rank.
-        precision: `bf16` or `fp16` for autocast, else `fp32`.
         scaler: Scales the loss where `precision` is `fp16`.
-        mix: Applied to a whole batch before it is used.
-        class_weights: Factor of each class in the loss, (C,).
-        group: The processes that share each batch.
-        sharded: Whether the model is one of `fsdp.shard_module`.
+
+    The others are those of `loop.Trainer`.
     """
 
     def __init__(
@@ -94,21 +80,21 @@ class GradientAccumulator:
         self.label_smoothing, self.group, self.sharded = spec.label_smoothing, group, sharded
         self.device = next(iter(parameters.values())).device
 
-    def backward(self, batch: Batch, step: int) -> BatchLoss:
-        """Leave the gradients of the whole batch in the parameters.
+    def backward(self, batch: Batch, step: int) -> tuple[float, int]:
+        """Leave the gradients of the whole batch in the parameters, given this rank's slice of it.
 
         When memory runs out, the same batch is computed again in smaller micro-batches.
 
-        Args:
-            batch: This rank's slice of the batch.
-            step: Number of the step, for what it draws.
+        Returns:
+            The mean cross-entropy of the whole batch in nats, and the number of its images whose
+            class has the largest logit.
 
         Raises:
             ResourceError: Not even one image at a time fits into memory, or a process was lost.
         """
         while True:
             try:
-                return self.sync_gradients(self.accumulate(batch, step))
+                return self.sync_gradients(*self.accumulate(batch, step))
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     if self.sharded and is_lost_process(error):
@@ -130,7 +116,7 @@ class GradientAccumulator:
             self.micro_batch = math.ceil(min(self.micro_batch, len(batch.labels)) / 2)
             log.warning(f"out of memory: continuing with {self.micro_batch} images at a time")
 
-    def accumulate(self, batch: Batch, step: int) -> BatchLoss:
+    def accumulate(self, batch: Batch, step: int) -> tuple[float, int]:
         """Add up the gradients of this rank's slice of a batch over its micro-batches."""
         seed_everything(self.seed, step, self.group.rank)
         inputs, labels = batch.inputs, batch.labels
@@ -163,7 +149,7 @@ class GradientAccumulator:
             total += loss.item() if factor else 0.0
             classes = known if known.ndim == 1 else known.argmax(dim=-1)
             correct += int((logits.argmax(dim=-1) == classes).sum())
-        return BatchLoss(total, correct)
+        return total, correct
 
     def micro_batches(self, own: int, images: int) -> list[slice]:
         """Return the micro-batches of this rank's `own` images of a batch of `images`.
@@ -173,20 +159,28 @@ class GradientAccumulator:
         most = -(-images // self.group.size) if self.sharded else own
         return [slice(i, min(own, i + self.micro_batch)) for i in range(0, most, self.micro_batch)]
 
-    def sync_gradients(self, own: BatchLoss) -> BatchLoss:
+    def sync_gradients(self, loss: float, correct: int) -> tuple[float, int]:
         """Sum gradients, loss and correct answers over the process group."""
         if self.group.size == 1:
-            return own
+            return loss, correct
         gradients: list[Tensor] = []
         if not self.sharded:  # else FSDP has summed them in the backward pass
             for parameter in self.parameters.values():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients.append(parameter.grad)
-        loss, correct = self.group.all_reduce(gradients, own)
-        return BatchLoss(loss, round(correct))
+        loss, total_correct = self.group.all_reduce(gradients, (loss, correct))
+        return loss, round(total_correct)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Return whether memory ran out, on a GPU or on the CPU."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def seed_everything(*numbers: int) -> None:
+    """Seed the global generators of torch, Python and NumPy from these numbers alone."""
+    words = np.random.SeedSequence(numbers).generate_state(2, np.uint64)
+    torch.manual_seed(int(words[0] >> 1))
+    random.seed(int(words[1]))
+    np.random.seed(int(words[1] & 0xFFFFFFFF))  # noqa: NPY002 - timm draws from this one

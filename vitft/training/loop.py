@@ -1,13 +1,14 @@
 """The training loop: optimiser steps on inputs and labels, independent of images and files.
 
 Everything random in a step is drawn from (seed, step), so a resumed run draws what an uninterrupted
-one would have drawn; `trainer_state` holds all that the next step depends on.
+one would have drawn; `trainer_state` returns all that the next step depends on.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 from vitft.config.training import OptimSpec
 from vitft.system.errors import DivergedError
 from vitft.training.distributed import ProcessGroup, report_lost_process
-from vitft.training.ema import WeightAverage
+from vitft.training.fsdp import full_tensor, slice_like
 from vitft.training.gradients import Batch, GradientAccumulator, MixFunction, autocast
-from vitft.training.optim import lr_at, make_optimizer
+from vitft.training.optim import WeightAverage, lr_at, make_optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,7 @@ class Trainer:
             group=self.group,
             sharded=sharded,
         )
-        self.steps = 0
-        """Steps done."""
+        self.steps = 0  # done
 
     @property
     def epoch(self) -> int:
@@ -101,13 +101,8 @@ class Trainer:
         spec = self.spec
         if spec.schedule == "constant" and self.steps >= round(self.total_steps * spec.warmup):
             return self.peak_lr
-        return lr_at(
-            self.steps,
-            self.total_steps,
-            peak=self.peak_lr,
-            warmup=spec.warmup,
-            final=spec.final_lr,
-        )
+        shape = {"peak": self.peak_lr, "warmup": spec.warmup, "final": spec.final_lr}
+        return lr_at(self.steps, self.total_steps, **shape)
 
     def step(self, batch: Batch) -> StepResult:
         """Update the weights with the gradient of one batch.
@@ -147,14 +142,14 @@ def train_epochs(
     on_epoch: Callable[[int], bool | None] = lambda _: None,
     uninterrupted: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> None:
-    """Train through `epochs`.
+    """Train through `epochs`, counted from 0, of which the first may be partly done.
 
     Args:
-        trainer: The trainer; the first epoch may be partly done.
+        trainer: The model with its optimiser.
         batches: Returns the batches of an epoch from a given step of it on, on the model's device.
-        epochs: The epochs that are not finished, counted from 0.
+        epochs: The epochs that are not finished.
         on_step: Called after each step.
-        on_epoch: Called after each epoch; it may evaluate the model. True stops the training.
+        on_epoch: Called after each epoch; True stops the training.
         uninterrupted: Context of each step, which a signal must not interrupt halfway.
     """
     for epoch in epochs:
@@ -191,3 +186,64 @@ def predict_logits(
     if not logits:  # the shard of a process may be empty
         return torch.empty(0, 0), torch.empty(0, dtype=torch.long)
     return torch.cat(logits), torch.cat(labels)
+
+
+class TrainerFacts(TypedDict):
+    """The part of a trainer's state that is not tensors."""
+
+    step: int
+    """Steps done."""
+    micro_batch: int
+    """Images per pass, as far as it was halved."""
+    scaler: dict[str, Any]
+    """State of torch.amp.GradScaler."""
+
+
+def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
+    """Return everything that the next step of a trainer depends on, as tensors and JSON values.
+
+    Collective for a sharded model: every rank must call it, and only the main process gets tensors.
+    """
+    weights = trainer.average.trained
+    tensors = {f"weights/{name}": w.detach() for name, w in weights.items()}
+    tensors |= {f"buffers/{name}": b for name, b in trainer.model.named_buffers()}
+    tensors |= {f"average/{name}": mean for name, mean in trainer.average.average.items()}
+    for i, slots in trainer.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{i}/{key}": torch.as_tensor(v) for key, v in slots.items()}
+    if trainer.sharded:
+        full = ((name, full_tensor(tensor)) for name, tensor in tensors.items())
+        tensors = {name: tensor.cpu() for name, tensor in full if trainer.group.is_main}
+    return tensors, {
+        "step": trainer.steps,
+        "micro_batch": trainer.gradients.micro_batch,
+        "scaler": trainer.scaler.state_dict(),
+    }
+
+
+@torch.no_grad()
+def load_trainer_state(
+    trainer: Trainer, tensors: Mapping[str, Tensor], facts: TrainerFacts
+) -> None:
+    """Set a trainer to the state that `trainer_state` returned."""
+    slots: dict[int, dict[str, Tensor]] = {}
+    targets: dict[str, Mapping[str, Tensor]] = {
+        "weights": trainer.parameters,
+        "buffers": dict(trainer.model.named_buffers()),
+        "average": trainer.average.average,
+    }
+    optimized = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    for name, value in tensors.items():
+        kind, _, rest = name.partition("/")
+        if kind == "optimizer":
+            i, _, key = rest.partition("/")
+            own = slice_like(value, optimized[int(i)]) if trainer.sharded else value
+            slots.setdefault(int(i), {})[key] = own.clone()
+        else:
+            target = targets[kind][rest]
+            target.copy_(slice_like(value, target) if trainer.sharded else value)
+    state = trainer.optimizer.state_dict()
+    trainer.optimizer.load_state_dict({**state, "state": slots})
+    trainer.scaler.load_state_dict(facts["scaler"])
+    trainer.steps, trainer.gradients.micro_batch = facts["step"], facts["micro_batch"]
+    if trainer.sharded and trainer.spec.micro_batch:  # it may have been lowered on resuming
+        trainer.gradients.micro_batch = trainer.spec.micro_batch

@@ -2,15 +2,20 @@
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitft.config.run import Config
 from vitft.data.augment import batch_augmentation
-from vitft.features.views import eval_view
+from vitft.features.cross_validation import HeldOutLogits, cross_validate
+from vitft.features.head import SolvedHead, solve_head
+from vitft.features.neighbours import nearest_neighbours
+from vitft.features.views import View, eval_view
 from vitft.metrics.classification import classification_metrics
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console
@@ -19,21 +24,26 @@ from vitft.system.errors import ResourceError
 from vitft.system.rundir import RunDir
 from vitft.system.signals import Stopper
 from vitft.training.batches import (
-    EpochBatches,
-    cached_training_batches,
     epoch_size,
-    fresh_training_batches,
+    training_batches,
+    training_views,
     validation_batches,
 )
 from vitft.training.best import BestWeights, RunningMetrics
 from vitft.training.dataset import Dataset, StageInputs
+from vitft.training.distributed import ProcessGroup
 from vitft.training.fsdp import shard_module, unshard_into
-from vitft.training.loop import StepResult, Trainer, diverged, predict_logits, train_epochs
-from vitft.training.solve import ScoredImages, fit_head, read_head_features, score_features
+from vitft.training.loop import (
+    StepResult,
+    Trainer,
+    diverged,
+    load_trainer_state,
+    predict_logits,
+    train_epochs,
+    trainer_state,
+)
 from vitft.training.state import State, StateFacts, save_state
 from vitft.training.trackers import Trackers
-from vitft.training.trainer_state import load_trainer_state, trainer_state
-from vitft.training.views import caches_views, training_views
 
 SAVE_INTERVAL_S = 30.0
 """Smallest time between two saved states in seconds; a killed run loses no more than that."""
@@ -42,38 +52,107 @@ SAVE_FRACTION = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredImages:
+    """Features of the distinct images, and their logits by heads that were not fitted to them."""
+
+    features: Tensor
+    held_out: HeldOutLogits
+
+
+@dataclass(slots=True, kw_only=True)
 class RunContext:
-    """What all stages of a run share."""
+    """What all stages of a run share, and how far they have come."""
 
     run: RunDir
+    config: Config
     best: BestWeights
     precision: str
     stopper: Stopper
     trackers: Trackers
+    inputs: StageInputs
+    """What the current stage reads."""
+    scored: ScoredImages | None = None
+    """Features and held-out logits of all images, once a head was solved."""
 
 
-def solve_head_stage(context: RunContext, config: Config, inputs: StageInputs) -> ScoredImages:
+def solve_head_stage(context: RunContext) -> None:
     """Solve the linear head, validate it, and score all images by cross-validation."""
-    run, best, data = context.run, context.best, inputs.data
-    balanced, seed = config.balances, config.train.seed
-    views = (
-        training_views(data.transform, config.train, config.optim)
-        if config.solvable
-        else [eval_view(data.transform)]
+    config, inputs, best = context.config, context.inputs, context.best
+    data, manifest = inputs.data, inputs.data.manifest
+    classes, balanced, seed = manifest.classes, config.balances, config.train.seed
+    views = [eval_view(data.transform)]
+    if config.solvable:
+        views = training_views(data.transform, config.train, config.optim)
+    training, validation, distinct = head_features(best.model, inputs, views)
+    labels = data.labels(manifest.train).cpu()
+    solved = solve_head(
+        training,
+        labels.repeat(len(views)),
+        classes=len(classes),
+        l2=config.optim.l2,
+        balanced=balanced,
+        seed=seed,
+        views=len(views),
+        groups=data.group_ids(manifest.train),
     )
-    features = read_head_features(best.model, inputs, views)
-    solved, first_loss = fit_head(
-        best.model, features, data, l2=config.optim.l2, balanced=balanced, seed=seed
-    )
+    plain = training[: len(labels)]
+    first_loss = set_head(best.model, solved, plain, labels, data.group)
     for tried in solved.path:
-        run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1})
-    logits, labels = validation_logits(inputs)
-    best.update(classification_metrics(logits, labels, data.manifest.classes))
-    results, scored = score_features(
-        features, data, l2=solved.l2, balanced=balanced, seed=seed, first_loss=first_loss
+        context.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1})
+    best.update(classification_metrics(*validation_logits(inputs), classes))
+    votes = nearest_neighbours(plain, labels, validation, classes=len(classes))
+    truth = data.labels(manifest.val).cpu()
+    cross_validation, held_out = cross_validate(
+        distinct,
+        data.labels(data.distinct).cpu(),
+        classes,
+        l2=solved.l2,
+        balanced=balanced,
+        seed=seed,
+        groups=data.group_ids(data.distinct),
     )
-    best.add_head_results(results)
-    return scored
+    best.head_results = {
+        "first_loss": first_loss,
+        "l2": solved.l2,
+        "knn_top1": (votes.argmax(dim=-1) == truth).float().mean().item(),
+        "cross_validation": cross_validation,
+    }
+    context.scored = ScoredImages(features=distinct, held_out=held_out)
+
+
+def head_features(
+    model: Model, inputs: StageInputs, views: Sequence[View]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the inputs of the head, float32 on the CPU.
+
+    Returns:
+        The training images, one block of rows for each view (views * n, D); the validation images
+        (m, D); and one row for each distinct image of either part.
+    """
+    data = inputs.data
+    pre_logits = model.pre_logits.cpu()
+    with torch.no_grad():
+        parts = [pre_logits(inputs.features(data.manifest.train, view)) for view in views]
+        training = torch.cat(parts) if len(parts) > 1 else parts[0]  # one may be a mapped file
+        validation = pre_logits(inputs.features(data.manifest.val))
+        distinct = pre_logits(inputs.features(data.distinct))
+    pre_logits.to(data.device)
+    return training, validation, distinct
+
+
+def set_head(
+    model: Model, solved: SolvedHead, x: Tensor, labels: Tensor, group: ProcessGroup
+) -> float:
+    """Put the solved head into the model; return the training loss of the head before."""
+    head = model.head
+    assert isinstance(head, nn.Linear)
+    weight, bias = group.broadcast(solved.weight), group.broadcast(solved.bias)
+    device = head.weight.device
+    with torch.no_grad():
+        first_loss = F.cross_entropy(head(x.to(device)), labels.to(device)).item()
+        head.weight.copy_(weight)
+        head.bias.copy_(bias)
+    return first_loss
 
 
 class StepStage:
@@ -81,14 +160,11 @@ class StepStage:
 
     Args:
         context: What all stages share.
-        config: The settings.
-        inputs: What the trained part reads.
         number: Place of the stage in the run, from 0.
     """
 
-    def __init__(
-        self, context: RunContext, config: Config, inputs: StageInputs, number: int
-    ) -> None:
+    def __init__(self, context: RunContext, number: int) -> None:
+        config, inputs = context.config, context.inputs
         self.context, self.config, self.inputs, self.number = context, config, inputs, number
         self.data = inputs.data
         self.precision = "fp32" if inputs.cut.pooled else context.precision
@@ -195,14 +271,14 @@ class StepStage:
             **trainer_facts,
             "stage": self.number,
             "epochs": self.epochs,
-            "tally": self.metrics.to_json(),
+            "tally": asdict(self.metrics),
             "best": best.facts(),
             "log_bytes": context.run.log_size(),
             "best_file": best.file,
         }
         unsaved = None if best.file or not best.epochs else best.weights
-        file = save_state(context.run.resume, self.number, step, State(tensors, facts), unsaved)
-        best.mark_saved(file)
+        state = State(tensors, facts)
+        best.file = save_state(context.run.resume, self.number, step, state, unsaved)
         self.saved_at = time.monotonic()
         self.save_s = self.saved_at - started
 
@@ -210,7 +286,7 @@ class StepStage:
         """Continue from a saved state."""
         facts = cast("StateFacts", saved.facts)
         load_trainer_state(self.trainer, saved.tensors, facts)
-        self.metrics = RunningMetrics.from_json(facts["tally"])
+        self.metrics = RunningMetrics(**facts["tally"])
         self.epochs = facts["epochs"]
         self.context.run.cut_log(facts["log_bytes"])
 
@@ -232,15 +308,6 @@ def make_trainer(config: Config, inputs: StageInputs, precision: str) -> Trainer
         group=data.group,
         sharded=sharded,
     )
-
-
-def training_batches(config: Config, inputs: StageInputs) -> EpochBatches:
-    """Return the training batches of a stage."""
-    train, optim = config.train, config.optim
-    if caches_views(inputs.cut, train):
-        views = training_views(inputs.data.transform, train, optim)
-        return cached_training_batches(inputs, train, optim.batch_size, views)
-    return fresh_training_batches(inputs, train, optim.batch_size)
 
 
 def validation_logits(inputs: StageInputs, *, precision: str = "fp32") -> tuple[Tensor, Tensor]:

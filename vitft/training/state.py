@@ -27,7 +27,7 @@ from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, writing
 from vitft.system.rundir import RunDir
 from vitft.training.best import BestFacts
-from vitft.training.trainer_state import TrainerFacts
+from vitft.training.loop import TrainerFacts
 
 log = logging.getLogger(__name__)
 
