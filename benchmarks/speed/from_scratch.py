@@ -141,7 +141,7 @@ def ours(config: Config, limit: int) -> tuple[Callable[[], int], Manifest]:
 
     def epoch() -> int:
         with freed_memory_kept(when=True):  # as in `train.finetune`
-            for batch in batches(trainer.epoch, 0):
+            for batch in batches(trainer.steps // trainer.steps_per_epoch, 0):
                 trainer.step(batch)
         return len(manifest.train)
 

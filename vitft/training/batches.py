@@ -18,7 +18,7 @@ from vitft.data.transforms import CropTransform, EvalTransform
 from vitft.features.cut import Cut, run_prefix
 from vitft.features.views import View, crop_views, eval_view
 from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
-from vitft.training.gradients import Batch
+from vitft.training.loop import Batch
 
 EpochBatches = Callable[[int, int], Iterator[Batch]]
 """Returns the batches of an epoch from a given step of it on."""

@@ -111,11 +111,6 @@ class RunningMetrics:
     """Sum of the losses of the images."""
     lr: float = 0.0
 
-    def reset(self) -> None:
-        """Start the next epoch."""
-        self.images = self.correct = 0
-        self.total = self.lr = 0.0
-
     def add(self, step: StepResult) -> None:
         """Add one step."""
         if self.first_loss is None:
@@ -133,12 +128,3 @@ class RunningMetrics:
     @property
     def top1(self) -> float:
         return self.correct / max(1, self.images)
-
-    def log_entry(self) -> dict[str, float | None]:
-        """Return the training metrics of the epoch for metrics.jsonl."""
-        return {
-            "lr": self.lr,
-            "first_loss": self.first_loss,
-            "train_loss": self.loss,
-            "train_top1": self.top1,
-        }

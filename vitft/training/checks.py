@@ -64,9 +64,7 @@ def check_request(config: Config, out: str | None) -> Path:
 def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config | None, Path]:
     """Return the settings of a run to resume, or None if it is finished, and its directory.
 
-    Args:
-        path: The run directory.
-        named: Settings given now, by dotted keys.
+    `named` are the settings given now, by dotted keys.
 
     Raises:
         RunError: The run does not exist, or a setting would change its result.

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -54,9 +54,9 @@ class Dataset:
     max_pixels: int
     """Larger images are errors."""
     device: torch.device
-    group: ProcessGroup = field(default_factory=ProcessGroup)
+    group: ProcessGroup
     """The processes that share each batch."""
-    duplicates: Mapping[str, str] = field(default_factory=dict)
+    duplicates: Mapping[str, str]
     """Name of the group of near copies by digest; images without near copies are missing."""
 
     @property

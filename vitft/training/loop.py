@@ -1,24 +1,47 @@
 """The training loop: optimiser steps on inputs and labels, independent of images and files.
 
-Everything random in a step is drawn from (seed, step), so a resumed run draws what an uninterrupted
-one would have drawn; `trainer_state` returns all that the next step depends on.
+Gradients are accumulated over micro-batches and summed over processes. Everything random in a step
+is drawn from (seed, step), so a resumed run draws what an uninterrupted one would have drawn.
 """
 
 import contextlib
+import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitft.config.training import OptimSpec
-from vitft.system.errors import DivergedError
-from vitft.training.distributed import ProcessGroup, report_lost_process
-from vitft.training.fsdp import full_tensor, slice_like
-from vitft.training.gradients import Batch, GradientAccumulator, MixFunction, autocast
+from vitft.system.errors import DivergedError, ResourceError
+from vitft.training.distributed import (
+    ProcessGroup,
+    is_lost_process,
+    lost_process,
+    report_lost_process,
+)
 from vitft.training.optim import WeightAverage, lr_at, make_optimizer
+
+log = logging.getLogger(__name__)
+
+MixFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Maps the inputs and labels (B,) of a batch to mixed inputs and labels, (B,) or probabilities
+(B, C)."""
+
+
+class Batch(NamedTuple):
+    """Inputs of the trained part (pixels, tokens or pooled features) and their labels."""
+
+    inputs: Tensor
+    labels: Tensor
+    """Class indices (B,), or probabilities of the classes (B, C)."""
+    images: int = 0
+    """Images of the whole batch where this is one rank's slice of it; 0: these are all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +50,6 @@ class StepResult:
 
     step: int
     """Counted from 0 over the whole stage."""
-    epoch: int
     lr: float
     loss: float
     """Mean cross-entropy of the batch, in nats."""
@@ -41,15 +63,15 @@ class Trainer:
     Args:
         model: Maps `Batch.inputs` to logits (B, C). Frozen parts are not in it, or it keeps them in
             eval mode itself.
-        spec: Solver, learning rate, schedule, epochs.
+        spec: Solver, learning rate, schedule, epochs, micro-batch, label smoothing.
         steps_per_epoch: Number of batches of an epoch; the schedule needs the total.
         precision: `bf16` or `fp16` for autocast, else `fp32`.
-        seed: Seeds drop path and `mix`.
+        seed: Seeds what a step draws (drop path, `mix`), together with step and rank.
         mix: Applied to a whole batch before it is used.
         class_weights: Factor of each class in the loss, (C,), with mean 1 over the images.
         compiled: Compile the forward and backward pass with torch.compile.
         group: The processes that share each batch.
-        sharded: Whether `model` is one of `fsdp.shard_module`.
+        sharded: Whether `model` is one of `distributed.shard_module`.
     """
 
     def __init__(
@@ -72,28 +94,17 @@ class Trainer:
         self.total_steps = steps_per_epoch * spec.epochs
         self.group = group or ProcessGroup()
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        device = next(iter(self.parameters.values())).device
+        self.device = next(iter(self.parameters.values())).device
         self.optimizer = make_optimizer(model, spec, sharded=sharded)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.average = WeightAverage(self.parameters, spec.ema)
-        self.gradients = GradientAccumulator(
-            torch.compile(model) if compiled else model,
-            self.parameters,
-            spec,
-            seed=seed,
-            precision=precision,
-            scaler=self.scaler,
-            mix=mix,
-            class_weights=class_weights,
-            group=self.group,
-            sharded=sharded,
-        )
-        self.steps = 0  # done
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the next step, counted from 0."""
-        return self.steps // self.steps_per_epoch
+        self.forward = torch.compile(model) if compiled else model
+        self.micro_batch = spec.micro_batch or spec.batch_size
+        """Images per pass; halved whenever memory runs out."""
+        self.seed, self.precision = seed, precision
+        self.mix, self.class_weights = mix, class_weights
+        self.steps = 0
+        """Steps done, which is the number of the next one."""
 
     @property
     def lr(self) -> float:
@@ -112,10 +123,10 @@ class Trainer:
             ResourceError: Not even one image at a time fits into memory.
         """
         self.model.train()
-        lr, epoch = self.lr, self.epoch
+        lr = self.lr
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
-        loss, correct = self.gradients.backward(batch, self.steps)
+        loss, correct = self.backward(batch)
         if not math.isfinite(loss):
             raise diverged(self.steps, lr, loss)
         if self.spec.clip:
@@ -128,37 +139,98 @@ class Trainer:
         self.average.update(self.steps)
         self.steps += 1
         images = batch.images or len(batch.labels)
-        return StepResult(
-            step=self.steps - 1, epoch=epoch, lr=lr, loss=loss, correct=correct, images=images
-        )
+        return StepResult(step=self.steps - 1, lr=lr, loss=loss, correct=correct, images=images)
 
+    def backward(self, batch: Batch) -> tuple[float, int]:
+        """Leave the gradients of the whole batch in the parameters, given this rank's slice of it.
 
-def train_epochs(
-    trainer: Trainer,
-    batches: Callable[[int, int], Iterable[Batch]],
-    *,
-    epochs: Sequence[int],
-    on_step: Callable[[StepResult], None] = lambda _: None,
-    on_epoch: Callable[[int], bool | None] = lambda _: None,
-    uninterrupted: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-) -> None:
-    """Train through `epochs`, counted from 0, of which the first may be partly done.
+        When memory runs out, the same batch is computed again in smaller micro-batches.
 
-    Args:
-        trainer: The model with its optimiser.
-        batches: Returns the batches of an epoch from a given step of it on, on the model's device.
-        epochs: The epochs that are not finished.
-        on_step: Called after each step.
-        on_epoch: Called after each epoch; True stops the training.
-        uninterrupted: Context of each step, which a signal must not interrupt halfway.
-    """
-    for epoch in epochs:
-        done = trainer.steps - epoch * trainer.steps_per_epoch
-        for batch in batches(epoch, done):
-            with uninterrupted():
-                on_step(trainer.step(batch))
-        if on_epoch(epoch):
-            return
+        Returns:
+            The mean cross-entropy of the whole batch in nats, and the number of its images whose
+            class has the largest logit.
+
+        Raises:
+            ResourceError: Not even one image at a time fits into memory, or a process was lost.
+        """
+        while True:
+            try:
+                return self.sync_gradients(*self.accumulate(batch))
+            except RuntimeError as error:
+                is_out_of_memory = isinstance(error, torch.OutOfMemoryError)
+                if not is_out_of_memory and "can't allocate memory" not in str(error):  # on a CPU
+                    if self.sharded and is_lost_process(error):
+                        raise lost_process(str(error)) from error
+                    raise
+                if self.sharded:  # the other ranks wait for this one's slice of a block
+                    raise ResourceError(
+                        f"out of memory with {self.micro_batch} images at a time",
+                        fix="continue with --resume RUN --set optim.micro_batch=N or "
+                        "--set train.checkpointing=true",
+                    ) from error
+                for parameter in self.parameters.values():
+                    parameter.grad = None
+            if self.micro_batch == 1:
+                raise ResourceError(
+                    "out of memory with one image at a time",
+                    fix="use a smaller --image-size or model, or --set train.checkpointing=true",
+                )
+            self.micro_batch = math.ceil(min(self.micro_batch, len(batch.labels)) / 2)
+            log.warning(f"out of memory: continuing with {self.micro_batch} images at a time")
+
+    def accumulate(self, batch: Batch) -> tuple[float, int]:
+        """Add up the gradients of this rank's slice of a batch over its micro-batches."""
+        seed_everything(self.seed, self.steps, self.group.rank)
+        inputs, labels = batch.inputs, batch.labels
+        targets = labels
+        if self.mix is not None and len(labels):
+            inputs, targets = self.mix(inputs, labels)
+        total, correct, images = 0.0, 0, batch.images or len(labels)
+        for part in self.micro_batches(len(labels), images):
+            known = labels[part]
+            if len(known):
+                # `fully_shard` averages the gradients over the ranks; the sum is wanted.
+                factor = self.group.size if self.sharded else 1
+                x, target = inputs[part], targets[part]
+            else:  # a pass without weight: the other ranks need this one's slice of the weights
+                x, target = (t.new_zeros(1, *t.shape[1:]) for t in (inputs, labels))
+                factor = 0
+            with autocast(self.device, self.precision, cache_weights=not self.sharded):
+                logits = self.forward(x)
+            loss = F.cross_entropy(
+                logits.float(),
+                target,
+                weight=self.class_weights,
+                label_smoothing=self.spec.label_smoothing,
+                reduction="sum",
+            )
+            loss = loss / images
+            self.scaler.scale(loss * factor).backward()
+            total += loss.item() if factor else 0.0
+            classes = known if known.ndim == 1 else known.argmax(dim=-1)
+            correct += int((logits.argmax(dim=-1) == classes).sum())
+        return total, correct
+
+    def micro_batches(self, own: int, images: int) -> list[slice]:
+        """Return the micro-batches of this rank's `own` images of a batch of `images`.
+
+        A sharded model needs the same number of passes on every rank; some are then empty.
+        """
+        most = -(-images // self.group.size) if self.sharded else own
+        return [slice(i, min(own, i + self.micro_batch)) for i in range(0, most, self.micro_batch)]
+
+    def sync_gradients(self, loss: float, correct: int) -> tuple[float, int]:
+        """Sum gradients, loss and correct answers over the process group."""
+        if self.group.size == 1:
+            return loss, correct
+        gradients: list[Tensor] = []
+        if not self.sharded:  # else FSDP has summed them in the backward pass
+            for parameter in self.parameters.values():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients.append(parameter.grad)
+        loss, total_correct = self.group.all_reduce(gradients, (loss, correct))
+        return loss, round(total_correct)
 
 
 def diverged(step: int, lr: float, loss: float) -> DivergedError:
@@ -188,62 +260,22 @@ def predict_logits(
     return torch.cat(logits), torch.cat(labels)
 
 
-class TrainerFacts(TypedDict):
-    """The part of a trainer's state that is not tensors."""
+def autocast(
+    device: torch.device, precision: str, *, cache_weights: bool = True
+) -> contextlib.AbstractContextManager[None]:
+    """Return torch.autocast for `bf16` and `fp16`, else a context without effect.
 
-    step: int
-    """Steps done."""
-    micro_batch: int
-    """Images per pass, as far as it was halved."""
-    scaler: dict[str, Any]
-    """State of torch.amp.GradScaler."""
-
-
-def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
-    """Return everything that the next step of a trainer depends on, as tensors and JSON values.
-
-    Collective for a sharded model: every rank must call it, and only the main process gets tensors.
+    `cache_weights` keeps the rounded weights until the context ends.
     """
-    weights = trainer.average.trained
-    tensors = {f"weights/{name}": w.detach() for name, w in weights.items()}
-    tensors |= {f"buffers/{name}": b for name, b in trainer.model.named_buffers()}
-    tensors |= {f"average/{name}": mean for name, mean in trainer.average.average.items()}
-    for i, slots in trainer.optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer/{i}/{key}": torch.as_tensor(v) for key, v in slots.items()}
-    if trainer.sharded:
-        full = ((name, full_tensor(tensor)) for name, tensor in tensors.items())
-        tensors = {name: tensor.cpu() for name, tensor in full if trainer.group.is_main}
-    return tensors, {
-        "step": trainer.steps,
-        "micro_batch": trainer.gradients.micro_batch,
-        "scaler": trainer.scaler.state_dict(),
-    }
+    types = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    if precision in types:
+        return torch.autocast(device.type, dtype=types[precision], cache_enabled=cache_weights)
+    return contextlib.nullcontext()
 
 
-@torch.no_grad()
-def load_trainer_state(
-    trainer: Trainer, tensors: Mapping[str, Tensor], facts: TrainerFacts
-) -> None:
-    """Set a trainer to the state that `trainer_state` returned."""
-    slots: dict[int, dict[str, Tensor]] = {}
-    targets: dict[str, Mapping[str, Tensor]] = {
-        "weights": trainer.parameters,
-        "buffers": dict(trainer.model.named_buffers()),
-        "average": trainer.average.average,
-    }
-    optimized = [p for group in trainer.optimizer.param_groups for p in group["params"]]
-    for name, value in tensors.items():
-        kind, _, rest = name.partition("/")
-        if kind == "optimizer":
-            i, _, key = rest.partition("/")
-            own = slice_like(value, optimized[int(i)]) if trainer.sharded else value
-            slots.setdefault(int(i), {})[key] = own.clone()
-        else:
-            target = targets[kind][rest]
-            target.copy_(slice_like(value, target) if trainer.sharded else value)
-    state = trainer.optimizer.state_dict()
-    trainer.optimizer.load_state_dict({**state, "state": slots})
-    trainer.scaler.load_state_dict(facts["scaler"])
-    trainer.steps, trainer.gradients.micro_batch = facts["step"], facts["micro_batch"]
-    if trainer.sharded and trainer.spec.micro_batch:  # it may have been lowered on resuming
-        trainer.gradients.micro_batch = trainer.spec.micro_batch
+def seed_everything(*numbers: int) -> None:
+    """Seed the global generators of torch, Python and NumPy from these numbers alone."""
+    words = np.random.SeedSequence(numbers).generate_state(2, np.uint64)
+    torch.manual_seed(int(words[0] >> 1))
+    random.seed(int(words[1]))
+    np.random.seed(int(words[1] & 0xFFFFFFFF))  # noqa: NPY002 - timm draws from this one

@@ -43,8 +43,7 @@ from vitft.system.errors import ImageError
 from vitft.system.text import count
 from vitft.training.batches import caches_views, training_views
 from vitft.training.dataset import Dataset, StageInputs
-from vitft.training.distributed import ProcessGroup
-from vitft.training.fsdp import check_sharding
+from vitft.training.distributed import ProcessGroup, check_sharding
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +121,8 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
     extractor = setup.pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
     if extractor is not None:
         check_disk_space(extractor, view, len(setup.folder.files))
-        share_extraction(setup.folder, extractor, view, group)
-    group.barrier()
+        if group.size > 1:
+            extract_shard(setup.folder, extractor, view, group)
     started = time.monotonic()
     inspected, duplicates = inspect_images(setup, extractor)
     extraction_s = time.monotonic() - started
@@ -136,16 +135,16 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
     return Start(setup=setup, inspected=inspected, inputs=inputs, extraction_s=extraction_s)
 
 
-def share_extraction(folder: Folder, extractor: Extractor, view: View, group: ProcessGroup) -> None:
+def extract_shard(folder: Folder, extractor: Extractor, view: View, group: ProcessGroup) -> None:
     """Let each process extract its shard of the features into the common cache.
 
     Where the processes have no common cache, each computes the rest by itself afterwards.
     """
-    if group.size > 1:
-        files = group.shard(folder.files)
-        with console.Progress("images to features, one shard", len(files)) as progress:
-            for _ in extractor.extract(str(folder.root), files, view):
-                progress.advance()  # unreadable files are reported by `inspect_images`
+    files = group.shard(folder.files)
+    with console.Progress("images to features, one shard", len(files)) as progress:
+        for _ in extractor.extract(str(folder.root), files, view):
+            progress.advance()  # unreadable files are reported by `inspect_images`
+    group.barrier()
 
 
 def inspect_images(

@@ -31,18 +31,20 @@ from vitft.training.batches import (
 )
 from vitft.training.best import BestWeights, RunningMetrics
 from vitft.training.dataset import Dataset, StageInputs
-from vitft.training.distributed import ProcessGroup
-from vitft.training.fsdp import shard_module, unshard_into
+from vitft.training.distributed import ProcessGroup, shard_module, unshard_into
 from vitft.training.loop import (
     StepResult,
     Trainer,
     diverged,
-    load_trainer_state,
     predict_logits,
-    train_epochs,
+)
+from vitft.training.state import (
+    State,
+    StateFacts,
+    load_trainer_state,
+    save_state,
     trainer_state,
 )
-from vitft.training.state import State, StateFacts, save_state
 from vitft.training.trackers import Trackers
 
 SAVE_INTERVAL_S = 30.0
@@ -156,12 +158,7 @@ def set_head(
 
 
 class StepStage:
-    """A stage that trains by steps, with everything that a resumed process needs to continue it.
-
-    Args:
-        context: What all stages share.
-        number: Place of the stage in the run, from 0.
-    """
+    """Stage `number` of a run, from 0, which trains by steps and can be resumed."""
 
     def __init__(self, context: RunContext, number: int) -> None:
         config, inputs = context.config, context.inputs
@@ -186,7 +183,10 @@ class StepStage:
             DivergedError: The loss is not finite.
         """
         if saved is not None:
-            self.load(saved)
+            facts = cast("StateFacts", saved.facts)
+            load_trainer_state(self.trainer, saved.tensors, facts)
+            self.metrics, self.epochs = RunningMetrics(**facts["tally"]), facts["epochs"]
+            self.context.run.cut_log(facts["log_bytes"])
         stopper, optim = self.context.stopper, self.config.optim
         total = epoch_size(self.data.manifest.train, self.config.train) * optim.epochs
         done = min(total, self.trainer.steps * optim.batch_size)
@@ -197,14 +197,7 @@ class StepStage:
             self.progress.advance(done)
             try:
                 with stopper.patient(when=self.data.group.size > 1):
-                    train_epochs(
-                        self.trainer,
-                        training_batches(self.config, self.inputs),
-                        epochs=range(self.epochs, optim.epochs),
-                        on_step=self.on_step,
-                        on_epoch=self.on_epoch,
-                        uninterrupted=stopper.deferred,
-                    )
+                    self.train_epochs()
             except (KeyboardInterrupt, ResourceError) as end:
                 # After a second signal a step may be half done; after the loss of a process parts
                 # of sharded weights are missing. The states saved before are complete.
@@ -213,6 +206,17 @@ class StepStage:
                     with stopper.held():
                         self.save()
                 raise
+
+    def train_epochs(self) -> None:
+        """Train through the epochs that are not finished; the first may be partly done."""
+        batches = training_batches(self.config, self.inputs)
+        for epoch in range(self.epochs, self.config.optim.epochs):
+            done = self.trainer.steps - epoch * self.trainer.steps_per_epoch
+            for batch in batches(epoch, done):
+                with self.context.stopper.deferred():
+                    self.on_step(self.trainer.step(batch))
+            if self.on_epoch(epoch):
+                return
 
     def on_step(self, step: StepResult) -> None:
         """Report a step, and save the state if it is time."""
@@ -242,14 +246,17 @@ class StepStage:
             with context.stopper.deferred():
                 entry = {
                     "epoch": epoch + 1,
-                    **metrics.log_entry(),
+                    "lr": metrics.lr,
+                    "first_loss": metrics.first_loss,
+                    "train_loss": metrics.loss,
+                    "train_top1": metrics.top1,
                     "val_loss": found["loss"],
                     "val_top1": found["top1"],
                 }
                 context.run.log(entry)  # first: if the disk is full, this epoch is not done yet
                 context.best.update(found)
                 self.progress.advance(0, validation=f"{found['top1']:.1%}")
-                metrics.reset()
+                self.metrics = RunningMetrics(metrics.first_loss, metrics.steps)
                 self.epochs = epoch + 1
                 for logged in ("lr", "first_loss"):  # by `log_step`
                     del entry[logged]
@@ -282,14 +289,6 @@ class StepStage:
         self.saved_at = time.monotonic()
         self.save_s = self.saved_at - started
 
-    def load(self, saved: State) -> None:
-        """Continue from a saved state."""
-        facts = cast("StateFacts", saved.facts)
-        load_trainer_state(self.trainer, saved.tensors, facts)
-        self.metrics = RunningMetrics(**facts["tally"])
-        self.epochs = facts["epochs"]
-        self.context.run.cut_log(facts["log_bytes"])
-
 
 def make_trainer(config: Config, inputs: StageInputs, precision: str) -> Trainer:
     """Return the trainer of a stage."""
@@ -312,11 +311,9 @@ def make_trainer(config: Config, inputs: StageInputs, precision: str) -> Trainer
 
 def validation_logits(inputs: StageInputs, *, precision: str = "fp32") -> tuple[Tensor, Tensor]:
     """Return logits (n, C) and labels (n,) of the validation images, in manifest order."""
-    data = inputs.data
-    logits, _ = predict_logits(
-        inputs.cut.suffix, validation_batches(inputs), device=data.device, precision=precision
-    )
+    data, batches = inputs.data, validation_batches(inputs)
     rows = data.manifest.val
+    logits, _ = predict_logits(inputs.cut.suffix, batches, device=data.device, precision=precision)
     return data.group.all_gather(logits, len(rows)), data.labels(rows).cpu()
 
 
