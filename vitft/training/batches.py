@@ -70,11 +70,6 @@ def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
     return torch.from_numpy(order)
 
 
-def split_order(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Cut an order into batches; an empty order has none."""
-    return order.split(size) if len(order) else ()
-
-
 def validation_batches(inputs: StageInputs) -> Iterator[Batch]:
     """Return this rank's shard of the validation images, in their plain view."""
     data, size = inputs.data, EVAL_BATCH * 8
@@ -91,18 +86,16 @@ def validation_batches(inputs: StageInputs) -> Iterator[Batch]:
 
 
 def training_batches(config: Config, inputs: StageInputs) -> EpochBatches:
-    """Return the training batches of a stage.
-
-    They are read from the cache, with views that take turns by epoch, where features are cached.
-    """
+    """Return the training batches of a stage; cached views take turns by epoch."""
     train, size, data = config.train, config.optim.batch_size, inputs.data
     if not caches_views(inputs.cut, train):
         return fresh_training_batches(inputs, train, size)
     rows, views = data.manifest.train, training_views(data.transform, train, config.optim)
 
     def batches(epoch: int, done: int) -> Iterator[Batch]:
-        view = views[epoch % len(views)]
-        for whole in split_order(epoch_order(rows, train, epoch)[done * size :], size):
+        order, view = epoch_order(rows, train, epoch), views[epoch % len(views)]
+        for start in range(done * size, len(order), size):
+            whole = order[start : start + size]
             chunk = [rows[i] for i in whole[data.group.batch_slice(len(whole))].tolist()]
             features = inputs.features(chunk, view).to(data.device)
             yield Batch(features, data.labels(chunk), len(whole))
@@ -110,7 +103,7 @@ def training_batches(config: Config, inputs: StageInputs) -> EpochBatches:
     return batches
 
 
-def fresh_training_batches(inputs: StageInputs, train: TrainSpec, batch_size: int) -> EpochBatches:
+def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> EpochBatches:
     """Return training batches whose views are drawn anew in each epoch."""
     data, images = inputs.data, inputs.images
     rows, transform, group = data.manifest.train, data.transform, data.group
@@ -122,7 +115,8 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, batch_size: in
     def batches(epoch: int, done: int) -> Iterator[Batch]:
         order = epoch_order(rows, train, epoch)
         repeats = repeat_counts(order.numpy())
-        whole = split_order(torch.arange(len(order))[done * batch_size :], batch_size)
+        every, starts = torch.arange(len(order)), range(done * size, len(order), size)
+        whole = [every[start : start + size] for start in starts]
         own = [part[group.batch_slice(len(part))] for part in whole]
         chosen = [(rows[order[i]], repeats[i]) for part in own for i in part.tolist()]
         shuffled = [row for row, _ in chosen]

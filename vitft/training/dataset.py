@@ -140,10 +140,7 @@ class StageInputs:
     """The decoded images, if they are small enough to be kept in memory."""
 
     def features(self, rows: Sequence[Row], view: View | None = None) -> Tensor:
-        """Return the cached outputs of the prefix, float32 on the CPU: (n, D) or (n, N, D).
-
-        The default is the evaluation view.
-        """
+        """Return the cached outputs of the prefix, float32 on the CPU: (n, D) or (n, N, D)."""
         assert self.extractor is not None
         return self.extractor.rows(
             [row.sha256 for row in rows], view or eval_view(self.data.transform)

@@ -164,8 +164,7 @@ def rendezvous_store(timeout: timedelta) -> Store:
 def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
     """Join the process group that torchrun describes in the environment; a single process without.
 
-    Args:
-        timeout_s: Seconds after which a process that does not respond counts as lost.
+    After `timeout_s` a process that does not respond counts as lost.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -256,10 +255,7 @@ def slice_like(value: Tensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def unshard_into(module: nn.Module, sharded: nn.Module) -> None:
-    """Copy the trained parameters of a sharded copy into the module it was made from.
-
-    Collective: every rank must call it.
-    """
+    """Copy the trained parameters of a sharded copy into its original. Collective."""
     originals = dict(module.named_parameters())
     for name, parameter in sharded.named_parameters():
         if parameter.requires_grad:

@@ -26,12 +26,9 @@ from vitft.training.stages import validation_logits
 
 log = logging.getLogger(__name__)
 
-CONFIRM_BATCH = 8
-"""Validation images that are recomputed in float32 at a time."""
-
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class FinalEvaluation:
     """Final results of a run and the temperature they were computed with."""
 
     temperature: float
@@ -40,17 +37,12 @@ class Evaluation:
     results: RunResults
 
 
-def evaluate(
+def evaluate_run(
     inputs: StageInputs, model: Model, precision: str, results: RunResults, *, started: float
-) -> Evaluation:
+) -> FinalEvaluation:
     """Evaluate the model on the validation images, fit the temperature and complete the results.
 
-    Args:
-        inputs: What the last stage read.
-        model: The best weights.
-        precision: The precision of the run.
-        results: Results so far, whose metrics are replaced.
-        started: Start of the run in seconds of `time.monotonic`.
+    The metrics in `results` are replaced. `started` is the start of the run by `time.monotonic`.
     """
     logits, confirmed = final_logits(inputs, model, precision)
     labels = inputs.data.labels(inputs.data.manifest.val).cpu()
@@ -64,7 +56,9 @@ def evaluate(
         **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
         "seconds": round(time.monotonic() - started, 1),
     }
-    return Evaluation(temperature.value, logits / temperature.value, cast("RunResults", complete))
+    return FinalEvaluation(
+        temperature.value, logits / temperature.value, cast("RunResults", complete)
+    )
 
 
 def final_logits(inputs: StageInputs, model: Model, precision: str) -> tuple[Tensor, int | None]:
@@ -75,10 +69,10 @@ def final_logits(inputs: StageInputs, model: Model, precision: str) -> tuple[Ten
     float32, until the remaining margins exceed four times the largest change observed.
 
     Returns:
-        Logits (n, C) of the validation images in manifest order, and the number of images that
-        were recomputed in float32; None if all were computed in it.
+        Logits (n, C) of the validation images in manifest order, and the number of recomputed
+        images; None if all were computed in float32.
     """
-    data = inputs.data
+    data, size = inputs.data, 8  # images that are recomputed at a time
     rows = data.manifest.val
     logits, _ = validation_logits(inputs)
     if precision == "fp32" or inputs.extractor is None:
@@ -87,9 +81,9 @@ def final_logits(inputs: StageInputs, model: Model, precision: str) -> tuple[Ten
     margins, order = (best[:, 0] - best[:, 1]).sort()
     change, done = 0.0, 0
     while done < len(rows) and (done == 0 or margins[done] < 4 * change):
-        chosen = order[done : done + CONFIRM_BATCH]
+        chosen = order[done : done + size]
         done += len(chosen)
-        for _, pixels in data.decode([rows[i] for i in chosen.tolist()], CONFIRM_BATCH):
+        for _, pixels in data.decode([rows[i] for i in chosen.tolist()], size):
             with torch.inference_mode():
                 exact = model.eval()(data.transform.normalise(pixels)).float().cpu()
             change = max(change, (exact - logits[chosen]).abs().max().item())
@@ -97,7 +91,7 @@ def final_logits(inputs: StageInputs, model: Model, precision: str) -> tuple[Ten
     return logits, done
 
 
-def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: Evaluation) -> None:
+def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEvaluation) -> None:
     """Divide the head by the temperature, and replace weights and results on disk.
 
     eval.json is missing while the weights change, so that it never describes other weights than

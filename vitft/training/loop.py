@@ -110,9 +110,8 @@ class Trainer:
     def lr(self) -> float:
         """Learning rate of the next step, before the factors of layer-wise decay."""
         spec = self.spec
-        if spec.schedule == "constant" and self.steps >= round(self.total_steps * spec.warmup):
-            return self.peak_lr
-        shape = {"peak": self.peak_lr, "warmup": spec.warmup, "final": spec.final_lr}
+        final = 1.0 if spec.schedule == "constant" else spec.final_lr
+        shape = {"peak": self.peak_lr, "warmup": spec.warmup, "final": final}
         return lr_at(self.steps, self.total_steps, **shape)
 
     def step(self, batch: Batch) -> StepResult:

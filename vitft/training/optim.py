@@ -88,11 +88,9 @@ def timm_layers(model: nn.Module, inner: TimmModel) -> dict[str, int]:
 
 
 class WeightAverage:
-    """Exponential moving average (EMA) of the trained parameters over the steps.
+    """Exponential moving average (EMA) of parameters over the steps.
 
-    Args:
-        parameters: The trained parameters by name.
-        decay: Largest decay of the average per step, from 0 to 1; 0 keeps no average.
+    `decay` is the largest decay per step, from 0 to 1; 0 keeps no average.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:

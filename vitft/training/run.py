@@ -25,7 +25,7 @@ from vitft.training.audit import audit_run, log_audit, write_reference
 from vitft.training.best import BestWeights
 from vitft.training.distributed import process_group
 from vitft.training.finish import (
-    evaluate,
+    evaluate_run,
     model_card,
     write_calibrated,
     write_lora_adapter,
@@ -83,7 +83,7 @@ def run_finetuning(
         config: The settings; for a resumed run, its own.
         out: The run directory: new, or the one to resume.
         resume: Continue a run that was stopped or killed.
-        max_seconds: Stop after this time; 0 means no limit.
+        max_seconds: Time limit; 0 for none.
 
     Raises:
         DataError: The folder, its classes or too many of its images cannot be used.
@@ -186,7 +186,7 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
                     write_model(run, model, card)
                     run.write_json(run.eval.name, best.results)
                 results = best.results
-        final = evaluate(context.inputs, model, context.precision, results, started=started)
+        final = evaluate_run(context.inputs, model, context.precision, results, started=started)
         with held():
             write_calibrated(run, model, card, final)
             results = final.results

@@ -150,10 +150,7 @@ def extract_shard(folder: Folder, extractor: Extractor, view: View, group: Proce
 def inspect_images(
     setup: Setup, extractor: Extractor | None
 ) -> tuple[InspectedFolder, Mapping[str, str]]:
-    """Return the inspected images, and groups of near copies if the split keeps them together.
-
-    The groups are names by digest.
-    """
+    """Return the inspected images, and by digest the near copies that the split keeps together."""
     data = setup.config.data
     fingerprints = Fingerprints(setup.config.train.cache) if data.group_duplicates else None
     inspected = inspect_dataset(
@@ -245,10 +242,7 @@ def compute_views(
 def dry_run(config: Config, out: Path, *, data: str) -> str:
     """Log what a run would do, without opening an image; return its resolved settings as TOML.
 
-    Args:
-        config: The settings, checked.
-        out: Where the run would be written.
-        data: The data as the user named it.
+    They name the data as the user did, by `data`.
 
     Raises:
         DataError, WeightsError, UsageError: As the run would.

@@ -23,28 +23,12 @@ from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
 from vitft.system.rundir import RunDir
 from vitft.system.signals import Stopper
-from vitft.training.batches import (
-    epoch_size,
-    training_batches,
-    training_views,
-    validation_batches,
-)
+from vitft.training.batches import epoch_size, training_batches, training_views, validation_batches
 from vitft.training.best import BestWeights, RunningMetrics
 from vitft.training.dataset import Dataset, StageInputs
 from vitft.training.distributed import ProcessGroup, shard_module, unshard_into
-from vitft.training.loop import (
-    StepResult,
-    Trainer,
-    diverged,
-    predict_logits,
-)
-from vitft.training.state import (
-    State,
-    StateFacts,
-    load_trainer_state,
-    save_state,
-    trainer_state,
-)
+from vitft.training.loop import StepResult, Trainer, diverged, predict_logits
+from vitft.training.state import State, StateFacts, load_trainer_state, save_state, trainer_state
 from vitft.training.trackers import Trackers
 
 SAVE_INTERVAL_S = 30.0

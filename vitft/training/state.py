@@ -8,10 +8,10 @@ digest when they are read. The newest state and the one before it are kept; an o
 only when a newer one is on disk. Steps give the order, never a clock.
 """
 
+import contextlib
 import json
 import logging
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +32,6 @@ from vitft.training.distributed import full_tensor, slice_like
 from vitft.training.loop import Trainer
 
 log = logging.getLogger(__name__)
-
-TEMPORARY_FILE = re.compile(r"\..+\.[0-9a-f]{12}")
-"""Names that `files.temporary_file` gives to unfinished files."""
 
 
 class TrainerFacts(TypedDict):
@@ -227,15 +224,16 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
 
 def remove_temporary_files(folder: Path) -> None:
     """Remove unfinished files of a process that was killed; only one process writes here."""
-    remove_files(p for p in folder.glob(".*") if TEMPORARY_FILE.fullmatch(p.name) and p.is_file())
+    names = re.compile(r"\..+\.[0-9a-f]{12}")  # as by `files.temporary_file`
+    remove_files(p for p in folder.glob(".*") if names.fullmatch(p.name) and p.is_file())
 
 
 def remove_states(folder: Path) -> None:
     """Remove the states of a finished run; damaged files are kept."""
     remove_temporary_files(folder)
     remove_files(folder.glob("*.safetensors"))
-    if folder.is_dir() and not any(folder.iterdir()):
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # it holds damaged files, or does not exist
+        folder.rmdir()
 
 
 def check_same_images(run: RunDir, manifest: Manifest) -> None:
