@@ -49,7 +49,7 @@ def evaluate_run(
     temperature = calibrate_temperature(logits.double().numpy(), labels.numpy())
     if temperature.note:
         log.info(f"not calibrated: {temperature.note}")
-    complete = {
+    metrics = {
         **results,
         **classification_metrics(logits, labels, inputs.data.manifest.classes),
         **calibrated_metrics(logits, labels, temperature),
