@@ -57,7 +57,7 @@ def evaluate_run(
         "seconds": round(time.monotonic() - started, 1),
     }
     return FinalEvaluation(
-        temperature.value, logits / temperature.value, cast("RunResults", complete)
+        temperature.value, logits / temperature.value, cast("RunResults", metrics)
     )
 
 
