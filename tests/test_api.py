@@ -156,7 +156,7 @@ def test_errors_are_raised_before_anything_is_written(
 
 def test_the_signature_has_the_options_of_the_command() -> None:
     parameters = inspect.signature(vitft.finetune).parameters
-    options = {option.name: option for option in FINETUNE_OPTIONS}
+    options = {option.keyword: option for option in FINETUNE_OPTIONS}
 
     assert {*parameters} == {*options, "out", "recipe", "seed", "settings"}
     for name, parameter in parameters.items():

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from vitft.config.run import config_from_table, read_recipe, read_toml
-from vitft.system.resources import resource
+from vitft.system.files import resource
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "vitft").rglob("*.py"))
@@ -122,8 +122,12 @@ HEAVY = {
 LATE_WITH_REASON = {
     "__main__.py: vitft.cli.main": "signal handlers are installed before anything slow is imported",
     "cli/explain.py: vitft.data.sources": "it imports http and ssl",
+    "cli/output.py: importlib.metadata": "it imports email and zipfile",
+    "cli/parser.py: vitft.config.names": "only a wrong option needs it",
+    "cli/parser.py: vitft.config.options": "only a wrong option needs it",
     "data/download/fetch.py: fcntl": "POSIX only",
     "system/device.py: resource": "POSIX only",
+    "system/rundir.py: importlib.metadata": "it imports email and zipfile",
     "system/rundir.py: fcntl": "POSIX only",
 }
 """`module: imported module` and why it is imported late though it is light."""

@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from vitft.system.imports import EXIT_SIGNALS, exit_at_once
+from vitft.system.signals import EXIT_SIGNALS, exit_at_once
 
 
 def run() -> NoReturn:

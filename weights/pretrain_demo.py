@@ -31,7 +31,7 @@ from formulas import COLOURS, Pixels, formula_image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.config.training import OptimSpec
+from vitft.config.sections import OptimSpec
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.initial import sinusoidal_positions

@@ -26,10 +26,7 @@ from benchmarks.faults.full_disk import disk
 from tests.support.hub_server import HubServer, Repo
 
 TOKEN = "hf_thisIsASecretThatNobodySees"
-CODE = (
-    "import sys, vitft.cli.main as c, vitft.cli.weights as w; c.add_weights = w.add_weights; "
-    "sys.exit(c.main(sys.argv[1:]))"
-)
+CODE = "import sys, vitft.cli.main as c; sys.exit(c.main(sys.argv[1:]))"
 SIZE = 3_000_000
 
 

@@ -20,7 +20,7 @@ import time
 import torch
 from torch import nn
 
-from vitft.config.training import OptimSpec
+from vitft.config.sections import OptimSpec
 from vitft.features.cut import Whole
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, ViTConfig

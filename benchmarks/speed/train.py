@@ -65,7 +65,7 @@ def peer_step(library: str, precision: str, batch: int) -> Any:
 
 def our_step(precision: str, batch: int) -> Any:
     """Return a step of vitft's training loop."""
-    from vitft.config.training import OptimSpec
+    from vitft.config.sections import OptimSpec
     from vitft.features.cut import Whole
     from vitft.models.registry import create_model
     from vitft.training.loop import Batch, Trainer

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.models.pretrained.test_flavours import CONFIG, google_arrays, random_weights
-from vitft.cli.parser import Commands, Parser
+from vitft.cli.parser import Parser
 from vitft.cli.weights import add_weights
 from vitft.system.errors import UsageError, WeightsError
 
@@ -18,8 +18,8 @@ from vitft.system.errors import UsageError, WeightsError
 def run(*words: str) -> int:
     """Run one command line with the parser of the command."""
     parser = Parser(prog="vitft")
-    add_weights(Commands(parser, "commands"))
-    args: argparse.Namespace = parser.parse_args(["weights", *words])
+    add_weights(parser)
+    args: argparse.Namespace = parser.parse_args(words)
     code: int = args.command(args)
     return code
 

@@ -9,7 +9,7 @@ import pytest
 
 from vitft.cli.main import main
 from vitft.config.run import config_from_table, read_recipe, read_toml
-from vitft.system.resources import resource
+from vitft.system.files import resource
 
 RECIPES = sorted(path.stem for path in resource("recipes").glob("*.toml"))
 

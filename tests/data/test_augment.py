@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitft.config.training import TrainSpec
+from vitft.config.sections import TrainSpec
 from vitft.data.augment import batch_augmentation, rand_augment
 from vitft.data.transforms import CropTransform
 from vitft.training.loop import seed_everything

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vitft.config.data import DataSpec
+from vitft.config.sections import DataSpec
 from vitft.data.fixes import Fix, apply_fixes, write_fixes
 from vitft.data.folder import File, Folder
 from vitft.system.errors import DataError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitft.config.data import DataSpec
+from vitft.config.sections import DataSpec
 from vitft.data.folder import Folder, list_images, scan
 from vitft.data.images import open_image
 from vitft.data.inspection import inspect_folder

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.data.test_folder import draw
-from vitft.config.data import DataSpec
+from vitft.config.sections import DataSpec
 from vitft.data.folder import scan
 from vitft.data.inspection import OpenedImage, inspect_file, inspect_folder
 from vitft.data.split import split

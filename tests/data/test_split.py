@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vitft.config.data import DataSpec
+from vitft.config.sections import DataSpec
 from vitft.data.folder import File, Folder, Part
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.split import Manifest, Row, draw, leaks, split, write_class_indices

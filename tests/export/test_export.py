@@ -27,7 +27,7 @@ from vitft.export.trained import LabelledImage, TrainedRun, comparison_images, l
 from vitft.models.pretrained import load_pretrained
 from vitft.models.timm_model import TimmConfig
 from vitft.predict.torch_engine import Predictor
-from vitft.system import extras
+from vitft.system import imports
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import atomic_folder
 
@@ -537,7 +537,7 @@ def test_a_wrong_export_is_refused_in_a_sentence(
 def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(extras.EXTRA_LIBRARIES, "onnx", ("onnx", "not_a_library"))
+    monkeypatch.setitem(imports.EXTRA_LIBRARIES, "onnx", ("onnx", "not_a_library"))
 
     with pytest.raises(UsageError, match="export --int8 needs not_a_library") as caught:
         plan_export(["int8"], None)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitft.features.label_errors import find_label_errors, label_probabilities, out_of_fold_logits
+from vitft.features.label_errors import find_mislabels, label_probabilities, out_of_fold_logits
 from vitft.features.neighbours import votes_outside_group
 
 
@@ -22,11 +22,12 @@ def test_swapped_labels_are_found_and_correct_ones_are_not() -> None:
     alone = torch.arange(len(y))
 
     logits = out_of_fold_logits(x, y, alone, classes=3, seed=0)
-    found = find_label_errors(label_probabilities(logits, x, y, alone), y)
+    paths = [[str(row)] for row in range(len(y))]
+    found = find_mislabels(label_probabilities(logits, x, y, alone), y, paths, "012")
 
-    assert sorted(suspect.row for suspect in found) == swapped
-    assert all(suspect.suggested == truth[suspect.row] for suspect in found)
-    ratios = [s.suggested_probability / s.given_probability for s in found]
+    assert sorted(int(suspect["path"]) for suspect in found) == swapped
+    assert all(int(s["suggested"]) == truth[int(s["path"])] for s in found)
+    ratios = [s["suggested_probability"] / s["given_probability"] for s in found]
     assert ratios == sorted(ratios, reverse=True)
 
 

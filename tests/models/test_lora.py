@@ -10,7 +10,7 @@ import torch
 
 from tests.training.test_run import run_it
 from tests.training.test_stages import few, outcome, resumed, start, stop_after  # noqa: F401 - a fixture
-from vitft.config.training import TrainSpec
+from vitft.config.sections import TrainSpec
 from vitft.data.transforms import EvalTransform
 from vitft.features.cut import Whole
 from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint

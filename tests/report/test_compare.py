@@ -9,8 +9,7 @@ from tests.report.test_report import check_harmless
 from tests.support.run_files import HOSTILE, make_run
 from vitft.cli.main import main
 from vitft.metrics.significance import mcnemar
-from vitft.report import write_comparison
-from vitft.report.comparison import RunComparison, compare_runs
+from vitft.report.comparison import RunComparison, compare_runs, write_comparison
 from vitft.report.run_files import read_run
 from vitft.system.errors import RunError, UsageError
 

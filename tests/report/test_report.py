@@ -17,12 +17,12 @@ from tests.support.run_files import HOSTILE, make_run
 from vitft.cli.finetune import named_settings
 from vitft.cli.main import build_parser, main
 from vitft.config.run import config_from_table, merge_settings, to_toml
-from vitft.report import charts, palette, svg, write_report
+from vitft.report import charts, palette, svg
 from vitft.report.advice import advise
 from vitft.report.html import digest_source
 from vitft.report.reproduce import command_of
 from vitft.report.run_files import Run, find_run, read_run
-from vitft.report.run_page import epochs_section
+from vitft.report.run_page import epochs_section, write_report
 from vitft.system.errors import DataError, RunError, VitftError
 
 ELEMENTS = {

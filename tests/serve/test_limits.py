@@ -30,7 +30,7 @@ from vitft.serve.limits import SWITCH_SECONDS, ServeLimits
 from vitft.serve.multipart import FormError, Upload, read_form
 from vitft.serve.page import build_page
 from vitft.serve.server import listen
-from vitft.system import extras
+from vitft.system import imports
 from vitft.system.errors import UsageError
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
@@ -329,7 +329,7 @@ def test_a_damaged_model_is_not_served(run: Path, capsys: pytest.CaptureFixture[
 def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(extras.EXTRA_LIBRARIES, "serve", ("no_such_library",))
+    monkeypatch.setitem(imports.EXTRA_LIBRARIES, "serve", ("no_such_library",))
 
     assert main(["serve", "--run", str(run)]) == 2
     assert "fix: pip install 'vitft[serve]'" in capsys.readouterr().err

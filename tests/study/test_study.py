@@ -28,11 +28,16 @@ from vitft.study.features import (
     load_source,
     small_image,
 )
-from vitft.study.formats import lead_sentences, markdown_cell
 from vitft.study.plan import check_study, fitting_shots, resolve_sources
-from vitft.study.results import CurvePoint, difference
-from vitft.study.run import evaluate_head, reduce_dimensions, run_study
-from vitft.study.splits import FewShotSplit, few_shot_split, unique_images
+from vitft.study.results import CurvePoint, difference, lead_sentences, markdown_cell
+from vitft.study.run import (
+    FewShotSplit,
+    evaluate_head,
+    few_shot_split,
+    reduce_dimensions,
+    run_study,
+    unique_images,
+)
 from vitft.system.errors import DataError, RunError, UsageError, VitftError, WeightsError
 
 
@@ -251,7 +256,7 @@ def test_the_command_and_the_plan_start_without_torch() -> None:
         [
             sys.executable,
             "-c",
-            "import sys, vitft.cli.study, vitft.study.plan, vitft.study.splits;"
+            "import sys, vitft.cli.study, vitft.study.plan, vitft.study.results;"
             "sys.exit('torch' in sys.modules)",
         ],
         check=False,
@@ -275,7 +280,7 @@ def test_without_matplotlib_the_error_names_the_extra(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vitft.system.extras.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("vitft.system.imports.importlib.util.find_spec", lambda _: None)
 
     assert main(command) == 2
 

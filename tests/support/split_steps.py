@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from vitft.config.training import OptimSpec
+from vitft.config.sections import OptimSpec
 from vitft.features.cut import cut_model
 from vitft.models.freeze import freeze_model
 from vitft.models.vit import VisionTransformer

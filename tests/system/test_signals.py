@@ -10,7 +10,7 @@ import pytest
 
 from vitft.cli.main import main
 from vitft.system.errors import Stopped
-from vitft.system.signals import Stopper, default_handlers
+from vitft.system.signals import Stopper, signal_handlers
 
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143, "SIGHUP": 143}
 
@@ -114,10 +114,10 @@ def test_a_signal_that_a_library_converts_to_its_own_error_still_stops() -> None
     assert caught.value.exit_code == 143
 
 
-def test_held_blocks_finish_before_a_signal_is_raised() -> None:
+def test_locally_deferred_blocks_finish_before_a_signal_is_raised() -> None:
     done = []
     with Stopper() as stopper, pytest.raises(Stopped) as caught:  # noqa: PT012
-        with stopper.held():
+        with stopper.deferred_locally():
             send("SIGTERM")
             done.append("the rest of it")
         done.append("never")
@@ -134,8 +134,8 @@ def test_several_processes_stop_after_the_same_step() -> None:
         return wish
 
     with Stopper() as stopper, pytest.raises(Stopped):  # noqa: PT012
-        stopper.agree = agree
-        with stopper.patient(when=True):
+        stopper.all_reduce_max = agree
+        with stopper.deferred_to_next(when=True):
             send("SIGTERM")  # between two steps
             assert asked == []
 
@@ -145,7 +145,7 @@ def test_several_processes_stop_after_the_same_step() -> None:
 def test_default_handlers_are_restored_around_blocking_calls() -> None:
     with Stopper():
         own = signal.getsignal(signal.SIGTERM)
-        with default_handlers():
+        with signal_handlers(signal.SIG_DFL):
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         assert signal.getsignal(signal.SIGTERM) == own
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import tiny_home
-from vitft.config.training import OptimSpec
+from vitft.config.sections import OptimSpec
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitft.config.training import OptimSpec
+from vitft.config.sections import OptimSpec
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import DivergedError, ResourceError
 from vitft.training.loop import (

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitft.config.training import OptimSpec
+from vitft.config.sections import OptimSpec
 from vitft.features.cut import Whole
 from vitft.models.freeze import freeze_model, frozen_blocks
 from vitft.models.timm_model import TimmConfig, TimmModel

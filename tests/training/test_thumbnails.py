@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
-from vitft.config.data import DataSpec
+from vitft.config.sections import DataSpec
 from vitft.data.folder import scan
 from vitft.data.inspection import inspect_folder
 from vitft.data.split import Manifest, split, write_class_indices

@@ -1,7 +1,6 @@
 """Checks of a labelled image folder (`vitft check`): findings, and a proposed fix for each.
 
 folder     the whole check of a folder
-labels     probable label errors, from features
 audit      the findings, as in audit.json
 proposals  the findings as a table of fixes
 """

@@ -7,19 +7,14 @@ from dataclasses import dataclass
 from vitft.metrics.results import AuditResults, CopyGroup, CopyMember, Imbalance, Mislabel
 from vitft.system.text import count
 
-HARMLESS_REMARKS = ("converted from", "rotated by EXIF")
-"""Beginnings of remarks on how an image was decoded that need no attention."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedImage:
-    """A readable image."""
+    """A readable image; `split` is `train`, `val`, or empty."""
 
     path: str
-    """Relative to the data folder, with slashes."""
     label: str
     split: str
-    """`train`, `val`, or empty without a split."""
     sha256: str
 
 
@@ -36,7 +31,7 @@ def audit_images(
     Args:
         images: The readable images, in order.
         bad: Paths of the unreadable files, with reasons.
-        odd: Paths with remarks; harmless remarks are left out.
+        odd: Paths with remarks on how an image was decoded; harmless remarks are left out.
         groups: Groups of near-duplicates: digest to name of the group.
         mislabels: Probable label errors.
     """
@@ -46,7 +41,7 @@ def audit_images(
         "odd": [
             {"path": path, "reason": reason}
             for path, reason in odd
-            if not reason.startswith(HARMLESS_REMARKS)
+            if not reason.startswith(("converted from", "rotated by EXIF"))  # harmless
         ],
         "duplicates": [
             *copy_groups(images, "exact", lambda image: image.sha256),

@@ -19,7 +19,7 @@ from vitft.data.folder import Folder, scan
 from vitft.data.inspection import InspectedFolder
 from vitft.data.split import Manifest
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
-from vitft.metrics.results import AuditResults
+from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system import console
 from vitft.system.errors import DataError, RunError
 from vitft.system.rundir import RunDir
@@ -35,7 +35,7 @@ class CheckResult:
     audit: AuditResults
     fixes: Sequence[Fix]
     labels_checked: bool
-    """Whether the labels were checked, which needs weights."""
+    """This needs weights."""
 
 
 def check_folder(
@@ -58,24 +58,24 @@ def check_folder(
             f"no image of {root} is in the split of the run",
             fix="name the folder that the run was trained on",
         )
-    fingerprints = Fingerprints(config.train.cache)
+    fingerprints, max_pixels = Fingerprints(config.train.cache), config.data.max_pixels
     features = None
     if config.weights.name:
         inspected, features = inspect_with_features(folder, config, fingerprints)
     else:
         with console.Progress("checking images", len(folder.files)) as progress:
             inspected = fingerprint_folder(
-                folder,
-                fingerprints,
-                max_pixels=config.data.max_pixels,
-                progress=progress.advance,
+                folder, fingerprints, max_pixels=max_pixels, progress=progress.advance
             )
     good, groups = inspected.good, fingerprints.duplicate_groups()
-    labels = None
+    mislabels: list[Mislabel] = []
+    probabilities: dict[str, dict[str, float]] = {}
     if features is not None and good:
-        from vitft.check.labels import check_labels
+        from vitft.features.label_errors import check_labels
 
-        labels = check_labels(good, folder.classes, groups, features, seed=config.train.seed)
+        mislabels, probabilities = check_labels(
+            good, folder.classes, groups, features, seed=config.train.seed
+        )
     audit = audit_images(
         [
             AuditedImage(
@@ -89,10 +89,10 @@ def check_folder(
         bad=inspected.bad,
         odd=odd_images(inspected, fingerprints),
         groups=groups,
-        mislabels=labels.mislabels if labels else [],
+        mislabels=mislabels,
     )
-    fixes = propose_fixes(audit, labels.probabilities if labels else {})
-    return CheckResult(audit=audit, fixes=fixes, labels_checked=labels is not None)
+    fixes = propose_fixes(audit, probabilities)
+    return CheckResult(audit=audit, fixes=fixes, labels_checked=bool(probabilities))
 
 
 def inspect_with_features(
@@ -107,12 +107,12 @@ def inspect_with_features(
     from vitft.features.views import eval_view
 
     pipeline, _ = load_pipeline(config, folder, "head")
-    extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
+    max_pixels, view = config.data.max_pixels, eval_view(pipeline.transform)
+    extractor = pipeline.open_extractor(config.train, max_pixels=max_pixels)
     assert extractor is not None
-    view = eval_view(pipeline.transform)
     inspected = inspect_dataset(
         folder,
-        max_pixels=config.data.max_pixels,
+        max_pixels=max_pixels,
         allow_bad=True,
         extractor=extractor,
         view=view,

@@ -11,10 +11,6 @@ from vitft.data.fixes import ACTIONS, Fix
 from vitft.metrics.results import AuditResults, CopyMember
 
 ClassProbabilities = Mapping[str, float]
-"""Probability of each class for one image, by name."""
-
-MIN_LABEL_RATIO = 30.0
-"""Of two labels of one file, the second is dropped if the first is this many times as probable."""
 KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
 """Kinds of fixes in the order of the table."""
 
@@ -24,9 +20,7 @@ def propose_fixes(
 ) -> list[Fix]:
     """Return one fix per image with a finding, those that change something first.
 
-    Args:
-        audit: The findings.
-        probabilities: Class probabilities by path, where they are known.
+    The class probabilities, by path, may be incomplete.
     """
     fixes = [
         Fix(path=entry["path"], action="drop", reason=entry["reason"], kind="bad", confidence=1.0)
@@ -53,13 +47,12 @@ def propose_fixes(
         Fix(path=entry["path"], action="keep", reason=entry["reason"], kind="odd")
         for entry in audit["odd"]
     ]
-    return sorted(merge_fixes(fixes), key=table_order)
 
+    def order(fix: Fix) -> tuple[int, int, float, str]:
+        kind = KIND_ORDER.index(fix.kind)
+        return -ACTIONS.index(fix.action), kind, -(fix.confidence or 0), fix.path
 
-def table_order(fix: Fix) -> tuple[int, int, float, str]:
-    """Return the key that sorts the table of fixes."""
-    kind = KIND_ORDER.index(fix.kind)
-    return -ACTIONS.index(fix.action), kind, -(fix.confidence or 0), fix.path
+    return sorted(merge_fixes(fixes), key=order)
 
 
 def identical_file_fixes(
@@ -91,12 +84,12 @@ def identical_file_fixes(
 
 
 def most_probable_label(labels: Sequence[str], probabilities: ClassProbabilities) -> str:
-    """Return the label that is `MIN_LABEL_RATIO` times as probable as the others, or nothing."""
+    """Return the label that is at least 30 times as probable as the others, or nothing."""
     if len(labels) < 2 or not probabilities:
         return ""
     best, second, *_ = sorted(labels, key=lambda label: -probabilities[label])
     is_best = probabilities[best] == max(probabilities.values())
-    is_clear = probabilities[best] >= MIN_LABEL_RATIO * probabilities[second]
+    is_clear = probabilities[best] >= 30 * probabilities[second]
     return best if is_best and is_clear else ""
 
 
@@ -110,10 +103,8 @@ def near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
             reason += f", which has the label {first['label']}"
         if member["split"] != first["split"]:
             reason += f", which is in {first['split']}"
-        label = member["label"]
-        fixes.append(
-            Fix(path=member["path"], action="keep", label=label, reason=reason, kind="near")
-        )
+        path, label = member["path"], member["label"]
+        fixes.append(Fix(path=path, action="keep", label=label, reason=reason, kind="near"))
     return fixes
 
 

@@ -5,13 +5,12 @@ import time
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
+from vitft.cli.parser import Commands, Parser
 from vitft.system.errors import UsageError
 
 
-def add_cache(commands: Commands) -> None:
-    """Add `vitft cache`."""
-    parser = commands.add_parser("cache", help="list or delete cached features")
+def add_cache(parser: Parser) -> None:
+    """Add the options of `vitft cache`."""
     actions = Commands(parser, "actions")
     for name, text, command in (
         ("list", "list the cached features: weights, layer, size, last use", list_cache),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
+from vitft.cli.parser import Parser
 from vitft.config.run import Config
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import free_name
@@ -23,11 +23,8 @@ EXAMPLES = 3
 """Examples of each problem that are printed; fixes.csv has all."""
 
 
-def add_check(commands: Commands) -> None:
-    """Add `vitft check`."""
-    parser = commands.add_parser(
-        "check", help="find unreadable files, duplicates, leakage and label errors in a folder"
-    )
+def add_check(parser: Parser) -> None:
+    """Add the options of `vitft check`."""
     parser.add_argument("data", metavar="DIR", help="image folder with one folder per class")
     labels = parser.add_argument_group("label errors")
     source = labels.add_mutually_exclusive_group()

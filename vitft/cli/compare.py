@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
+from vitft.cli.parser import Parser
 from vitft.cli.report import new_page
 from vitft.system.errors import UsageError
 from vitft.system.files import free_name
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from vitft.report.comparison import RunComparison
 
 
-def add_compare(commands: Commands) -> None:
-    """Add `vitft compare`."""
-    parser = commands.add_parser("compare", help="compare runs on the validation images they share")
+def add_compare(parser: Parser) -> None:
+    """Add the options of `vitft compare`."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="two or more run directories")
     parser.add_argument(
         "--out", metavar="FILE", help="HTML page to write (default: compare.html, compare-2.html)"
@@ -33,8 +32,7 @@ def compare_command(args: argparse.Namespace) -> int:
     if len(args.runs) < 2:
         raise UsageError("only one run to compare", fix="use vitft compare RUN RUN ...")
     out = new_page(args.out) if args.out else free_name(Path("compare.html"), suffix=".html")
-    from vitft.report import write_comparison
-    from vitft.report.comparison import compare_runs
+    from vitft.report.comparison import compare_runs, write_comparison
     from vitft.report.run_files import find_run, read_run
 
     comparison = compare_runs([read_run(find_run(run)) for run in args.runs])

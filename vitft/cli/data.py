@@ -5,13 +5,12 @@ import shlex
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
+from vitft.cli.parser import Commands, Parser
 from vitft.system.errors import UsageError
 
 
-def add_data(commands: Commands) -> None:
-    """Add `vitft data`."""
-    parser = commands.add_parser("data", help="download public image datasets")
+def add_data(parser: Parser) -> None:
+    """Add the options of `vitft data`."""
     actions = Commands(parser, "actions")
     fetch = actions.add_parser("fetch", help="download an archive and unpack its image folder")
     fetch.add_argument("name", metavar="NAME", nargs="?", help="a known dataset: flower_photos")

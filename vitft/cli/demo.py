@@ -3,17 +3,14 @@
 import argparse
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
+from vitft.cli.parser import Parser
 from vitft.metrics.results import RunResults
 from vitft.predict.rows import RowWriter
 from vitft.system.imports import heavy_imports
 
 
-def add_demo(commands: Commands) -> None:
-    """Add `vitft demo`."""
-    parser = commands.add_parser(
-        "demo", help="fine-tune, predict and export on drawn images, without a network"
-    )
+def add_demo(parser: Parser) -> None:
+    """Add the options of `vitft demo`."""
     parser.set_defaults(command=demo_command)
 
 

@@ -4,16 +4,14 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitft.cli import output
+from vitft.cli.parser import Parser
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
 from vitft.system.text import count, csv_line, interval, percent
-
-if TYPE_CHECKING:
-    from vitft.cli.parser import Commands
 
 EVALUATE_FORMATS = ("table", "json", "csv")
 MOST_IN_MATRIX = 12
@@ -28,14 +26,12 @@ ACCURACIES = (
 CLASS_METRICS = ("recall", "precision", "f1")
 
 
-def add_evaluate(commands: "Commands") -> None:
-    """Add `vitft evaluate`."""
-    parser = commands.add_parser(
-        "evaluate",
-        help="evaluate a trained model on labelled images",
-        description="Evaluate a trained model on labelled images that it has not seen. Classes are "
+def add_evaluate(parser: Parser) -> None:
+    """Add the options of `vitft evaluate`."""
+    parser.description = (
+        "Evaluate a trained model on labelled images that it has not seen. Classes are "
         "matched by name. Images that trained the model are left out. The exit code is 3 if an "
-        "image could not be read.",
+        "image could not be read."
     )
     parser.add_argument(
         "--data",

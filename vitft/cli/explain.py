@@ -5,23 +5,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
+from vitft.cli.parser import Parser
 from vitft.explain.method import FUSIONS, METHODS, Method
 from vitft.system import console
 from vitft.system.errors import UsageError
-from vitft.system.extras import require_extra
 from vitft.system.files import free_name
-from vitft.system.imports import heavy_imports
+from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.rundir import plan_run
 from vitft.system.text import count, percent
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Commands
     from vitft.explain.model import ExplainedModel
 
 
-def add_explain(commands: "Commands") -> None:
-    """Add `vitft explain`."""
-    parser = commands.add_parser("explain", help="show which regions of an image a model uses")
+def add_explain(parser: Parser) -> None:
+    """Add the options of `vitft explain`."""
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="image files and folders")
     parser.add_argument(
         "--run", metavar="DIR", help="run directory or checkpoint (default: latest)"

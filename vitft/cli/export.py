@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
+from vitft.cli.parser import Parser
 from vitft.export.plan import EXPORT_FORMATS, NUM_COMPARED, ExportPlan, plan_export
 from vitft.system.imports import heavy_imports
 
@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from vitft.export.job import Exported
 
 
-def add_export(commands: Commands) -> None:
-    """Add `vitft export`."""
-    parser = commands.add_parser("export", help="write the trained model as files for other tools")
+def add_export(parser: Parser) -> None:
+    """Add the options of `vitft export`."""
     formats = parser.add_argument_group(
         "formats", "one or more; with several, each is written to a folder of its own"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import Commands, OptionGroup
+from vitft.cli.parser import OptionGroup, Parser
 from vitft.cli.report import print_report
 from vitft.cli.summary import print_summary
 from vitft.config.defaults import check_effect
@@ -20,11 +20,8 @@ from vitft.system.rundir import BASE
 from vitft.system.text import duration
 
 
-def add_finetune(commands: Commands) -> None:
-    """Add `vitft finetune`."""
-    parser = commands.add_parser(
-        "finetune", help="train a classifier from image folders and pretrained weights"
-    )
+def add_finetune(parser: Parser) -> None:
+    """Add the options of `vitft finetune`."""
     groups = {
         title: parser.add_argument_group(title)
         for title in dict.fromkeys(option.group for option in FINETUNE_OPTIONS)
@@ -49,7 +46,7 @@ def add_option(group: OptionGroup, option: Option) -> None:
     kind, text = option.setting_type, option.text.replace("%", "%%")
     if kind.type is bool:
         group.add_argument(option.flag, action="store_true", help=text)
-    elif option.name == "tracker":
+    elif option.keyword == "tracker":
         group.add_argument(option.flag, action="append", metavar=option.placeholder, help=text)
     else:
         group.add_argument(

@@ -1,34 +1,39 @@
 """The command `vitft`: build the parser, run one command, turn errors into exit codes.
 
-Each command imports what it needs when it runs, so that `vitft --help` and a wrong option answer
-without waiting for torch.
+Only the module of the given command is imported, and it imports what it needs when it runs, so that
+`--help` and a wrong option answer without waiting for torch.
 """
 
+import argparse
+import importlib
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from vitft.cli import output
-from vitft.cli.cache import add_cache
-from vitft.cli.check import add_check
-from vitft.cli.compare import add_compare
-from vitft.cli.data import add_data
-from vitft.cli.demo import add_demo
-from vitft.cli.evaluate import add_evaluate
-from vitft.cli.explain import add_explain
-from vitft.cli.export import add_export
-from vitft.cli.finetune import add_finetune
 from vitft.cli.parser import Commands, Parser
-from vitft.cli.predict import add_predict
-from vitft.cli.recipes import add_recipes
-from vitft.cli.report import add_report
-from vitft.cli.serve import add_serve
-from vitft.cli.study import add_study
-from vitft.cli.weights import add_weights
 from vitft.system import console
 from vitft.system.errors import VitftError
 from vitft.system.signals import Stopper
+
+COMMANDS = {
+    "finetune": "train a classifier from image folders and pretrained weights",
+    "check": "find unreadable files, duplicates, leakage and label errors in a folder",
+    "data": "download public image datasets",
+    "predict": "predict the classes of images",
+    "explain": "show which regions of an image a model uses",
+    "evaluate": "evaluate a trained model on labelled images",
+    "export": "write the trained model as files for other tools",
+    "serve": "serve a trained model over HTTP, with a page to drop images on",
+    "weights": "list, inspect and download pretrained weights",
+    "recipes": "list settings to start from, with their results",
+    "cache": "list or delete cached features",
+    "report": "write the HTML report of a run again",
+    "compare": "compare runs on the validation images they share",
+    "study": "compare weights by accuracy over the number of training images per class",
+    "demo": "fine-tune, predict and export on drawn images, without a network",
+}
+"""One line of help for each command; its options are added by `add_NAME` of `cli.NAME`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
-        args = build_parser().parse_args([a for a in arguments if a != "--debug"])
+        command = next((a for a in arguments if not a.startswith("-")), "")
+        args = build_parser(command).parse_args([a for a in arguments if a != "--debug"])
         with Stopper(), output.quiet_pipe():  # a signal unwinds every command
             return args.command(args)
     except VitftError as error:
@@ -55,29 +61,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def build_parser() -> Parser:
-    """Return the parser of all commands."""
+def build_parser(command: str | None = None) -> Parser:
+    """Return the parser of all commands, with the options of `command` alone or of each one."""
     parser = Parser(
         prog="vitft",
         description="Fine-tune a Vision Transformer on a folder of images.",
         epilog="`vitft COMMAND --help` explains a command. Every command accepts --debug, which "
         "adds the traceback to an error.",
     )
-    parser.add_argument("--version", action="version", version=f"vitft {version('vitft')}")
+    parser.add_argument(
+        "--version", action=ShowVersion, nargs=0, help="show program's version number and exit"
+    )
     commands = Commands(parser, "commands")
-    add_finetune(commands)
-    add_check(commands)
-    add_data(commands)
-    add_predict(commands)
-    add_explain(commands)
-    add_evaluate(commands)
-    add_export(commands)
-    add_serve(commands)
-    add_weights(commands)
-    add_recipes(commands)
-    add_cache(commands)
-    add_report(commands)
-    add_compare(commands)
-    add_study(commands)
-    add_demo(commands)
+    for name, text in COMMANDS.items():
+        added = commands.add_parser(name, help=text)
+        if command in {None, name}:
+            getattr(importlib.import_module(f"vitft.cli.{name}"), f"add_{name}")(added)
     return parser
+
+
+class ShowVersion(argparse.Action):
+    """Action that looks up the installed version only when it is asked for, as that is slow."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        output.exact(f"vitft {output.version()}")
+        parser.exit()

@@ -7,7 +7,6 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 
 from vitft.system.console import stderr, stdout, visible
 from vitft.system.errors import VitftError
@@ -70,9 +69,16 @@ def interrupted() -> None:
     print("vitft: interrupted", file=sys.stderr)
 
 
+def version() -> str:
+    """Return the installed version; `importlib.metadata` is slow to import."""
+    import importlib.metadata
+
+    return importlib.metadata.version("vitft")
+
+
 def bug() -> None:
     """Print what to do with the traceback of an unexpected error."""
-    print(f"vitft: this is a bug in vitft {version('vitft')}; please report it", file=sys.stderr)
+    print(f"vitft: this is a bug in vitft {version()}; please report it", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,6 @@ import re
 from difflib import get_close_matches
 from typing import Any, NoReturn, Protocol
 
-from vitft.config.names import find_setting
-from vitft.config.options import FINETUNE_OPTIONS
 from vitft.system.errors import UsageError
 
 
@@ -27,6 +25,9 @@ class Parser(argparse.ArgumentParser):
 
     def nearest(self, wrong: str, message: str) -> str | None:
         """Return the option, command or choice that was probably meant."""
+        from vitft.config.names import find_setting
+        from vitft.config.options import FINETUNE_OPTIONS
+
         setting = find_setting(wrong.removeprefix("--")) if wrong.startswith("--") else None
         known = self.words() | {*re.findall(r"[\w-]+", message.partition(" (choose from")[2])}
         aliases = [option.flag for option in FINETUNE_OPTIONS if option.setting == setting]

@@ -1,4 +1,4 @@
-"""The command `vitft predict`."""
+"""`vitft predict`: the classes of images."""
 
 import argparse
 import os
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
+from vitft.cli.parser import Parser
 from vitft.predict.output import ProcessShard
 from vitft.predict.request import ENGINES, PredictRequest
 from vitft.predict.rows import ROW_FORMATS
 
 if TYPE_CHECKING:
-    from vitft.cli.parser import Commands
     from vitft.predict.engine import Engine
     from vitft.predict.prediction import Prediction
 
@@ -41,14 +41,10 @@ large jobs:
 """
 
 
-def add_predict(commands: "Commands") -> None:
-    """Add `vitft predict`."""
-    parser = commands.add_parser(
-        "predict",
-        help="predict the classes of images",
-        epilog=INPUTS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_predict(parser: Parser) -> None:
+    """Add the options of `vitft predict`."""
+    parser.epilog = INPUTS
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders, ...: see below")
     parser.add_argument(
         "--list", action="append", default=[], metavar="FILE", help="file that lists images"
@@ -125,6 +121,6 @@ def illustrate(
     engine: "Engine", predictions: "Iterator[Prediction]", folder: Path
 ) -> "Iterator[Prediction]":
     """Write a relevance overlay for each prediction; imports torch."""
-    from vitft.explain.overlays import illustrate_predictions
+    from vitft.explain.explainer import illustrate_predictions
 
     return illustrate_predictions(engine, predictions, folder)

@@ -5,14 +5,13 @@ import json
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
+from vitft.cli.parser import Parser
 from vitft.config.run import read_recipe, read_toml
-from vitft.system.resources import resource
+from vitft.system.files import resource
 
 
-def add_recipes(commands: Commands) -> None:
-    """Add `vitft recipes`."""
-    parser = commands.add_parser("recipes", help="list settings to start from, with their results")
+def add_recipes(parser: Parser) -> None:
+    """Add the options of `vitft recipes`."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="print this recipe as it is")
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="of the list (default: text)"

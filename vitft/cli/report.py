@@ -4,13 +4,12 @@ import argparse
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
+from vitft.cli.parser import Parser
 from vitft.system.errors import RunError, VitftError
 
 
-def add_report(commands: Commands) -> None:
-    """Add `vitft report`."""
-    parser = commands.add_parser("report", help="write the HTML report of a run again")
+def add_report(parser: Parser) -> None:
+    """Add the options of `vitft report`."""
     parser.add_argument("--run", metavar="DIR", help="run directory (default: runs/latest)")
     parser.add_argument("--out", metavar="FILE", help="new file (default: report.html in the run)")
     parser.set_defaults(command=report_command)
@@ -18,8 +17,8 @@ def add_report(commands: Commands) -> None:
 
 def report_command(args: argparse.Namespace) -> int:
     """Write the page from the files of the run."""
-    from vitft.report import write_report
     from vitft.report.run_files import find_run
+    from vitft.report.run_page import write_report
 
     page = write_report(find_run(args.run), new_page(args.out) if args.out else None)
     output.result(f"report: {page}")
@@ -28,7 +27,7 @@ def report_command(args: argparse.Namespace) -> int:
 
 def print_report(run: Path) -> None:
     """Write the page at the end of a run and print its path; a failure is only a warning."""
-    from vitft.report import write_report
+    from vitft.report.run_page import write_report
 
     try:
         output.result(f"report: {write_report(run)}")

@@ -1,28 +1,22 @@
 """The command `vitft serve`."""
 
 import argparse
-from typing import TYPE_CHECKING
 
 from vitft.cli import output
+from vitft.cli.parser import Parser
 from vitft.serve.access import ALL_INTERFACES, access_for, is_loopback
 from vitft.serve.limits import ServeLimits
 from vitft.system.errors import Stopped, UsageError
-from vitft.system.extras import require_extra
-from vitft.system.imports import heavy_imports
+from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.malloc import freeze_garbage
 from vitft.system.signals import Stopper
 
-if TYPE_CHECKING:
-    from vitft.cli.parser import Commands
 
-
-def add_serve(commands: "Commands") -> None:
-    """Add `vitft serve`."""
-    parser = commands.add_parser(
-        "serve",
-        help="serve a trained model over HTTP, with a page to drop images on",
-        description="Answer POST /predict, and show a page to drop images on at /. Without "
-        "--host only programs on this machine reach the server. Ctrl-C stops it.",
+def add_serve(parser: Parser) -> None:
+    """Add the options of `vitft serve`."""
+    parser.description = (
+        "Answer POST /predict, and show a page to drop images on at /. Without "
+        "--host only programs on this machine reach the server. Ctrl-C stops it."
     )
     parser.add_argument(
         "--run", metavar="RUN", help="run directory, checkpoint or hf:owner/name (default: latest)"

@@ -4,17 +4,13 @@ import argparse
 import shlex
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
+from vitft.cli.parser import Parser
 from vitft.config.run import config_from_table
-from vitft.system.extras import require_extra
-from vitft.system.imports import heavy_imports
+from vitft.system.imports import heavy_imports, require_extra
 
 
-def add_study(commands: Commands) -> None:
-    """Add `vitft study`."""
-    parser = commands.add_parser(
-        "study", help="compare weights by accuracy over the number of training images per class"
-    )
+def add_study(parser: Parser) -> None:
+    """Add the options of `vitft study`."""
     experiment = parser.add_argument_group("experiment")
     experiment.add_argument(
         "--data", required=True, metavar="DIR", help="image folder with one folder per class; demo"
@@ -74,7 +70,7 @@ def study_command(args: argparse.Namespace) -> int:
         output.note(f"left out: {left_out} images per class, the smallest class has too few")
 
     with heavy_imports():
-        from vitft.study.formats import heading, lead_sentences, short_rows, write_results
+        from vitft.study.results import heading, lead_sentences, short_rows, write_results
         from vitft.study.run import run_study
 
     study = run_study(plan, config)

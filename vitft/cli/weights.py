@@ -3,13 +3,12 @@
 import argparse
 
 from vitft.cli import output
-from vitft.cli.parser import Commands
+from vitft.cli.parser import Commands, Parser
 from vitft.system.errors import UsageError
 
 
-def add_weights(commands: Commands) -> None:
-    """Add `vitft weights`."""
-    parser = commands.add_parser("weights", help="list, inspect and download pretrained weights")
+def add_weights(parser: Parser) -> None:
+    """Add the options of `vitft weights`."""
     actions = Commands(parser, "actions")
     add_list(actions)
     show = actions.add_parser("show", help="describe a catalogue entry or a weight file")

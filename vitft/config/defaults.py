@@ -72,8 +72,7 @@ def default_lr(freeze: str, width: int) -> float:
         freeze: As in train.freeze; the last stage counts.
         width: Embedding dimension of the model.
     """
-    kind = last_stage_kind(freeze)
-    lr = LEARNING_RATES[kind]
+    lr = LEARNING_RATES[kind := last_stage_kind(freeze)]
     return lr * 192 / max(192, width) if kind in ("blocks", "lora", "none") else lr
 
 

@@ -3,11 +3,8 @@
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from vitft.config.data import DataSpec
-from vitft.config.model import ModelSpec
 from vitft.config.schema import setting_types
-from vitft.config.training import OptimSpec, TrainSpec
-from vitft.config.weights import WeightsSpec
+from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, WeightsSpec
 
 SECTIONS: Mapping[str, type] = {
     "data": DataSpec,

@@ -8,22 +8,28 @@ from vitft.config.names import SECTIONS
 from vitft.config.schema import SettingType, setting_types, shown_value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
     """An option that stands for a setting."""
 
-    flag: str
     setting: str
+    help: str
     metavar: str = ""
     """Placeholder of the value in the help, where the type does not say enough."""
-    help: str
     default: str = ""
-    """The default for the help, where it is not simply that of the setting."""
+    """The default for the help, where it is not simply that of the setting; `-` for none."""
+    name: str = ""
+    """Keyword of `vitft.finetune`, where it is not the last part of the setting's name."""
 
     @property
-    def name(self) -> str:
-        """Keyword of `vitft.finetune`: `batch_size` for `--batch-size`."""
-        return self.flag.removeprefix("--").replace("-", "_")
+    def keyword(self) -> str:
+        """Keyword of `vitft.finetune`, such as `batch_size`."""
+        return self.name or self.setting.partition(".")[2]
+
+    @property
+    def flag(self) -> str:
+        """Option of the command, such as `--batch-size`."""
+        return f"--{self.keyword.replace('_', '-')}"
 
     @property
     def setting_type(self) -> SettingType:
@@ -58,125 +64,79 @@ class Option:
 
 FINETUNE_OPTIONS = (
     Option(
-        flag="--data",
-        setting="data.path",
+        "data.path",
+        "image folder with one folder per class, .npz file, torchvision:CIFAR10, or demo",
         metavar="DIR",
-        help="image folder with one folder per class, .npz file, torchvision:CIFAR10, or demo",
         default="-",
+        name="data",
     ),
     Option(
-        flag="--split",
-        setting="data.split",
-        help="how validation images are chosen: at random, or as the reference script does",
+        "data.split", "how validation images are chosen: at random, or as the reference script does"
     ),
     Option(
-        flag="--fixes",
-        setting="data.fixes",
+        "data.fixes",
+        "images to leave out or relabel, as written by `vitft check`",
         metavar="CSV",
-        help="images to leave out or relabel, as written by `vitft check`",
         default="-",
     ),
+    Option("data.group_duplicates", "keep near-duplicates of an image on one side of the split"),
     Option(
-        flag="--group-duplicates",
-        setting="data.group_duplicates",
-        help="keep near-duplicates of an image on one side of the split",
-    ),
-    Option(
-        flag="--weights",
-        setting="weights.name",
-        metavar="NAME",
-        help="catalogue name (see `vitft weights list`), weight file, hf:OWNER/NAME, timm:NAME, "
+        "weights.name",
+        "catalogue name (see `vitft weights list`), weight file, hf:OWNER/NAME, timm:NAME, "
         "demo, or none to train from scratch",
+        metavar="NAME",
         default="-",
+        name="weights",
     ),
     Option(
-        flag="--image-size",
-        setting="weights.image_size",
+        "weights.image_size",
+        "input size in pixels: one side, or height and width",
         metavar="PX",
-        help="input size in pixels: one side, or height and width",
         default="the pretraining size",
     ),
+    Option("weights.pre_logits", "what to do with a Linear + Tanh in front of the pretrained head"),
     Option(
-        flag="--pre-logits",
-        setting="weights.pre_logits",
-        help="what to do with a Linear + Tanh in front of the pretrained head",
+        "weights.mean", "channel means for normalisation, in 0..1", default="those of the weights"
     ),
     Option(
-        flag="--mean",
-        setting="weights.mean",
-        help="channel means for normalisation, in 0..1",
+        "weights.std",
+        "channel standard deviations for normalisation",
         default="those of the weights",
     ),
+    Option("weights.allow_pickle", "read .pth files (with weights_only=True)"),
     Option(
-        flag="--std",
-        setting="weights.std",
-        help="channel standard deviations for normalisation",
-        default="those of the weights",
-    ),
-    Option(
-        flag="--allow-pickle",
-        setting="weights.allow_pickle",
-        help="read .pth files (with weights_only=True)",
-    ),
-    Option(
-        flag="--freeze",
-        setting="train.freeze",
-        metavar="WHAT",
-        help="what trains: head, pre_logits, blocks:N (the last N), lora, none (nothing is frozen);"
+        "train.freeze",
+        "what trains: head, pre_logits, blocks:N (the last N), lora, none (nothing is frozen);"
         " or several stages, e.g. head,none",
+        metavar="WHAT",
     ),
     Option(
-        flag="--solver",
-        setting="optim.solver",
-        help="optimiser: lbfgs fits a head on cached features, sgd and adamw train in steps",
+        "optim.solver",
+        "optimiser: lbfgs fits a head on cached features, sgd and adamw train in steps",
         default="lbfgs for a head alone, else adamw",
     ),
     Option(
-        flag="--epochs",
-        setting="optim.epochs",
-        help="passes over the training images",
+        "optim.epochs",
+        "passes over the training images",
         default="20 for a head, 10 for more, 100 from scratch",
     ),
+    Option("optim.batch_size", "images per step", default="32, or 256 from scratch"),
     Option(
-        flag="--batch-size",
-        setting="optim.batch_size",
-        help="images per step",
-        default="32, or 256 from scratch",
+        "optim.lr", "peak learning rate", default="depends on what trains, see docs/settings.md"
     ),
+    Option("train.views", "augmented views of each training image to cache"),
+    Option("train.keep_adapter", "with --freeze lora: also write the adapter, for peft"),
+    Option("train.device", "auto, cpu, cuda, cuda:1 or mps", metavar="DEVICE"),
     Option(
-        flag="--lr",
-        setting="optim.lr",
-        help="peak learning rate",
-        default="depends on what trains, see docs/settings.md",
-    ),
-    Option(
-        flag="--views",
-        setting="train.views",
-        help="augmented views of each training image to cache",
-    ),
-    Option(
-        flag="--keep-adapter",
-        setting="train.keep_adapter",
-        help="with --freeze lora: also write the adapter, for peft",
-    ),
-    Option(
-        flag="--device",
-        setting="train.device",
-        metavar="DEVICE",
-        help="auto, cpu, cuda, cuda:1 or mps",
-    ),
-    Option(
-        flag="--cache",
-        setting="train.cache",
+        "train.cache",
+        "folder of cached features, or none",
         metavar="DIR",
-        help="folder of cached features, or none",
         default="~/.cache/vitft/features",
     ),
     Option(
-        flag="--tracker",
-        setting="train.tracker",
+        "train.tracker",
+        "also log to tensorboard, mlflow or wandb; may be repeated",
         metavar="NAME",
-        help="also log to tensorboard, mlflow or wandb; may be repeated",
         default="none",
     ),
 )
@@ -186,12 +146,12 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
     """Convert option values to settings with dotted names.
 
     Args:
-        values: Values by `Option.name`, and `seed`, which sets two settings. None and False mean
+        values: Values by `Option.keyword`, and `seed`, which sets two settings. None and False mean
             that an option is not given.
     """
     settings: list[tuple[str, object]] = []
     for option in FINETUNE_OPTIONS:
-        value = values.get(option.name)
+        value = values.get(option.keyword)
         if value is None or value is False:
             continue
         if isinstance(value, os.PathLike):

@@ -9,15 +9,12 @@ from typing import Any
 
 import tomli_w
 
-from vitft.config.data import DataSpec
 from vitft.config.defaults import with_stage_defaults
-from vitft.config.model import ModelSpec
 from vitft.config.names import SETTINGS, suggest_setting
 from vitft.config.schema import build_settings, require
-from vitft.config.training import OptimSpec, TrainSpec
-from vitft.config.weights import WeightsSpec
+from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, WeightsSpec
 from vitft.system.errors import UsageError
-from vitft.system.resources import resource
+from vitft.system.files import resource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

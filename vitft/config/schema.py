@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from vitft.system.errors import UsageError
@@ -88,6 +89,7 @@ class SettingType:
         return f"{text}, or a list of {self.length}" if self.length else text
 
 
+@cache
 def setting_types(section: type[Any]) -> Mapping[str, SettingType]:
     """Return the type of each setting of a section, by name."""
     hints = typing.get_type_hints(section, include_extras=True)
@@ -116,7 +118,8 @@ def check_values(settings: object, section: str) -> None:
     Raises:
         UsageError: A value is not allowed; the message has the setting's dotted name.
     """
-    for name, kind in setting_types(type(settings)).items():
+    kinds = setting_types(type(settings))  # type: ignore[arg-type]  # mypy: not Hashable
+    for name, kind in kinds.items():
         value = getattr(settings, name)
         if not kind.allows(value):
             raise invalid(f"{section}.{name}", value, kind)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitft.config.training import TrainSpec
+from vitft.config.sections import TrainSpec
 
 OPERATIONS, MAGNITUDE = 2, 9
 """Operations per image in RandAugment, and their strength out of 30 (Cubuk 2020, 1909.13719)."""

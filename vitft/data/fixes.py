@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitft.config.data import DataSpec
+from vitft.config.sections import DataSpec
 from vitft.data.folder import File, Folder
 from vitft.data.split import quote_cell
 from vitft.system.errors import DataError

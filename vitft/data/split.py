@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from vitft.config.data import DataSpec
+from vitft.config.sections import DataSpec
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically

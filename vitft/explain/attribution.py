@@ -28,9 +28,6 @@ from vitft.system.errors import RunError, UsageError
 
 MAX_WEIGHTS = 20_000_000
 """Attention weights in memory at a time, over all blocks, heads and images; 80 MB."""
-FLAT = 1e-6
-"""A map whose values differ by less than this, relative to the largest, is considered constant."""
-
 FUSE_HEADS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda maps: maps.mean(dim=1),
     "max": lambda maps: maps.amax(dim=1),
@@ -79,7 +76,8 @@ def explain(
     """
     vit = require_vit(model, "explain")
     check_method(vit.config, method)
-    size = max_batch_size(vit.config)
+    num_tokens = vit.config.num_prefix + vit.config.grid[0] * vit.config.grid[1]
+    size = max(1, MAX_WEIGHTS // (vit.config.depth * vit.config.heads * num_tokens**2))
     batches = pixels.split(size)  # no images are one empty batch
     targets = [None] * len(batches) if target is None else target.to(pixels.device).split(size)
     maps, logits = [], []
@@ -97,11 +95,7 @@ def explain(
 
 
 def check_method(config: ViTConfig, method: Method) -> None:
-    """Check that the model has the block, the head and the classes that the method needs.
-
-    Raises:
-        UsageError: It does not.
-    """
+    """Check that the model has the block, the head and the classes that the method needs."""
     wanted = (("block", method.block, config.depth), ("head", method.head, config.heads))
     for part, number, count in wanted:
         if number is not None and not 0 <= number < count:
@@ -116,12 +110,6 @@ def check_method(config: ViTConfig, method: Method) -> None:
         )
 
 
-def max_batch_size(config: ViTConfig) -> int:
-    """Return how many images fit into `MAX_WEIGHTS` attention weights, at least 1."""
-    tokens = config.num_prefix + config.grid[0] * config.grid[1]
-    return max(1, MAX_WEIGHTS // (config.depth * config.heads * tokens**2))
-
-
 def attribute_tokens(
     model: VisionTransformer, pixels: Tensor, method: Method, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -134,16 +122,13 @@ def attribute_tokens(
             return pool_rows(model.config, mixed), logits
         maps, logits = attention_maps(model, pixels)
         chosen = maps[-1 if method.block is None else method.block]  # (B, H, N, N)
-        is_fused = method.head is None
-        fused = FUSE_HEADS[method.fusion](chosen) if is_fused else chosen[:, method.head]
+        head = method.head
+        fused = FUSE_HEADS[method.fusion](chosen) if head is None else chosen[:, head]
         return pool_rows(model.config, fused), logits
 
 
 def pool_rows(config: ViTConfig, matrix: Tensor) -> Tensor:
-    """Average the rows of the tokens that the head reads: (B, N, N) to (B, N).
-
-    These are the class tokens, or the patches with mean pooling.
-    """
+    """Average the rows of the class tokens, or of the patches with mean pooling: (B, N)."""
     is_cls = config.pool == "cls"
     rows = matrix[:, : config.num_read] if is_cls else matrix[:, config.num_prefix :]
     return rows.mean(dim=1)
@@ -185,10 +170,10 @@ def rollout(
     in J. Gildenblat, "Exploring Explainability for Vision Transformers", 2020.
     """
     tokens = model.embed(pixels)
-    product = torch.eye(tokens.shape[1], device=tokens.device)  # (N, N), then (B, N, N)
+    product = identity = torch.eye(tokens.shape[1], device=tokens.device)  # (N, N)
     for maps, after in trace_attention(model, tokens):
-        fused = discard_weakest(FUSE_HEADS[fusion](maps.float()), discard)
-        product = add_residual(fused) @ product
+        both = discard_weakest(FUSE_HEADS[fusion](maps.float()), discard) + identity
+        product = (both / both.sum(dim=-1, keepdim=True)) @ product  # (B, N, N)
         tokens = after
     return product, model.classify(model.pool(tokens))
 
@@ -205,12 +190,6 @@ def discard_weakest(fused: Tensor, fraction: float) -> Tensor:
     return kept
 
 
-def add_residual(fused: Tensor) -> Tensor:
-    """Average attention (B, N, N) with the identity of the residual connection; rows sum to 1."""
-    both = fused + torch.eye(fused.shape[-1], device=fused.device)
-    return both / both.sum(dim=-1, keepdim=True)
-
-
 def relevance(
     model: VisionTransformer, pixels: Tensor, target: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -219,11 +198,6 @@ def relevance(
     Each block adds the mean over its heads of the positive part of attention times gradient,
     multiplied by the relevance of its inputs (equations 5 and 6). Mean pooling, which the paper
     does not cover, is treated as another attention layer, in which every patch has weight 1 / P.
-
-    Args:
-        model: In eval mode, with a head.
-        pixels: Normalised images (B, channels, S, S).
-        target: Class indices (B,); None for the predicted class of each image.
 
     Returns:
         Relevance of each token, (B, N), not negative; and the logits (B, C).
@@ -265,9 +239,8 @@ def initial_rows(config: ViTConfig, last: Tensor, last_gradient: Tensor) -> Tens
 
 def scale_maps(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Scale each map (B, gh, gw) to [0, 1], and a constant map to 0."""
-    low = values.min(axis=(1, 2), keepdims=True)
-    high = values.max(axis=(1, 2), keepdims=True)
+    low, high = values.min(axis=(1, 2), keepdims=True), values.max(axis=(1, 2), keepdims=True)
     span = high - low
-    is_varying = span > FLAT * high
+    is_varying = span > 1e-6 * high
     scaled = (values - low) / np.where(is_varying, span, 1)
     return np.where(is_varying, scaled, 0).astype(np.float32)

@@ -1,7 +1,4 @@
-"""Explanation of image files: a heat map over each image, and optionally raw values, on disk.
-
-Existing files are never overwritten: the output folder is new or empty. Nothing is printed.
-"""
+"""Explanation of image files: a heat map over each image, and optionally raw values, on disk."""
 
 import io
 import re
@@ -15,17 +12,19 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitft.data.loading import Pixels, decode_images, stack_batches
-from vitft.explain.attribution import attention_maps, explain, scale_maps
+from vitft.explain.attribution import attention_maps, explain, relevance_map, scale_maps
 from vitft.explain.heatmaps import SheetTile, contact_sheet, heads_sheet, overlay, png_bytes
 from vitft.explain.method import Method
 from vitft.explain.model import ExplainedModel
+from vitft.models.timm_model import require_vit
+from vitft.predict.engine import Engine
 from vitft.predict.postprocess import Postprocess, Scores
+from vitft.predict.prediction import Prediction
+from vitft.predict.torch_engine import Predictor
 from vitft.system.console import visible
 from vitft.system.files import write_atomically, writing
 from vitft.system.text import percent
 
-SHEET_NAME = "sheet.png"
-IMAGES_PER_BATCH = 8
 MAX_ON_SHEET = 48
 """Images on the contact sheet."""
 
@@ -38,7 +37,6 @@ class ExplainedImage:
     answer: str = ""
     """The predicted class; empty if the model has no classes."""
     probability: float | None = None
-    """Probability of the predicted class, from 0 to 1."""
     shown: str = ""
     """The class that the map explains; empty if the method does not depend on a class."""
     file: Path | None = None
@@ -73,7 +71,7 @@ class Explainer:
         paths, transform = list(paths), self.model.transform
         views = decode_images(paths, lambda _, image: transform.pixels(image))
         done = 0
-        for stack in stack_batches(views, IMAGES_PER_BATCH):
+        for stack in stack_batches(views, 8):
             errors = {number: error.reason for number, error in stack.failed}
             results = dict(zip(stack.indices, self.explain_batch(stack.pixels), strict=True))
             count = len(results) + len(errors)
@@ -102,7 +100,7 @@ class Explainer:
         heat: NDArray[np.float32],
         logits: NDArray[np.float32],
     ) -> ExplainedImage:
-        """Write the files of one image."""
+        """Write the files of an image (S, S, 3) with its map (gh, gw) and logits (C,)."""
         stem = f"{number + 1:03}-{safe_stem(path)}"
         file = self.out / f"{stem}.png"
         result = self.result_for(path, file, logits)
@@ -118,8 +116,9 @@ class Explainer:
                 heads = heads_sheet(head_maps(self.model, maps))
                 self.write(self.out / f"{stem}-heads.png", png_bytes(heads))
             if self.arrays:
-                arrays = npz_bytes(heat=heat, attention=maps, logits=logits)
-                self.write(self.out / f"{stem}.npz", arrays)
+                buffer = io.BytesIO()
+                np.savez(buffer, heat=heat, attention=maps, logits=logits)
+                self.write(self.out / f"{stem}.npz", buffer.getvalue())
         return result
 
     def result_for(self, path: str, file: Path, logits: NDArray[np.float32]) -> ExplainedImage:
@@ -154,8 +153,9 @@ class Explainer:
         """Write the contact sheet and return its path; None for fewer than two images."""
         if len(self.tiles) < 2:
             return None
-        self.write(self.out / SHEET_NAME, png_bytes(contact_sheet(self.tiles)))
-        return self.out / SHEET_NAME
+        sheet = self.out / "sheet.png"
+        self.write(sheet, png_bytes(contact_sheet(self.tiles)))
+        return sheet
 
 
 def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -165,21 +165,34 @@ def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.fl
         (L, H, gh, gw), each map scaled to [0, 1].
     """
     config = model.vit.config
-    rows = (
-        maps[:, :, : config.num_read] if config.pool == "cls" else maps[:, :, config.num_prefix :]
-    )
-    patches = rows.mean(axis=2)[..., config.num_prefix :]  # (L, H, P)
+    rows = slice(config.num_read) if config.pool == "cls" else slice(config.num_prefix, None)
+    patches = maps[:, :, rows].mean(axis=2)[..., config.num_prefix :]  # (L, H, P)
     flat = patches.reshape(-1, *config.grid)
     return scale_maps(flat).reshape(*patches.shape[:2], *config.grid)
-
-
-def npz_bytes(**arrays: NDArray[np.float32]) -> bytes:
-    """Return a numpy .npz archive of the arrays."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
 
 
 def safe_stem(path: str) -> str:
     """Return the stem of a file name with letters, digits, `_`, `.` and `-` only, at most 50."""
     return re.sub(r"[^\w.-]+", "_", Path(path).stem)[:50]
+
+
+def illustrate_predictions(
+    engine: Engine, predictions: Iterator[Prediction], folder: Path
+) -> Iterator[Prediction]:
+    """Yield the same predictions, and write a relevance overlay of each that has a view.
+
+    Raises:
+        UsageError: The model is one of timm's, whose attention is not accessible.
+    """
+    assert isinstance(engine, Predictor)
+    model = require_vit(engine.model, "--explain")
+    with writing(folder, option="--explain"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for number, prediction in enumerate(predictions, start=1):
+        if prediction.view is not None:
+            torch.set_num_threads(engine.workers)  # the engine's workers set it to 1
+            heat = relevance_map(model, engine.inputs(prediction.view[None]))[0]
+            picture = png_bytes(overlay(Image.fromarray(prediction.view), heat))
+            name = f"{number:06}-{safe_stem(prediction.path)}.png"
+            write_atomically(folder / name, picture)
+        yield prediction

@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 BACKGROUND, TEXT_COLOUR = (255, 255, 255), (30, 30, 34)
-TILE_HEIGHT, TILE_GAP, TEXT_HEIGHT = 224, 12, 24
-"""Pixels of the height of a picture, between tiles, and of a line of text."""
-MAX_COLUMNS = 6
-"""Pictures in a row of a contact sheet."""
+TILE_GAP, TEXT_HEIGHT = 12, 24
+"""Pixels between tiles, and of the height of a line of text."""
 
 # From dark violet through magenta and orange to light yellow. The luminance rises evenly, so that
 # the map reads in greyscale and with colour-blind eyes.
@@ -35,16 +33,12 @@ def overlay(image: Image.Image, heat: NDArray[np.float32]) -> Image.Image:
         A new RGB image of the same size.
     """
     pixels = np.asarray(image.convert("RGB"), np.float32)  # (S, S, 3)
-    smooth = enlarge(heat, image.size)
+    small = Image.fromarray(np.ascontiguousarray(heat, np.float32))
+    large = small.resize(image.size, Image.Resampling.BICUBIC)
+    smooth = np.asarray(large, np.float32).clip(0, 1)  # (S, S)
     opacity = (OPACITY_LOW + (OPACITY_HIGH - OPACITY_LOW) * smooth)[..., None]
     blended = pixels * (1 - opacity) + apply_colour_map(smooth) * opacity
     return Image.fromarray(blended.round().astype(np.uint8))
-
-
-def enlarge(heat: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
-    """Resample one value per patch (gh, gw) to one per pixel (height, width), clipped to [0, 1]."""
-    small = Image.fromarray(np.ascontiguousarray(heat, np.float32))
-    return np.asarray(small.resize(size, Image.Resampling.BICUBIC), np.float32).clip(0, 1)
 
 
 def apply_colour_map(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -61,14 +55,12 @@ class SheetTile:
     text: str
 
 
-def contact_sheet(tiles: Sequence[SheetTile], *, height: int = TILE_HEIGHT) -> Image.Image:
-    """Arrange tiles on one sheet, with at most six pictures in a row.
+def contact_sheet(tiles: Sequence[SheetTile], *, height: int = 224) -> Image.Image:
+    """Arrange tiles of equal shape on one sheet, with at most six pictures in a row.
 
-    Args:
-        tiles: At least one. All pictures have the same shape.
-        height: Height of every picture in pixels.
+    Every picture is scaled to `height` pixels.
     """
-    columns = min(len(tiles), max(1, MAX_COLUMNS // len(tiles[0].pictures)))
+    columns = min(len(tiles), max(1, 6 // len(tiles[0].pictures)))
     drawn = [draw_tile(tile, height) for tile in tiles]
     width, tile_height = drawn[0].size
     rows = -(-len(drawn) // columns)
@@ -81,14 +73,13 @@ def contact_sheet(tiles: Sequence[SheetTile], *, height: int = TILE_HEIGHT) -> I
 
 
 def draw_tile(tile: SheetTile, height: int) -> Image.Image:
-    """Draw a tile with its pictures scaled to `height` pixels."""
-    scaled = [
-        picture.resize(
-            (round(height * picture.width / picture.height), height),
-            resampling_for(picture, height),
-        )
-        for picture in tile.pictures
-    ]
+    """Draw a tile. A small picture keeps its sharp squares, as it is the map of a patch grid."""
+    scaled = []
+    for picture in tile.pictures:
+        size = round(height * picture.width / picture.height), height
+        is_grid = picture.height * 2 < height
+        resampling = Image.Resampling.NEAREST if is_grid else Image.Resampling.LANCZOS
+        scaled.append(picture.resize(size, resampling))
     width = sum(picture.width for picture in scaled) + TILE_GAP // 2 * (len(scaled) - 1)
     drawn = Image.new("RGB", (width, height + TEXT_HEIGHT), BACKGROUND)
     left = 0
@@ -97,12 +88,6 @@ def draw_tile(tile: SheetTile, height: int) -> Image.Image:
         left += picture.width + TILE_GAP // 2
     draw_text(ImageDraw.Draw(drawn), (0, height + 3), tile.text, width)
     return drawn
-
-
-def resampling_for(picture: Image.Image, height: int) -> Image.Resampling:
-    """Return the filter that keeps the squares of a patch grid sharp and smooths photos."""
-    is_grid = picture.height * 2 < height
-    return Image.Resampling.NEAREST if is_grid else Image.Resampling.LANCZOS
 
 
 def draw_text(
@@ -117,12 +102,7 @@ def draw_text(
 
 
 def heads_sheet(maps: NDArray[np.float32], *, height: int = 56) -> Image.Image:
-    """Draw the attention map of every block (rows) and head (columns).
-
-    Args:
-        maps: Values from 0 to 1, (blocks, heads, gh, gw).
-        height: Height of a map in pixels.
-    """
+    """Draw maps from 0 to 1 (blocks, heads, gh, gw), a row per block, each `height` pixels high."""
     depth, heads, rows, columns = maps.shape
     width, margin = round(height * columns / rows), 66
     size = margin + heads * (width + 4), TEXT_HEIGHT + depth * (height + 4)

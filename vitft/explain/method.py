@@ -24,14 +24,10 @@ class Method:
     """Head whose attention is shown, counted from 0; None for all heads, combined."""
 
     def __post_init__(self) -> None:
-        if self.name not in METHODS:
-            raise UsageError(
-                f"unknown method {self.name!r}", fix=f"use one of {', '.join(METHODS)}"
-            )
-        if self.fusion not in FUSIONS:
-            raise UsageError(
-                f"unknown fusion {self.fusion!r}", fix=f"use one of {', '.join(FUSIONS)}"
-            )
+        choices = {"method": (self.name, METHODS), "fusion": (self.fusion, FUSIONS)}
+        for kind, (value, known) in choices.items():
+            if value not in known:
+                raise UsageError(f"unknown {kind} {value!r}", fix=f"use one of {', '.join(known)}")
         if not 0 <= self.discard < 1:
             raise UsageError(
                 f"invalid --discard {self.discard}: a fraction of the connections is needed",

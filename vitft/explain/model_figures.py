@@ -24,12 +24,8 @@ from vitft.models.vit import VisionTransformer
 from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
 
-NUM_COMPONENTS = 28
-"""Principal components in the figure of the paper."""
 MAX_DISTANCE_IMAGES = 128
 """Images that the attention distance is averaged over, as in the paper."""
-DISTANCE_BATCH = 8
-"""Images in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +39,7 @@ class ModelFigures:
 def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path) -> ModelFigures:
     """Write filters.png, positions.png and, if an image can be read, distance.png to a folder.
 
-    Args:
-        model: The model.
-        images: Files for the attention distance; at most 128, evenly spaced, are used.
-        out: The folder, created if necessary.
+    At most 128 images, evenly spaced, are used for the attention distance.
     """
     from vitft.report.plots import distance_png, filters_png, positions_png
 
@@ -55,13 +48,13 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
     figures = {"filters.png": filters, "positions.png": positions}
     some = images[:: max(1, len(images) // MAX_DISTANCE_IMAGES)][:MAX_DISTANCE_IMAGES]
     views = decode_images(some, lambda _, image: model.transform.pixels(image))
-    stacks = list(stack_batches(views, DISTANCE_BATCH))
+    stacks = list(stack_batches(views, 8))
     batches = (model.inputs(stack.pixels) for stack in stacks if len(stack.pixels))
     distance, count = attention_distance(model.vit, batches)
     if count:
-        figures["distance.png"] = distance_png(
-            distance, count, uniform_distance(model.vit), f"{model.name}: attention distance"
-        )
+        config, title = model.vit.config, f"{model.name}: attention distance"
+        uniform = float(patch_distances(config.grid, config.patch_size).mean())
+        figures["distance.png"] = distance_png(distance, count, uniform, title)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     for name, content in figures.items():
@@ -73,7 +66,7 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
 
 @torch.no_grad()
 def patch_filters(
-    model: VisionTransformer, count: int = NUM_COMPONENTS
+    model: VisionTransformer, count: int = 28
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Compute the principal components of the filters of the first convolution.
 
@@ -83,7 +76,7 @@ def patch_filters(
     Returns:
         Components as images, (n, kernel, kernel, 3), each scaled to [0, 1], grey if the model does
         not have three input channels; and the fraction of the variance that each explains, (n,).
-        n is `count`, or less if there are fewer filters or fewer values in a filter.
+        n is `count` (by default as in the paper), or less if there are fewer filters or values.
     """
     first = next(m for m in model.patch_embed.modules() if isinstance(m, nn.Conv2d))
     kernels = first.weight.detach().float().cpu()  # (D, channels, k, k)
@@ -140,8 +133,3 @@ def patch_distances(grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
     rows, columns = (torch.arange(n) * side for n, side in zip(grid, patch, strict=True))
     centres = torch.cartesian_prod(rows.float(), columns.float())  # (P, 2)
     return torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def uniform_distance(model: VisionTransformer) -> float:
-    """Return the mean distance in pixels of a head with uniform attention."""
-    return float(patch_distances(model.config.grid, model.config.patch_size).mean())

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.system.errors import UsageError
-from vitft.system.extras import require_extra
 from vitft.system.files import free_name
+from vitft.system.imports import require_extra
 from vitft.system.rundir import plan_run
 
 EXPORT_FORMATS = {

@@ -7,12 +7,12 @@ than the thresholds of confident learning (docs/experiments.md).
 Letters: n images, C classes, D dimensions of a feature; `x` is (n, D), `y` is (n,).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from vitft.data.inspection import InspectedFile
 from vitft.features.cross_validation import (
     CV_FOLDS,
     CV_IMAGES,
@@ -33,39 +33,84 @@ DEFAULT_L2 = 0.1
 """Penalty where choosing one by cross-validation would take too long."""
 
 
-@dataclass(frozen=True, slots=True)
-class LabelError:
-    """An image whose label is probably wrong."""
+def check_labels(
+    files: Sequence[InspectedFile],
+    classes: Sequence[str],
+    groups: Mapping[str, str],
+    features: Callable[[Sequence[str]], Tensor],
+    *,
+    seed: int,
+) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
+    """Find probable label errors by heads that were not fitted to the image.
 
-    row: int
-    suggested: int
-    """Class index."""
-    given_probability: float
-    suggested_probability: float
+    An image with two labels is not used for fitting, and is not reported: it is a finding of its
+    own.
 
-    def to_mislabel(self, path: str, label: int, classes: Sequence[str]) -> Mislabel:
-        """Return the entry of audit.json for a file with this image."""
-        return Mislabel(
-            path=path,
-            label=classes[label],
-            suggested=classes[self.suggested],
-            given_probability=self.given_probability,
-            suggested_probability=self.suggested_probability,
-        )
+    Args:
+        files: Readable files, at least one.
+        classes: Class names.
+        groups: Groups of near-duplicates: digest to name of the group.
+        features: Returns the features (n, D) of images by their digests.
+        seed: Of the cross-validation.
+
+    Returns:
+        The label errors, and the probability of each class by path.
+    """
+    by_digest: dict[str, list[InspectedFile]] = {}
+    for file in files:
+        by_digest.setdefault(file.sha256, []).append(file)
+    copies = list(by_digest.values())
+    has_one_label = [len({file.label for file in same}) == 1 for same in copies]
+    x, y = features(list(by_digest)), torch.tensor([same[0].label for same in copies])
+    group_ids = number_groups(groups.get(sha256, sha256) for sha256 in by_digest)
+    weight = torch.tensor(has_one_label).float()
+    logits = out_of_fold_logits(
+        x, y, group_ids, classes=len(classes), seed=seed, sample_weight=weight
+    )
+    probabilities = label_probabilities(logits, x, y, group_ids)
+    paths = [
+        [file.path for file in same] if is_fitted else []
+        for same, is_fitted in zip(copies, has_one_label, strict=True)
+    ]
+    by_path = {
+        file.path: dict(zip(classes, row, strict=True))
+        for same, row in zip(copies, probabilities.tolist(), strict=True)
+        for file in same
+    }
+    return find_mislabels(probabilities, y, paths, classes), by_path
 
 
-def find_label_errors(probabilities: Tensor, y: Tensor) -> list[LabelError]:
-    """Return the images whose label is far less likely than another, the most certain first.
+def number_groups(names: Iterable[str]) -> Tensor:
+    """Return the number of each name, (n,), counted in the order of first appearance."""
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
+
+
+def find_mislabels(
+    probabilities: Tensor, y: Tensor, paths: Sequence[Sequence[str]], classes: Sequence[str]
+) -> list[Mislabel]:
+    """Return the files whose label is far less likely than another, the most certain first.
 
     Args:
         probabilities: As returned by `label_probabilities`, (n, C).
         y: The given labels, (n,).
+        paths: The files of each image; none for an image that is not reported.
+        classes: Class names.
     """
     given = probabilities.gather(1, y[:, None])[:, 0]
     most, best = probabilities.max(dim=-1)
     rows = torch.nonzero(most >= ODDS * given).flatten().tolist()
-    found = [LabelError(i, int(best[i]), float(given[i]), float(most[i])) for i in rows]
-    return sorted(found, key=lambda e: (e.given_probability / e.suggested_probability, e.row))
+    return [
+        Mislabel(
+            path=path,
+            label=classes[int(y[row])],
+            suggested=classes[int(best[row])],
+            given_probability=float(given[row]),
+            suggested_probability=float(most[row]),
+        )
+        for row in sorted(rows, key=lambda i: (float(given[i]) / float(most[i]), i))
+        for path in paths[row]
+    ]
 
 
 def label_probabilities(

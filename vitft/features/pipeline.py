@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from vitft.config.run import Config
-from vitft.config.training import TrainSpec
+from vitft.config.sections import TrainSpec
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFolder, inspect_folder
 from vitft.data.transforms import EvalTransform

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitft.config.model import ModelSpec
-from vitft.config.weights import WeightsSpec
+from vitft.config.sections import ModelSpec, WeightsSpec
 from vitft.data.folder import Folder
 from vitft.data.inspection import OpenedImage, inspect_file
 from vitft.data.transforms import EvalTransform

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vitft.config.training import TrainSpec
+from vitft.config.sections import TrainSpec
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system.errors import UsageError
-from vitft.system.extras import require_extra
 from vitft.system.files import atomic_folder
+from vitft.system.imports import require_extra
 
 
 def add_adapters(model: Model, spec: TrainSpec) -> None:

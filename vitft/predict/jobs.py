@@ -68,7 +68,7 @@ def run_prediction(
         request: What to predict, with which model, and where to write rows.
         write: Takes each line, without its end, if the request names no file.
         stdin: Read where the request names `-`.
-        illustrate: Needed if the request asks for explanations: `vitft.explain.overlays`,
+        illustrate: Needed if the request asks for explanations: `vitft.explain.explainer`,
             which is in a higher package.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 from vitft.predict.prediction import DECIMALS, Prediction, column_names
 from vitft.system.console import visible
 from vitft.system.errors import UsageError
-from vitft.system.extras import require_extra
+from vitft.system.imports import require_extra
 from vitft.system.text import csv_line, json_line, percent
 
 ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet")

@@ -16,20 +16,13 @@ from vitft.predict.validation import mistakes
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, percent, points
 
-WIDE_INTERVAL = 0.08
-"""An interval of the accuracy wider than this hides most improvements."""
-WORTHWHILE = 1.3
-"""How many images of all classes an image of the weakest class must be worth to be advised."""
-
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One next step."""
+    """One next step: what to do, in one sentence; and why, with how certain it is."""
 
     what: str
-    """What to do, in one sentence."""
     why: str
-    """The reason, and how certain it is."""
 
 
 def advise(run: Run) -> list[Advice]:
@@ -50,9 +43,7 @@ def advise(run: Run) -> list[Advice]:
 
 def no_better_than_majority(run: Run) -> Advice | None:
     """Warn if the accuracy may be no higher than that of predicting the largest class."""
-    assert run.results is not None
-    bounds = run.results["top1_interval"]
-    majority = run.results.get("majority", -1.0)
+    bounds, majority = run.results["top1_interval"], run.results.get("majority", -1.0)
     if bounds[0] > majority:
         return None
     return Advice(
@@ -64,21 +55,20 @@ def no_better_than_majority(run: Run) -> Advice | None:
 
 def copies_across_split(run: Run) -> Advice | None:
     """Warn of copies in both parts of the split, which make the accuracy too high."""
-    duplicates = run.audit.get("duplicates", []) if run.audit else []
-    groups = [group for group in duplicates if group.get("across_split")]
+    groups = sum(bool(group.get("across_split")) for group in run.audit.get("duplicates", []))
     if not groups:
         return None
     return Advice(
         "Train again without copies between training and validation.",
-        f"{count(len(groups), 'group')} of identical or nearly identical images "
-        f"{'is' if len(groups) == 1 else 'are'} in both parts, so the accuracy is somewhat too "
+        f"{count(groups, 'group')} of identical or nearly identical images "
+        f"{'is' if groups == 1 else 'are'} in both parts, so the accuracy is somewhat too "
         "high. vitft check lists them; --group-duplicates keeps them in one part.",
     )
 
 
 def doubtful_labels(run: Run) -> Advice | None:
     """Advise to review suspected label errors, which is easier than collecting images."""
-    found = len(run.audit.get("mislabels", [])) if run.audit else 0
+    found = len(run.audit.get("mislabels", []))
     if not found:
         return None
     return Advice(
@@ -106,7 +96,7 @@ def confused_pair(run: Run) -> Advice | None:
 
 def weakest_class(run: Run) -> Advice | None:
     """Name the class to collect images of, and how much more they are worth than others."""
-    recalls = cross_validated_recalls(run) or validation_recalls(run)
+    recalls, exponent = cross_validated_recalls(run) or validation_recalls(run), error_exponent(run)
     train = Counter(run.classes[row.label] for row in run.rows if row.split == "train")
     known = [one for one in recalls if one.recall < 1 and train[one.name]]
     if not known or len(run.classes) < 2:
@@ -118,10 +108,9 @@ def weakest_class(run: Run) -> Advice | None:
         else f"but with an interval of {interval(worst.interval, 0)} the order of the classes "
         "may be due to chance."
     )
-    exponent = error_exponent(run)
     more = max(10, round(train[worst.name] / 4))
     spread = equivalent_images(run, worst, train[worst.name], more, exponent) if exponent else 0.0
-    if spread < WORTHWHILE * more:
+    if spread < 1.3 * more:
         return Advice(f"If you collect images, begin with {worst.name}.", found)
     return Advice(
         f"{more} more images of {worst.name} are worth about as much as {spread:,.0f} more images "
@@ -133,13 +122,12 @@ def weakest_class(run: Run) -> Advice | None:
 
 @dataclass(frozen=True, slots=True)
 class ClassRecall:
-    """Recall of a class, and the images it was measured on."""
+    """Recall of a class, and the images it was measured on; `kind` is a noun for them."""
 
     name: str
     recall: float
     images: int
     kind: str
-    """Noun for the images in a sentence."""
     interval: Interval
     accuracy: float
     """Accuracy over all classes on the same images."""
@@ -147,7 +135,7 @@ class ClassRecall:
 
 def cross_validated_recalls(run: Run) -> list[ClassRecall]:
     """Return the classes with the lowest recall in cross-validation, lowest first."""
-    more = run.results.get("cross_validation") if run.results else None
+    more = run.results.get("cross_validation")
     if not more:
         return []
     return [
@@ -166,8 +154,6 @@ def cross_validated_recalls(run: Run) -> list[ClassRecall]:
 
 def validation_recalls(run: Run) -> list[ClassRecall]:
     """Return the recall of every class on the validation images, lowest first."""
-    if not run.results:
-        return []
     recalls = [
         ClassRecall(
             name=name,
@@ -185,7 +171,7 @@ def validation_recalls(run: Run) -> list[ClassRecall]:
 
 def error_exponent(run: Run) -> float | None:
     """Return b of error = a * images^-b, the power law that `gain_from_twice` fits."""
-    more = run.results.get("cross_validation") if run.results else None
+    more = run.results.get("cross_validation")
     if not more:
         return None
     gain, curve = more.get("gain_from_twice"), more.get("curve") or []
@@ -214,7 +200,7 @@ def equivalent_images(
 
 def more_images(run: Run) -> Advice | None:
     """Estimate the gain from twice as many images, or say that the learning curve is flat."""
-    more = run.results.get("cross_validation") if run.results else None
+    more = run.results.get("cross_validation")
     curve = (more.get("curve") or []) if more else []
     if not more or len(curve) < 3:
         return None
@@ -235,15 +221,12 @@ def more_images(run: Run) -> Advice | None:
 
 def few_validation_images(run: Run) -> Advice | None:
     """Advise more validation images if the interval is too wide to compare models."""
-    assert run.results is not None
     low, high = run.results["top1_interval"]
-    images = run.results.get("images", 0)
-    half = WIDE_INTERVAL / 2
-    needed = sample_size(half, run.results["top1"])
-    if high - low <= WIDE_INTERVAL or needed <= images:
+    images, needed = run.results.get("images", 0), sample_size(0.04, run.results["top1"])
+    if high - low <= 0.08 or needed <= images:
         return None
     return Advice(
-        f"To know the accuracy to ±{100 * half:.0f} points, evaluate on about {needed:,} images.",
+        f"To know the accuracy to ±4 points, evaluate on about {needed:,} images.",
         f"There are {images:,} now, and the interval spans {100 * (high - low):.0f} points: "
         "smaller differences between models may be due to chance.",
     )

@@ -1,7 +1,4 @@
-"""The charts of the pages: what each shows and how it is labelled; `svg` draws them.
-
-Labels are fixed texts and numbers: nothing from the user's files gets into a chart.
-"""
+"""The charts of the pages. Their labels contain nothing from the user's files."""
 
 import math
 from collections.abc import Sequence
@@ -10,8 +7,6 @@ from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import CalibrationBin, Interval
 from vitft.report.svg import Axis, Chart, Series, axis_limits, round_ticks
 
-MAX_MARKERS = 24
-"""A line through more points has no markers."""
 NO_MARKERS = (False, False)
 
 
@@ -25,17 +20,11 @@ def epoch_chart(
     is_percent: bool = False,
 ) -> str:
     """Return a chart of values over epochs, in training and, dashed, in validation."""
-    markers = None if len(epochs) <= MAX_MARKERS else [False] * len(epochs)
+    markers = None if len(epochs) <= 24 else [False] * len(epochs)
+    lines = (("training", "second", training, ""), ("validation", "accent", validation, "10 4"))
     series = [
-        Series(name="training", colour="second", xs=epochs, ys=training, markers=markers),
-        Series(
-            name="validation",
-            colour="accent",
-            xs=epochs,
-            ys=validation,
-            dashes="10 4",
-            markers=markers,
-        ),
+        Series(name=name, colour=colour, xs=epochs, ys=ys, dashes=dashes, markers=markers)
+        for name, colour, ys, dashes in lines
     ]
     low, high = axis_limits(epochs)
     ticks = [(value, f"{value:g}") for value in round_ticks(low, high, integer=True)]
@@ -48,16 +37,13 @@ def penalty_chart(
 ) -> str:
     """Return a chart of cross-validated accuracy by penalty, with the selected penalty ringed."""
     series = [Series(name="cross-validated accuracy", colour="accent", xs=penalties, ys=accuracies)]
-    ringed = [
-        pair for pair in zip(penalties, accuracies, strict=True) if math.isclose(pair[0], selected)
-    ]
-    if ringed:
+    pairs = zip(penalties, accuracies, strict=True)
+    if ringed := [pair for pair in pairs if math.isclose(pair[0], selected)]:
         xs, ys = zip(*ringed, strict=True)
-        series.append(
-            Series(
-                name="selected", colour="second", xs=xs, ys=ys, width=0, radius=6.5, is_hollow=True
-            )
+        ring = Series(
+            name="selected", colour="second", xs=xs, ys=ys, width=0, radius=6.5, is_hollow=True
         )
+        series.append(ring)
     ticks = [(value, f"{value:g}") for value in sorted(penalties)]
     x_axis = log_axis(penalties, ticks, "L2 penalty on the weights of the head")
     return with_y_axis(label, x_axis, series, title="accuracy", is_percent=True)
@@ -96,15 +82,9 @@ def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
         bounds = wilson_interval(round(b["accuracy"] * b["images"]), b["images"])
         xs = [b["confidence"]] * 2
         series.append(Series(colour="accent", xs=xs, ys=bounds, width=1.2, markers=NO_MARKERS))
-    series.append(
-        Series(
-            name="measured, with 95 % interval",
-            colour="accent",
-            xs=[b["confidence"] for b in bins],
-            ys=[b["accuracy"] for b in bins],
-            width=0,
-        )
-    )
+    name = "measured, with 95 % interval"
+    xs, ys = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
+    series.append(Series(name=name, colour="accent", xs=xs, ys=ys, width=0))
     ticks = [(value / 5, f"{20 * value} %") for value in range(6)]
     x_axis = Axis(low=0, high=1.02, ticks=ticks, title="confidence")
     y_axis = Axis(low=0, high=1.02, ticks=ticks, title="accuracy")

@@ -1,4 +1,4 @@
-"""Comparison of several runs on the images that all of them used for validation.
+"""Comparison of several runs on the images that all of them used for validation, and its page.
 
 Images are matched by the digest of their bytes and classes by name. Only images that no run trained
 on are compared, each once. The test is about these trained models, not about their settings:
@@ -9,32 +9,40 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import Interval
 from vitft.metrics.significance import holm, mcnemar, paired_interval
 from vitft.predict.validation import ValidationPrediction
-from vitft.report.run_files import Run
+from vitft.report import charts
+from vitft.report.html import render
+from vitft.report.reproduce import dotted, setting_text
+from vitft.report.run_files import Run, Thumbnails
+from vitft.report.summary import weights_name
 from vitft.system.errors import RunError, UsageError
+from vitft.system.files import write_atomically
 from vitft.system.text import count, interval, percent, points
 
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""Labels of the runs."""
 SIGNIFICANT = 0.05
 """A difference with a lower corrected p-value is significant."""
-MAX_RUNS = 26
-"""Runs are labelled A to Z."""
+MAX_DISPUTED = 60
+"""Images shown on which the runs disagree."""
+Proportion = tuple[float, Interval]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedImage:
-    """An image that every run used for validation."""
+    """An image that every run used for validation, with the prediction of each run."""
 
     sha256: str
     path: str
     label: str
     predicted: tuple[str, ...]
-    """Predicted class of each run."""
     probabilities: tuple[float, ...]
-    """Probability of the predicted class of each run."""
+    """Of the predicted classes."""
 
     @property
     def disputed(self) -> bool:
@@ -60,10 +68,6 @@ class RunPair:
     p: float
     """Two-sided p-value of the exact McNemar test, with Holm's correction for all pairs."""
 
-    @property
-    def is_significant(self) -> bool:
-        return self.p < SIGNIFICANT
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunComparison:
@@ -80,10 +84,10 @@ class RunComparison:
     def shared(self) -> int:
         return len(self.images)
 
-    @cached_property
-    def letters(self) -> list[str]:
+    @property
+    def letters(self) -> str:
         """A letter for each run."""
-        return [letter(i) for i in range(len(self.runs))]
+        return LETTERS[: len(self.runs)]
 
     @cached_property
     def rights(self) -> list[int]:
@@ -91,25 +95,32 @@ class RunComparison:
         return [sum(image.is_correct(i) for image in self.images) for i in range(len(self.runs))]
 
     @cached_property
-    def classes(self) -> list[str]:
-        """The classes of the shared images, sorted."""
-        return sorted({image.label for image in self.images})
+    def accuracies(self) -> list[Proportion]:
+        """Accuracy of each run on the shared images; empty without such images."""
+        shared = self.shared
+        return [(right / shared, wilson_interval(right, shared)) for right in self.rights if shared]
 
-    def recall_counts(self, name: str, run: int) -> tuple[int, int]:
-        """Return how many shared images of a class a run classifies correctly, and of how many."""
-        members = [image for image in self.images if image.label == name]
-        return sum(image.is_correct(run) for image in members), len(members)
+    @cached_property
+    def recall_counts(self) -> dict[str, tuple[list[int], int]]:
+        """How many shared images of each class each run classifies correctly, and of how many."""
+        counts = {}
+        for name in sorted({image.label for image in self.images}):
+            members = [image for image in self.images if image.label == name]
+            right = [sum(m.is_correct(run) for m in members) for run in range(len(self.runs))]
+            counts[name] = right, len(members)
+        return counts
 
     def accuracy_rows(self) -> list[tuple[str, str, str, str]]:
         """Return name, accuracy, interval, and accuracy on the shared images of each run."""
-        rows = []
-        for i, run in enumerate(self.runs):
-            top1 = run.results.get("top1") if run.results else None
-            bounds = run.results.get("top1_interval") if run.results else None
-            shared = percent(self.rights[i] / self.shared if self.shared else None)
-            name = f"{self.letters[i]} {self.names[i]}"
-            rows.append((name, percent(top1), interval(bounds), shared))
-        return rows
+        return [
+            (
+                f"{self.letters[i]} {self.names[i]}",
+                percent(run.results.get("top1")),
+                interval(run.results.get("top1_interval")),
+                percent(self.accuracies[i][0] if self.shared else None),
+            )
+            for i, run in enumerate(self.runs)
+        ]
 
     def pair_rows(self) -> list[tuple[str, ...]]:
         """Return a row of text for each pair."""
@@ -131,12 +142,11 @@ class RunComparison:
 
     def conclusion(self, pair: RunPair) -> str:
         """Return which of two runs is better, or that the difference is not significant."""
-        ahead, behind = (pair.first, pair.second)
+        better, worse = self.letters[pair.first], self.letters[pair.second]
         if pair.difference < 0:
-            ahead, behind = behind, ahead
-        better, worse = self.letters[ahead], self.letters[behind]
+            better, worse = worse, better
         by = points(abs(pair.difference)).lstrip("+")
-        if pair.is_significant:
+        if pair.p < SIGNIFICANT:
             return f"{better} is better than {worse} on these images by {by} (p {p_text(pair.p)})"
         if pair.difference == 0:
             return f"{better} and {worse} are equally accurate on these images"
@@ -153,18 +163,12 @@ class RunComparison:
                 {
                     "name": self.names[i],
                     "path": str(run.path),
-                    "images": run.results.get("images") if run.results else None,
-                    "top1": run.results.get("top1") if run.results else None,
-                    "top1_interval": run.results.get("top1_interval") if run.results else None,
+                    "images": run.results.get("images"),
+                    "top1": run.results.get("top1"),
+                    "top1_interval": run.results.get("top1_interval"),
                     "shared_right": self.rights[i],
-                    "shared_interval": wilson_interval(self.rights[i], self.shared)
-                    if self.shared
-                    else None,
-                    "recall": {
-                        name: right / total
-                        for name in self.classes
-                        for right, total in [self.recall_counts(name, i)]
-                    },
+                    "shared_interval": self.accuracies[i][1] if self.shared else None,
+                    "recall": {n: right[i] / of for n, (right, of) in self.recall_counts.items()},
                 }
                 for i, run in enumerate(self.runs)
             ],
@@ -183,11 +187,6 @@ class RunComparison:
         }
 
 
-def letter(run: int) -> str:
-    """Return the letter of a run: A for 0."""
-    return chr(ord("A") + run)
-
-
 def p_text(p: float) -> str:
     """Return a p-value as text."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
@@ -203,57 +202,39 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
     check_runs(runs)
     by_digest = [{one.sha256: one for one in run.predictions} for run in runs]
     common = [sha256 for sha256 in by_digest[0] if all(sha256 in other for other in by_digest[1:])]
-    images, relabelled = [], 0
+    images = []
     for sha256 in common:
         predictions = [table[sha256] for table in by_digest]
-        if len({one.label for one in predictions}) > 1:
-            relabelled += 1
-            continue
-        images.append(
-            SharedImage(
-                sha256,
-                predictions[0].path,
-                predictions[0].label,
-                tuple(one.predicted for one in predictions),
-                tuple(one.probability for one in predictions),
-            )
-        )
+        if len({one.label for one in predictions}) == 1:
+            predicted = tuple(one.predicted for one in predictions)
+            probabilities = tuple(one.probability for one in predictions)
+            first = predictions[0]
+            images.append(SharedImage(sha256, first.path, first.label, predicted, probabilities))
+    names = [run.name for run in runs]
     return RunComparison(
         runs=runs,
-        names=distinct_names(runs),
-        notes=comparison_notes(runs, by_digest, len(common), relabelled),
+        names=names if len({*names}) == len(names) else [str(run.path) for run in runs],
+        notes=comparison_notes(runs, by_digest, len(common), len(common) - len(images)),
         images=images,
         pairs=run_pairs(images, len(runs)) if images else [],
     )
 
 
 def check_runs(runs: Sequence[Run]) -> None:
-    """Check that the runs can be compared.
-
-    Raises:
-        UsageError: A run is given twice, or there are too many.
-        RunError: A run did not save its predictions.
-    """
-    if len(runs) > MAX_RUNS:
+    """Check that the runs can be compared."""
+    if len(runs) > len(LETTERS):
         raise UsageError(
-            f"cannot compare {len(runs)} runs", fix=f"compare at most {MAX_RUNS} at a time"
+            f"cannot compare {len(runs)} runs", fix=f"compare at most {len(LETTERS)} at a time"
         )
     paths = [run.path.resolve() for run in runs]
-    twice = next((path for path in paths if paths.count(path) > 1), None)
-    if twice is not None:
-        raise UsageError(f"{twice} is named twice", fix="name each run once")
-    for run in runs:
+    for run, path in zip(runs, paths, strict=True):
+        if paths.count(path) > 1:
+            raise UsageError(f"{path} is named twice", fix="name each run once")
         if not run.predictions:
             raise RunError(
                 f"cannot compare {run.path}: it has no validation.npz with its predictions",
                 fix="repeat the run with this version of vitft",
             )
-
-
-def distinct_names(runs: Sequence[Run]) -> list[str]:
-    """Return the names of the run folders, or their paths if two names are equal."""
-    names = [run.name for run in runs]
-    return names if len({*names}) == len(names) else [str(run.path) for run in runs]
 
 
 def comparison_notes(
@@ -292,11 +273,8 @@ def comparison_notes(
         )
     if len({run.classes for run in runs}) > 1:
         notes.append("The runs have different classes, so they did not solve the same task.")
-    chosen = [
-        letter(i)
-        for i, run in enumerate(runs)
-        if run.results and run.results.get("selected_on_validation")
-    ]
+    labelled = zip(LETTERS, runs, strict=False)
+    chosen = [letter for letter, run in labelled if run.results.get("selected_on_validation")]
     if chosen:
         notes.append(
             f"The best epoch of {', '.join(chosen)} was selected on these images, which gives a "
@@ -307,26 +285,76 @@ def comparison_notes(
 
 def run_pairs(images: Sequence[SharedImage], runs: int) -> list[RunPair]:
     """Test every pair of runs."""
-    numbers = list(itertools.combinations(range(runs), 2))
+    pairs = list(itertools.combinations(range(runs), 2))
     counts = [
         (
             sum(image.is_correct(first) and not image.is_correct(second) for image in images),
             sum(image.is_correct(second) and not image.is_correct(first) for image in images),
         )
-        for first, second in numbers
+        for first, second in pairs
     ]
     corrected = holm([mcnemar(*pair) for pair in counts])
     return [
         RunPair(
             first=first,
             second=second,
-            only_first=only_first,
-            only_second=only_second,
-            difference=(only_first - only_second) / len(images),
-            interval=paired_interval(only_first, only_second, len(images)),
+            only_first=a,
+            only_second=b,
+            difference=(a - b) / len(images),
+            interval=paired_interval(a, b, len(images)),
             p=p,
         )
-        for (first, second), (only_first, only_second), p in zip(
-            numbers, counts, corrected, strict=True
-        )
+        for (first, second), (a, b), p in zip(pairs, counts, corrected, strict=True)
     ]
+
+
+def write_comparison(comparison: RunComparison, out: Path) -> Path:
+    """Write the page of a comparison and return its path.
+
+    Raises:
+        RunError: The page cannot be written.
+    """
+    names, runs, accuracies = comparison.names, comparison.runs, comparison.accuracies
+
+    def order(image: SharedImage) -> tuple[bool, float, str]:
+        correct = any(map(image.is_correct, range(len(runs))))
+        return not correct, -max(image.probabilities), image.path
+
+    disputed = sorted((image for image in comparison.images if image.disputed), key=order)
+    label = "Accuracy of each run with its interval"
+    chart = charts.interval_chart(label, comparison.letters, accuracies) if accuracies else ""
+    view = {
+        "title": " vs. ".join(names) if len(names) == 2 else f"{len(names)} runs compared",
+        "comparison": comparison,
+        "weights": [weights_name(str(run.setting("weights", "name") or "")) for run in runs],
+        "accuracies": accuracies,
+        "chart": chart,
+        "settings": different_settings(runs),
+        "classes": class_recalls(comparison),
+        "disputed": disputed[:MAX_DISPUTED],
+        "num_disputed": len(disputed),
+        "thumbnails": Thumbnails(runs),
+    }
+    write_atomically(out, render("compare.html.j2", view))
+    return out
+
+
+def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Return the settings that differ between the runs, with their values."""
+    tables = [dotted(run.config) for run in runs]
+    rows = []
+    for key in sorted({key for table in tables for key in table}):
+        values = [setting_text(table[key]) if key in table else "–" for table in tables]
+        if len({*values}) > 1:
+            rows.append((key, values))
+    return rows
+
+
+def class_recalls(comparison: RunComparison) -> list[tuple[str, int, list[Proportion], float]]:
+    """Return name, shared images, recalls and their difference by class, largest first."""
+    rows = []
+    for name, (rights, total) in comparison.recall_counts.items():
+        recalls = [(right / total, wilson_interval(right, total)) for right in rights]
+        values = [recall for recall, _ in recalls]
+        rows.append((name, total, recalls, max(values) - min(values)))
+    return sorted(rows, key=lambda row: (-row[3], row[0]))

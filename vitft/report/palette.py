@@ -28,9 +28,7 @@ DARK: Mapping[str, str] = {
     "good": "#6fd08c",
     "bad": "#ff9086",
 }
-TEXT = ("ink", "muted", "accent", "second", "good", "bad")
-"""Colours of text."""
-BACKGROUNDS = ("ground", "panel")
+TEXT, BACKGROUNDS = ("ink", "muted", "accent", "second", "good", "bad"), ("ground", "panel")
 GRAPHIC = ("muted", "accent", "second", "good", "bad")
 """Colours of lines, markers and bars that carry meaning; `line` only separates."""
 

@@ -1,13 +1,13 @@
-"""Reading of a run directory into one object. What an older or interrupted run lacks is empty.
+"""Reading of a run directory into one object, and thumbnails of its validation images.
 
-A missing file is normal; a damaged file is an error that names it.
+What an older or interrupted run lacks is empty; a damaged file is an error that names it.
 """
 
 import base64
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,39 +30,38 @@ from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import BASE, LATEST, RunDir
 
 JsonObject = Mapping[str, Any]
+NO_FINDINGS: JsonObject = {"bad": [], "odd": [], "duplicates": [], "mislabels": []}
 
-MAX_HEADER_BYTES = 64 * 2**20
-"""A longer safetensors header was not written by vitft."""
-MAX_THUMBNAIL_BYTES = 40_000
-"""A larger thumbnail was not written by vitft and is left out."""
-JPEG_START = b"\xff\xd8\xff"
+MAX_HEADER_BYTES, MAX_THUMBNAIL_BYTES = 64 * 2**20, 40_000
+"""A longer safetensors header or a larger thumbnail was not written by vitft."""
+MAX_EMBEDDED = 2_000_000
+"""Characters of thumbnails in a page, which stays below 3 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Contents of a run directory."""
+    """Contents of a run directory. The content of a missing file is empty."""
 
     path: Path
     config: Mapping[str, JsonObject]
-    """Sections of config.toml; empty if it is missing."""
+    """Sections of config.toml."""
     config_text: str
     classes: tuple[str, ...]
     rows: tuple[Row, ...]
-    """Rows of split.csv."""
     predictions: tuple[ValidationPrediction, ...]
-    """Predictions on the validation images; empty if the run did not save them."""
-    results: RunResults | None
-    """eval.json; None if nothing was evaluated."""
+    """Predictions on the validation images."""
+    results: RunResults
+    """eval.json; some keys may be missing in an older run."""
     log: tuple[JsonObject, ...]
     """Lines of metrics.jsonl."""
     environment: JsonObject
-    audit: AuditResults | None
+    audit: AuditResults
     card: JsonObject
-    """Card of model.safetensors; empty if there is no model."""
+    """Card of model.safetensors."""
     digest: str
     """SHA-256 of the card and the tensors of the model."""
     parameters: int
-    """Number of parameters of the model; 0 if there is no model."""
+    """Number of parameters of the model."""
 
     @property
     def name(self) -> str:
@@ -83,15 +82,35 @@ class Run:
 
     def thumbnail(self, sha256: str, *, attention: bool = False) -> str:
         """Return a thumbnail as a data URI, or an empty string if there is none."""
-        if not sha256:
-            return ""
         try:
             data = (self.path / THUMBS / thumb_name(sha256, attention=attention)).read_bytes()
         except (OSError, ValueError):
             return ""
-        if not data.startswith(JPEG_START) or len(data) > MAX_THUMBNAIL_BYTES:
+        if not data.startswith(b"\xff\xd8\xff") or len(data) > MAX_THUMBNAIL_BYTES:
             return ""
         return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
+
+
+class Thumbnails:
+    """Thumbnails that the runs saved, as data URIs, up to the size limit of a page."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        self.budget = MAX_EMBEDDED
+
+    def get(self, sha256: str, *, attention: bool = False) -> str:
+        """Return the thumbnail of the first run that has one; empty beyond the limit."""
+        if self.budget <= 0:
+            return ""
+        found = (run.thumbnail(sha256, attention=attention) for run in self.runs)
+        uri = next((uri for uri in found if uri), "")
+        self.budget -= len(uri)
+        return uri
+
+    def of_path(self, path: str) -> str:
+        """Return the thumbnail of an image of the first run's split."""
+        row = self.runs[0].by_path.get(path)
+        return self.get(row.sha256) if row else ""
 
 
 def find_run(run: str | None) -> Path:
@@ -127,6 +146,7 @@ def read_run(path: Path) -> Run:
     rows = read_rows(path, classes)
     validation = [row for row in rows if row.split == "val"]
     card, digest, parameters = read_card(RunDir(path).model)
+    audit = read_object(path / "audit.json")
     return Run(
         path=path,
         config=config,
@@ -134,10 +154,10 @@ def read_run(path: Path) -> Run:
         classes=classes,
         rows=rows,
         predictions=validation_predictions(path, validation, classes),
-        results=cast("RunResults", read_object(path / "eval.json")) or None,
+        results=cast("RunResults", read_object(path / "eval.json")),
         log=read_log(path / "metrics.jsonl"),
         environment=read_object(path / "environment.json"),
-        audit=cast("AuditResults", read_object(path / "audit.json")) or None,
+        audit=cast("AuditResults", {**NO_FINDINGS, **audit} if audit else {}),
         card=card,
         digest=digest,
         parameters=parameters,
@@ -165,15 +185,11 @@ def read_config(path: Path) -> tuple[str, Mapping[str, JsonObject]]:
 def read_log(path: Path) -> tuple[JsonObject, ...]:
     """Read the lines of metrics.jsonl, without a last line that a crash cut off."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # the rest is incomplete
+        objects = [json.loads(line) for line in lines if line.strip()]
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:
-        raise damaged_file(path, str(error)) from error
-    complete = lines[:-1]  # text after the last line break is incomplete
-    try:
-        objects = [json.loads(line) for line in complete if line.strip()]
-    except ValueError as error:
         raise damaged_file(path, str(error)) from error
     if not all(isinstance(one, dict) for one in objects):
         raise damaged_file(path, "a line is not a JSON object")

@@ -7,28 +7,26 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from vitft.metrics.results import ClassMetrics
 from vitft.predict.validation import least_confident, mistakes
 from vitft.report import charts
 from vitft.report.advice import advise
-from vitft.report.confusion import confusion_of
+from vitft.report.html import render
+from vitft.report.palette import NUM_SHADES
 from vitft.report.reproduce import command_of, digests, environment_rows
-from vitft.report.run_files import Run
+from vitft.report.run_files import Run, Thumbnails, read_run
 from vitft.report.summary import key_figures, summary_sentences
-from vitft.report.thumbnails import Thumbnails
+from vitft.system.files import write_atomically
 from vitft.system.text import count, interval, percent, points
 
-MAX_WITH_ATTENTION = 24
-"""Mistakes shown with their attention map."""
-MAX_MISTAKES = 300
+MAX_WITH_ATTENTION, MAX_MISTAKES = 24, 300
+"""Mistakes shown with their attention map, and in all."""
 MAX_FINDINGS = 40
 """Findings shown of each kind."""
-LABEL_CHECKING_STAGES = frozenset({"head", "pre_logits"})
-"""Values of `train.freeze` with which a run checks its labels."""
-NO_FINDINGS: Mapping[str, object] = {"bad": [], "odd": [], "duplicates": [], "mislabels": []}
-NO_CHANGE = 0.0005
-"""A calibration error below this is displayed as 0.0 points."""
+MAX_MATRIX_CLASSES, MAX_PAIRS = 20, 30
+"""With more classes, the most confused pairs are shown instead of the matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +47,46 @@ class ClassRow:
 
     name: str
     train: int
-    """Training images."""
     metrics: ClassMetrics
     confused_with: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfusionCell:
+    """A true class with a predicted class."""
+
+    label: str
+    predicted: str
+    count: int
+    fraction: str
+    """Percentage of the images of the true class."""
+    cell: str
+    """Position in the matrix: row-column."""
+    shade: str
+    """CSS class; empty for a count of 0."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Confusion:
+    """The confusion matrix, empty with many classes; and the most confused pairs."""
+
+    matrix: list[list[ConfusionCell]]
+    pairs: list[ConfusionCell]
+    more: int
+    """Confused pairs that are not shown."""
+
+
+def write_report(run: Path, out: Path | None = None) -> Path:
+    """Write the page of a run, by default to `report.html` in the run, and return its path.
+
+    Raises:
+        RunError: A file of the run is damaged, or the page cannot be written.
+        DataError: split.csv is not as it was written.
+    """
+    path = out or run / "report.html"
+    write_atomically(path, render("report.html.j2", run_page(read_run(run))))
+    return path
 
 
 def run_page(run: Run) -> dict[str, object]:
@@ -75,9 +110,9 @@ def run_page(run: Run) -> dict[str, object]:
         "confusion": confusion_of(run),
         "least_confident": least_confident(run.predictions, per_class=3, most=60),
         "classes": class_rows(run),
-        "audit": {**NO_FINDINGS, **run.audit} if run.audit else None,
+        "audit": run.audit,
         "max_findings": MAX_FINDINGS,
-        "labels_checked": set(freeze.split(",")) <= LABEL_CHECKING_STAGES,
+        "labels_checked": set(freeze.split(",")) <= {"head", "pre_logits"},
         "charts": {
             "confidence": confidence_section(run),
             "learning": learning_section(run),
@@ -85,7 +120,7 @@ def run_page(run: Run) -> dict[str, object]:
         },
         "balance": balance_section(run),
         "command": command_of(run.config) if run.config else "",
-        "seconds": run.results.get("seconds") if run.results else None,
+        "seconds": run.results.get("seconds"),
         "environment": environment_rows(run),
         "digests": digests(run),
         "config": run.config_text.splitlines(),
@@ -123,15 +158,14 @@ def epochs_section(run: Run) -> ChartSection | None:
     log = [line for line in run.log if all(line.get(key) is not None for key in needed)]
     if not log:
         return None
-
     xs = [line["epoch"] for line in log]
     if any(later <= earlier for earlier, later in pairwise(xs)):
         xs = list(range(1, len(log) + 1))  # each stage of a training counts from 1
 
-    def values(metric: str) -> tuple[list[float], list[float]]:
-        return [line[f"train_{metric}"] for line in log], [line[f"val_{metric}"] for line in log]
-
-    best = run.results.get("best_epoch") if run.results else None
+    loss = [[line[key] for line in log] for key in ("train_loss", "val_loss")]
+    top1 = [[line[key] for line in log] for key in ("train_top1", "val_top1")]
+    parts = ("training", "validation")
+    best = run.results.get("best_epoch")
     text = f"The run trained for {count(len(log), 'epoch')}."
     if best:
         text += f" The saved weights are those of epoch {best}, the best on the validation images."
@@ -139,27 +173,13 @@ def epochs_section(run: Run) -> ChartSection | None:
         title="Training curves",
         text=text,
         charts=[
-            charts.epoch_chart("Loss by epoch", xs, *values("loss"), y="loss (nats)"),
-            charts.epoch_chart(
-                "Accuracy by epoch", xs, *values("top1"), y="accuracy", is_percent=True
-            ),
+            charts.epoch_chart("Loss by epoch", xs, *loss, y="loss (nats)"),
+            charts.epoch_chart("Accuracy by epoch", xs, *top1, y="accuracy", is_percent=True),
         ],
-        columns=[
-            "epoch",
-            "training loss",
-            "validation loss",
-            "training accuracy",
-            "validation accuracy",
-        ],
+        columns=["epoch", *(f"{p} loss" for p in parts), *(f"{p} accuracy" for p in parts)],
         rows=[
-            [
-                x,
-                f"{line['train_loss']:.4f}",
-                f"{line['val_loss']:.4f}",
-                percent(line["train_top1"]),
-                percent(line["val_top1"]),
-            ]
-            for x, line in zip(xs, log, strict=True)
+            [x, f"{a:.4f}", f"{b:.4f}", percent(c), percent(d)]
+            for x, a, b, c, d in zip(xs, *loss, *top1, strict=True)
         ],
     )
 
@@ -169,18 +189,13 @@ def penalty_section(run: Run) -> ChartSection | None:
     log = [line for line in run.log if {"l2", "cv_top1", "cv_loss"} <= {*line}]
     if not log:
         return None
-    best = run.results.get("l2", 0.0) if run.results else 0.0
-    chart = charts.penalty_chart(
-        "Cross-validated accuracy by penalty",
-        [line["l2"] for line in log],
-        [line["cv_top1"] for line in log],
-        best,
-    )
+    best, label = run.results.get("l2", 0.0), "Cross-validated accuracy by penalty"
+    penalties, accuracies = [line["l2"] for line in log], [line["cv_top1"] for line in log]
     return ChartSection(
         title="How the head was fitted",
         text="The head was not trained in steps but solved to its optimum. Cross-validation on the "
         f"training images selected the L2 penalty with the highest accuracy: {best:g}.",
-        charts=[chart],
+        charts=[charts.penalty_chart(label, penalties, accuracies, best)],
         columns=["penalty", "cross-validated loss", "cross-validated accuracy"],
         rows=[
             [f"{line['l2']:g}", f"{line['cv_loss']:.4f}", percent(line["cv_top1"])] for line in log
@@ -195,8 +210,7 @@ def class_rows(run: Run) -> list[ClassRow]:
         confusions.setdefault(one.label, Counter())[one.predicted] += 1
     train = Counter(run.classes[row.label] for row in run.rows if row.split == "train")
     rows = []
-    per_class = run.results.get("per_class", {}) if run.results else {}
-    for name, metrics in per_class.items():
+    for name, metrics in run.results.get("per_class", {}).items():
         confused = confusions.get(name, Counter())
         most = [guess for guess, n in confused.items() if n == max(confused.values())]
         with_ = f"{' or '.join(most[:3])} ({confused[most[0]]})" if most else "–"
@@ -209,9 +223,53 @@ def class_rows(run: Run) -> list[ClassRow]:
     return sorted(rows, key=order)
 
 
+def confusion_of(run: Run) -> Confusion | None:
+    """Return the confusion of a run; None if there are neither predictions nor a matrix."""
+    counts = confusion_counts(run)
+    if not counts:
+        return None
+    totals = Counter[int]()
+    for (i, _), n in counts.items():
+        totals[i] += n
+
+    def cell(i: int, j: int) -> ConfusionCell:
+        n, total = counts.get((i, j), 0), totals[i]
+        label, predicted = run.classes[i], run.classes[j]
+        shade = min(NUM_SHADES - 1, int(n / total * NUM_SHADES)) if n else 0
+        result = "classified correctly" if i == j else f"classified as {predicted}"
+        return ConfusionCell(
+            label=label,
+            predicted=predicted,
+            count=n,
+            fraction=percent(n / total, 0) if total else "",
+            cell=f"{i}-{j}",
+            shade=f"{'right' if i == j else 'wrong'}-{shade}" if n else "",
+            text=f"{n} of {total} images of {label} {result}",
+        )
+
+    pairs = sorted((-n, n, i, j) for (i, j), n in counts.items() if i != j)
+    indices = range(len(run.classes) if len(run.classes) <= MAX_MATRIX_CLASSES else 0)
+    return Confusion(
+        matrix=[[cell(i, j) for j in indices] for i in indices],
+        pairs=[cell(i, j) for _, _, i, j in pairs[:MAX_PAIRS]],
+        more=max(0, len(pairs) - MAX_PAIRS),
+    )
+
+
+def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
+    """Return the number of images by true and predicted class, without zeros."""
+    index = {name: i for i, name in enumerate(run.classes)}
+    if run.predictions:
+        return Counter((index[one.label], index[one.predicted]) for one in run.predictions)
+    table = run.results.get("confusion") or []
+    if len(table) != len(run.classes):
+        return {}
+    return {(i, j): n for i, row in enumerate(table) for j, n in enumerate(row) if n}
+
+
 def confidence_section(run: Run) -> ChartSection | None:
     """Return how well the confidence of predictions agrees with their accuracy."""
-    calibration = run.results.get("calibration") if run.results else None
+    calibration = run.results.get("calibration")
     if not calibration or calibration.get("ece") is None:
         return None
     bins = [b for b in calibration.get("bins") or [] if b.get("images")]
@@ -219,7 +277,7 @@ def confidence_section(run: Run) -> ChartSection | None:
         return None
     error, bounds = calibration["ece"], interval(calibration.get("ece_interval"))
     text = f"On average, confidence and accuracy differ by {points(error).lstrip('+')}"
-    if error < NO_CHANGE:
+    if error < 0.0005:  # displayed as 0.0 points
         text = "No difference between confidence and accuracy was measurable"
     text += f" (95 % interval: {bounds})." if bounds else "."
     before, temperature = calibration.get("ece_before"), calibration.get("temperature")
@@ -248,7 +306,7 @@ def confidence_section(run: Run) -> ChartSection | None:
 
 def learning_section(run: Run) -> ChartSection | None:
     """Return the accuracy by number of training images."""
-    more = run.results.get("cross_validation") if run.results else None
+    more = run.results.get("cross_validation")
     curve = (more.get("curve") or []) if more else []
     if not more or len(curve) < 2:
         return None

@@ -10,22 +10,20 @@ from vitft.report.advice import ClassRecall, cross_validated_recalls, validation
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, listing, percent
 
-WHAT_WAS_TRAINED: Mapping[str, str] = {
+WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.freeze`
     "head": "only a new linear head was trained",
     "pre_logits": "only its representation layer and a new head were trained",
     "none": "all of its layers were trained",
 }
-"""By `train.freeze`."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure:
-    """A figure with its name and explanation."""
+    """A figure with its name, its 95 % interval or another detail, and its explanation."""
 
     name: str
     value: str
     interval: str
-    """95 % interval, or another detail."""
     meaning: str
 
 
@@ -150,48 +148,24 @@ def key_figures(run: Run) -> list[KeyFigure]:
     if not results:
         return []
     validation = f"on {count(results['images'], 'validation image')}"
-    figures = [
-        KeyFigure(
-            "accuracy", percent(results["top1"]), interval(results["top1_interval"]), validation
-        )
-    ]
+    fractions = [("accuracy", results["top1"], results["top1_interval"], validation)]
     if more := results.get("cross_validation"):
-        figures.append(
-            KeyFigure(
-                "cross-validated accuracy",
-                percent(more["top1"]),
-                interval(more.get("top1_interval")),
-                f"on {count(more['images'], 'image')}, each predicted by a head that was not "
-                "trained on it",
-            )
-        )
+        scored = f"on {count(more['images'], 'image')}, each predicted by a head that was not"
+        name, bounds = "cross-validated accuracy", more.get("top1_interval")
+        fractions.append((name, more["top1"], bounds, f"{scored} trained on it"))
     if results.get("balanced") is not None:
-        figures.append(
-            KeyFigure(
-                "balanced accuracy",
-                percent(results["balanced"]),
-                interval(results.get("balanced_interval")),
-                "mean recall of all classes",
-            )
-        )
+        bounds, meaning = results.get("balanced_interval"), "mean recall of all classes"
+        fractions.append(("balanced accuracy", results["balanced"], bounds, meaning))
     if (calibration := results.get("calibration")) and calibration.get("ece") is not None:
-        figures.append(
-            KeyFigure(
-                "calibration error",
-                percent(calibration["ece"]),
-                interval(calibration.get("ece_interval")),
-                "mean difference between confidence and accuracy",
-            )
-        )
+        bounds = calibration.get("ece_interval")
+        meaning = "mean difference between confidence and accuracy"
+        fractions.append(("calibration error", calibration["ece"], bounds, meaning))
+    figures = [
+        KeyFigure(name, percent(v), interval(ends), text) for name, v, ends, text in fractions
+    ]
     if run.predictions:
         wrong = mistakes(run.predictions)
         confident = sum(one.probability > 0.9 for one in wrong)
-        figures.append(
-            KeyFigure(
-                "mistakes",
-                f"{len(wrong):,}",
-                f"{confident:,} with a confidence over 90 %" if wrong else "",
-                validation,
-            )
-        )
+        detail = f"{confident:,} with a confidence over 90 %" if wrong else ""
+        figures.append(KeyFigure("mistakes", f"{len(wrong):,}", detail, validation))
     return figures

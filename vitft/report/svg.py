@@ -14,19 +14,13 @@ WIDTH, HEIGHT = 324.0, 208.8
 BOTTOM = 172.8
 """Vertical position of the x-axis."""
 FONT_SIZE, LEGEND_FONT_SIZE = 11, 10
-CHARACTER_WIDTH = 0.6
-"""Upper estimate of the mean width of a character, relative to the font size."""
 TICK_LENGTH, LABEL_GAP, HANDLE_LENGTH = 3.5, 7.0, 18.0
 """Lengths of a tick mark, of the gap between axis and labels, and of a line in the legend."""
-MARGIN = 0.05
-"""Margin on each side of an axis, as a fraction of the range of the data."""
-TICK_STEPS = (1, 2, 2.5, 5, 10)
-MAX_TICKS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points of one colour, with or without a line through them."""
+    """Points with circles of one radius, and a line of one width (0: none) through them."""
 
     xs: Sequence[float]
     ys: Sequence[float]
@@ -35,19 +29,17 @@ class Series:
     name: str = ""
     """Text in the legend; empty for no entry."""
     width: float = 2.0
-    """Width of the line; 0 for no line."""
     dashes: str = ""
-    """Dash pattern, as in `stroke-dasharray`; empty for a solid line."""
+    """Value of `stroke-dasharray`; empty for a solid line."""
     markers: Sequence[bool] | None = None
-    """Which points have a marker; None for all."""
+    """Which points have a circle; None for all."""
     radius: float = 3.0
-    """Radius of the markers."""
     is_hollow: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class Axis:
-    """An axis: its range, ticks and title, and its position in the chart."""
+    """An axis from `low` to `high`, which lie at `begin` and `end` in SVG units."""
 
     low: float
     high: float
@@ -56,9 +48,7 @@ class Axis:
     title: str = ""
     is_log: bool = False
     begin: float = 0.0
-    """Position of `low` in SVG units."""
     end: float = 1.0
-    """Position of `high` in SVG units."""
 
     def position(self, value: float) -> float:
         """Return the position of a value in SVG units."""
@@ -72,34 +62,30 @@ def axis_limits(values: Sequence[float], *, is_log: bool = False) -> tuple[float
     """Return the limits of an axis that shows these values with a margin on each side."""
     ends = [math.log(v) for v in values] if is_log else list(values)
     low, high = min(ends), max(ends)
-    margin = MARGIN * (high - low) or max(MARGIN * abs(low), 1e-3)
+    margin = 0.05 * (high - low) or max(0.05 * abs(low), 1e-3)
     low, high = low - margin, high + margin
     return (math.exp(low), math.exp(high)) if is_log else (low, high)
 
 
 def round_ticks(low: float, high: float, *, integer: bool = False) -> list[float]:
     """Return at most six round values between the limits of an axis."""
-    rough = (high - low) / MAX_TICKS
+    rough = (high - low) / 6
     power = 10.0 ** math.floor(math.log10(rough))
-    steps = [
-        step * size for size in (power, 10 * power) for step in TICK_STEPS if step * size >= rough
-    ]
-    step = next((s for s in steps if not integer or s == round(s)), 1.0)
+    steps = [step * size for size in (power, 10 * power) for step in (1, 2, 2.5, 5, 10)]
+    step = next((s for s in steps if s >= rough and (not integer or s == round(s))), 1.0)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(step * i, 12) for i in range(first, last + 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Several series over two axes."""
+    """Several series over two axes; the label is the text alternative for screen readers."""
 
     label: str
-    """Text alternative for screen readers."""
     x: Axis
     y: Axis
     series: Sequence[Series]
     elements: list[str] = field(default_factory=list)
-    """SVG elements drawn so far."""
 
     def markup(self) -> str:
         """Return the chart as an SVG element. Call it once."""
@@ -200,4 +186,4 @@ class Chart:
 
 def text_width(text: str, size: int = FONT_SIZE) -> float:
     """Return an upper estimate of the width of a text in SVG units."""
-    return CHARACTER_WIDTH * size * len(text)
+    return 0.6 * size * len(text)

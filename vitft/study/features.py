@@ -36,11 +36,9 @@ log = logging.getLogger(__name__)
 BASELINE_VIEW = EvalTransform(
     image_size=(128, 128), crop=1.0, interpolation="bilinear", fit="squash"
 )
-"""Preprocessing for the baselines: the whole image, squashed to a square."""
-SMALL_SIDE = 32
-"""Side of the small image in pixels."""
+SMALL_SIDE = 32  # pixels
 HISTOGRAM_LEVELS = 8
-"""Levels of each colour channel in the histogram."""
+"""Levels of each colour channel."""
 
 
 class BackboneFeatures:
@@ -57,8 +55,7 @@ class BackboneFeatures:
         extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
         assert extractor is not None
         self.extractor, self.view = extractor, eval_view(transform)
-        self.is_complete = False
-        """Whether the features of every image are cached."""
+        self.is_complete = False  # whether the features of every image are cached
         log.info(
             f"{source.name}: {model.feature_size} dimensions, on {describe_device(device)} in "
             f"{precision}"

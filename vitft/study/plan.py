@@ -15,9 +15,6 @@ from vitft.system.text import count
 BASELINES = ("pixels", "histogram")
 """Features without weights: small images, and histograms of their colours."""
 UNTRAINED = "none"
-TEST_FRACTION = 1 / 5
-"""Fraction of the smallest class kept for testing if the folder has no test images."""
-MAX_SEEDS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +63,9 @@ def check_study(
         WeightsError: There are no such weights.
         RunError: The output folder is not empty or not writable.
     """
-    if not 1 <= seeds <= MAX_SEEDS:
+    if not 1 <= seeds <= 100:
         raise UsageError(
-            f"invalid --seeds {seeds}", fix=f"use a number from 1 to {MAX_SEEDS}, e.g. --seeds 3"
+            f"invalid --seeds {seeds}", fix="use a number from 1 to 100, e.g. --seeds 3"
         )
     if not shots or min(shots) < 1:
         raise UsageError(
@@ -90,12 +87,7 @@ def check_study(
             f"the output folder {place} is inside the data folder", fix="choose another --out"
         )
     return Plan(
-        folder=folder,
-        sources=sources,
-        shots=fitting,
-        left_out=left_out,
-        seeds=seeds,
-        out=place,
+        folder=folder, sources=sources, shots=fitting, left_out=left_out, seeds=seeds, out=place
     )
 
 
@@ -135,12 +127,12 @@ def fitting_shots(
 
     Args:
         shots: The requested numbers.
-        counts: Number of images of each class that are available for training.
-        has_tests: Whether there are test images besides these; if not, a fifth of the smallest
-            class is kept for testing.
+        counts: Images of each class that are available for training.
+        has_tests: Whether there are other test images; if not, a fifth of the smallest class is
+            kept for testing.
     """
     smallest = min(counts)
-    most = smallest if has_tests else smallest - max(1, round(TEST_FRACTION * smallest))
+    most = smallest if has_tests else smallest - max(1, round(smallest / 5))
     wanted = sorted({*shots})
     return tuple(s for s in wanted if s <= most), tuple(s for s in wanted if s > most)
 

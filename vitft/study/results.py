@@ -1,8 +1,10 @@
-"""Results of a study: accuracies with intervals, and differences between curves."""
+"""Results of a study: accuracies with intervals, differences, and both as files and text."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +12,10 @@ from numpy.typing import NDArray
 
 from vitft.metrics.intervals import Z, student_t_quantile, wilson_interval
 from vitft.metrics.results import Interval
-from vitft.study.plan import Plan
+from vitft.study.plan import BASELINES, Plan
+from vitft.system.console import visible
+from vitft.system.files import atomic_folder, write_atomically
+from vitft.system.text import count, percent
 
 
 class AccuracyDifference(NamedTuple):
@@ -18,6 +23,9 @@ class AccuracyDifference(NamedTuple):
 
     mean: float
     interval: Interval
+
+
+Leads = Mapping[str, Sequence[AccuracyDifference]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +38,6 @@ class CurvePoint:
 
     @property
     def accuracies(self) -> list[float]:
-        """Accuracy of each seed."""
         return [float(correct.mean()) for correct in self.correct]
 
     @property
@@ -58,8 +65,7 @@ class FewShotCurve:
 
     name: str
     weights: str
-    features: int
-    """Dimensions of the feature vector."""
+    features: int  # dimensions of the feature vector
     points: tuple[CurvePoint, ...]
 
 
@@ -72,20 +78,18 @@ class StudyResults:
     images: int
     """Number of distinct images."""
     test_images: int
-    """Number of test images of each seed."""
+    """Of each seed."""
     majority: float
     """Accuracy of always predicting the largest class of the test images."""
     device: str
     precision: str
     curves: tuple[FewShotCurve, ...]
 
-    def leads(self) -> Mapping[str, tuple[AccuracyDifference, ...]]:
+    def leads(self) -> Leads:
         """Return how far the first curve is ahead of each other one, by number of shots."""
         first, *others = self.curves
         return {
-            other.name: tuple(
-                difference(a, b) for a, b in zip(first.points, other.points, strict=True)
-            )
+            other.name: [difference(*pair) for pair in zip(first.points, other.points, strict=True)]
             for other in others
         }
 
@@ -116,3 +120,185 @@ def half_width_of_mean(values: Sequence[float]) -> float:
         return 0.0
     deviation = float(np.std(values, ddof=1))
     return student_t_quantile(len(values) - 1) * deviation / math.sqrt(len(values))
+
+
+def write_results(study: StudyResults, command: str) -> None:
+    """Write study.json, study.md and study.png to the folder of the plan.
+
+    `command` is the command line that repeats the study.
+
+    Raises:
+        RunError: The folder cannot be written.
+    """
+    leads = study.leads()
+    figures = json.dumps(to_json(study, leads), indent=2, allow_nan=False)
+    with atomic_folder(study.plan.out) as folder:
+        write_atomically(folder / "study.json", figures + "\n")
+        write_atomically(folder / "study.md", to_markdown(study, leads, command))
+        write_atomically(folder / "study.png", to_figure(study))
+
+
+def to_json(study: StudyResults, leads: Leads) -> dict[str, object]:
+    """Return the content of study.json, which is the same for every repetition of the study."""
+    plan = study.plan
+    return {
+        "vitft": version("vitft"),
+        "data": plan.folder.root.resolve().name,
+        "classes": list(plan.folder.classes),
+        "images": study.images,
+        "test_images": study.test_images,
+        "own_test_images": plan.folder.layout == "split",
+        "shots": list(plan.shots),
+        "left_out": list(plan.left_out),
+        "seeds": list(range(plan.seeds)),
+        "always_the_largest_class": study.majority,
+        "device": study.device,
+        "precision": study.precision,
+        "curves": [
+            {
+                "name": curve.name,
+                "weights": curve.weights,
+                "features": curve.features,
+                "points": [
+                    {
+                        "shots": point.shots,
+                        "top1": point.top1,
+                        "interval": list(point.interval),
+                        "each_seed": point.accuracies,
+                    }
+                    for point in curve.points
+                ],
+            }
+            for curve in study.curves
+        ],
+        "lead_of_the_first": [
+            {"over": name, "shots": shots, "difference": mean, "interval": list(interval)}
+            for name, differences in leads.items()
+            for shots, (mean, interval) in zip(plan.shots, differences, strict=True)
+        ],
+    }
+
+
+def to_figure(study: StudyResults) -> bytes:
+    """Return the curves as a PNG file."""
+    from vitft.report.plots import AccuracyCurve, accuracy_curves_png
+
+    plan = study.plan
+    curves = [
+        AccuracyCurve(
+            name=curve.name,
+            accuracies=[point.top1 for point in curve.points],
+            intervals=[point.interval for point in curve.points],
+            is_baseline=curve.name in BASELINES,
+        )
+        for curve in study.curves
+    ]
+    return accuracy_curves_png(
+        plan.shots,
+        curves,
+        majority=study.majority,
+        title=f"{plan.folder.root.resolve().name}: linear heads on frozen features",
+        detail=f"{mean_of(plan.seeds)}, bands are 95 % intervals; "
+        f"{count(study.test_images, 'test image')}",
+    )
+
+
+def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
+    """Return the content of study.md: the command, a table of accuracies, and the differences."""
+    plan, columns = study.plan, [str(shots) for shots in study.plan.shots]
+    name = markdown_cell(plan.folder.root.resolve().name)
+    seeds = "Seed 0" if plan.seeds == 1 else f"Seeds 0 to {plan.seeds - 1}"
+    accuracies = [
+        [curve.name, *(f"{100 * p.top1:.1f} ({bounds(p.interval)})" for p in curve.points)]
+        for curve in study.curves
+    ]
+    differences = [
+        [name, *(f"{100 * mean:+.1f} ({bounds(ends)})" for mean, ends in points)]
+        for name, points in leads.items()
+    ]
+    lines = [
+        f"# {name}: accuracy by training images per class",
+        "",
+        f"    {visible(command)}",
+        "",
+        f"{count(study.images, 'distinct image')} of {len(plan.folder.classes)} classes; "
+        f"{heading(study)}. {seeds}; "
+        f"device {markdown_cell(study.device)}, precision {markdown_cell(study.precision)}.",
+        "",
+        *markdown_table(["images per class", *columns], accuracies),
+        "",
+        f"## {markdown_cell(study.curves[0].name)} compared with the others",
+        "",
+        "Differences in percentage points on the same test images, with 95 % intervals.",
+        "",
+        *markdown_table(["compared with", *columns], differences),
+        "",
+        "![The curves](study.png)",
+    ]
+    if plan.left_out:
+        many = ", ".join(map(str, plan.left_out))
+        lines += ["", f"The smallest class is too small for {many} training images per class."]
+    return "\n".join(lines) + "\n"
+
+
+def heading(study: StudyResults) -> str:
+    """Return a description of the accuracies, in one or two lines."""
+    has_tests = study.plan.folder.layout == "split"
+    origin = "the folder's own" if has_tests else "the images not drawn for training"
+    return (
+        f"accuracy in % by training images per class, {mean_of(study.plan.seeds)}, with 95 % "
+        f"intervals; {count(study.test_images, 'test image')} ({origin}); baseline (largest "
+        f"class): {percent(study.majority)}"
+    )
+
+
+def mean_of(seeds: int) -> str:
+    """Return `1 seed` or `mean of 3 seeds`."""
+    return "1 seed" if seeds == 1 else f"mean of {seeds} seeds"
+
+
+def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
+    """Return a row per curve for the terminal: percent, and half the width of the interval."""
+
+    def cell(point: CurvePoint) -> str:
+        low, high = point.interval
+        return f"{100 * point.top1:.1f} ±{50 * (high - low):.1f}"
+
+    return [(curve.name, *map(cell, curve.points)) for curve in study.curves]
+
+
+def lead_sentences(study: StudyResults) -> list[str]:
+    """Compare the first curve with the others at the most shots, and where it is not ahead."""
+    shots, first = study.plan.shots, study.curves[0].name
+    lines = []
+    for name, differences in study.leads().items():
+        mean, (low, high) = differences[-1]
+        lines.append(
+            f"{first} at {shots[-1]} per class: {100 * mean:+.1f} points compared with {name} "
+            f"(95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
+        )
+        pairs = list(zip(shots, differences, strict=True))
+        behind = [str(s) for s, (_, (_, top)) in pairs if top < 0]
+        unclear = [str(s) for s, (_, (bottom, top)) in pairs if bottom <= 0 <= top]
+        if behind:
+            lines.append(f"  {name} is ahead at {', '.join(behind)} per class")
+        if unclear:
+            lines.append(f"  no significant difference at {', '.join(unclear)} per class")
+    return lines
+
+
+def bounds(interval: tuple[float, float]) -> str:
+    """Return both ends of an interval in percent, without a percent sign."""
+    low, high = interval
+    return f"{100 * low:.1f} to {100 * high:.1f}"
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table: names in the first column, then numbers."""
+    lines = [f"| {' | '.join(head)} |", f"|---{'|---:' * (len(head) - 1)}|"]
+    return lines + [f"| {' | '.join([markdown_cell(row[0]), *row[1:]])} |" for row in rows]
+
+
+def markdown_cell(text: str) -> str:
+    """Escape a name so that it neither ends its cell nor is read as markup."""
+    return "".join(f"\\{c}" if c in "\\|`*_<>[]#" else c for c in visible(text))

@@ -1,13 +1,14 @@
-"""The computations of a study: features, linear heads and their accuracies.
+"""The computations of a study: training and test images, features, heads and their accuracies.
 
-Test images are used for nothing but the accuracy: the penalty of each head is selected by
-cross-validation on its own training images.
+Within a seed the training images are nested: those of 5 shots are among those of 10. All numbers of
+shots and all contestants have the same test images, which are used for nothing but the accuracy:
+the penalty of each head is selected by cross-validation on its own training images.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitft.config.run import Config
-from vitft.data.inspection import InspectedFile
+from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.summary import log_inspection
 from vitft.features.cache import default_folder, prune
 from vitft.features.cross_validation import CV_FOLDS, choose_penalty
@@ -24,12 +25,65 @@ from vitft.features.pipeline import inspect_dataset
 from vitft.study.features import BackboneFeatures, baseline_features
 from vitft.study.plan import Plan, fitting_shots, too_few_images
 from vitft.study.results import CurvePoint, FewShotCurve, StudyResults
-from vitft.study.splits import FewShotSplit, few_shot_split, unique_images
 from vitft.system import console
 from vitft.system.device import describe_device, one_thread, pick_device, pick_precision
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FewShotSplit:
+    """Training and test images of one seed, as row numbers."""
+
+    candidates: tuple[NDArray[np.int64], ...]
+    """Shuffled training images of each class; those of k shots are the first k."""
+    test: NDArray[np.int64]
+    """Rows of the test images, for any number of shots, ascending."""
+
+    def train(self, shots: int) -> NDArray[np.int64]:
+        """Return the rows of the training images, class after class: (classes * shots,)."""
+        return np.concatenate([rows[:shots] for rows in self.candidates])
+
+
+def unique_images(inspected: InspectedFolder) -> list[InspectedFile]:
+    """Return the files of a study: each image once, and none that has two labels.
+
+    An image that is in both the training and the test part of the folder stays in the test part.
+    """
+    labels: dict[str, set[int]] = {}
+    for file in inspected.good:
+        labels.setdefault(file.sha256, set()).add(file.label)
+    tests = {file.sha256 for file in inspected.good if file.part == "val"}
+    kept: dict[str, InspectedFile] = {}
+    for file in inspected.good:
+        if len(labels[file.sha256]) == 1 and (file.part == "val" or file.sha256 not in tests):
+            kept.setdefault(file.sha256, file)
+    return list(kept.values())
+
+
+def few_shot_split(
+    files: Sequence[InspectedFile], classes: int, *, most: int, seed: int
+) -> FewShotSplit:
+    """Shuffle each class and set the test images apart.
+
+    Args:
+        files: The images.
+        classes: Number of classes.
+        most: The largest number of shots. If the folder has no test images, all images of a class
+            after the first `most` are test images.
+        seed: Each class has a random stream of its own, so that other classes do not affect it.
+    """
+    labels = np.array([file.label for file in files])
+    is_test = np.array([file.part == "val" for file in files])
+    order = []
+    for label in range(classes):
+        rows = np.flatnonzero((labels == label) & ~is_test)
+        order.append(np.random.default_rng([seed, label]).permutation(rows))
+    if is_test.any():
+        return FewShotSplit(tuple(order), np.flatnonzero(is_test))
+    rest = np.concatenate([rows[most:] for rows in order])
+    return FewShotSplit(tuple(rows[:most] for rows in order), np.sort(rest))
 
 
 def run_study(plan: Plan, config: Config) -> StudyResults:
@@ -41,12 +95,11 @@ def run_study(plan: Plan, config: Config) -> StudyResults:
     """
     first = next((one for one in plan.sources if not one.is_baseline), None)
     backbone = BackboneFeatures(first, plan.folder, config) if first else None
+    max_pixels, allow_bad = config.data.max_pixels, config.data.allow_bad
     inspected = (
         backbone.inspect()
         if backbone
-        else inspect_dataset(
-            plan.folder, max_pixels=config.data.max_pixels, allow_bad=config.data.allow_bad
-        )
+        else inspect_dataset(plan.folder, max_pixels=max_pixels, allow_bad=allow_bad)
     )
     log_inspection(inspected)
     files = unique_images(inspected)
@@ -60,7 +113,7 @@ def run_study(plan: Plan, config: Config) -> StudyResults:
     y = torch.tensor([file.label for file in files])
     baselines = {}
     if any(one.is_baseline for one in plan.sources):
-        baselines = baseline_features(plan.folder, files, max_pixels=config.data.max_pixels)
+        baselines = baseline_features(plan.folder, files, max_pixels=max_pixels)
     curves = []
     for one in plan.sources:
         if one.is_baseline:
@@ -113,7 +166,7 @@ def evaluate_heads(
         y: Labels, (n,).
         splits: One for each seed.
         plan: The plan.
-        label: Name of the feature source, for the progress bar.
+        label: Name of the feature source.
     """
     classes, points = len(plan.folder.classes), []
     with console.Progress(

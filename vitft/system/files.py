@@ -1,4 +1,4 @@
-"""Atomic writes: a crash, a full disk or a second process never leaves a partial file."""
+"""Bundled files, and atomic writes: an interruption or a full disk leaves no partial file."""
 
 import contextlib
 import errno
@@ -9,6 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitft.system.errors import ResourceError, RunError
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def resource(name: str) -> Path:
+    """Return the path of a bundled file or folder, such as `recipes` or `weights/catalog.toml`.
+
+    They are at the top of the repository; a wheel has them inside the package.
+    """
+    packed = PACKAGE / name
+    return packed if packed.exists() else PACKAGE.parent / name
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

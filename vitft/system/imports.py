@@ -1,55 +1,60 @@
-"""Faster import of torch, during which a signal ends the process.
-
-Importing torch creates half a million objects. Without the garbage collector, which would search
-them again and again and find nothing, the import takes two thirds of the time.
-"""
+"""Imports of optional libraries, and faster imports of torch."""
 
 import contextlib
 import gc
-import os
-import signal
+import importlib.util
 import sys
-import threading
 from collections.abc import Iterator
-from types import FrameType
-from typing import NoReturn
 
-EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from vitft.system.errors import UsageError
+from vitft.system.signals import EXIT_SIGNALS, exit_at_once, signal_handlers
+
+EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
+    "lora": ("peft",),
+    "mlflow": ("mlflow",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "parquet": ("pyarrow",),
+    "plots": ("matplotlib",),
+    "serve": ("fastapi", "uvicorn", "python_multipart"),
+    "tensorboard": ("tensorboard",),
+    "transformers": ("transformers",),
+    "wandb": ("wandb",),
+}
+"""Libraries that vitft imports, by the name of the extra that installs them."""
 
 
-def exit_at_once(number: int, _: FrameType | None = None) -> NoReturn:
-    """Handle a signal by exiting with the code that shells use for it."""
-    os.write(2, b"vitft: interrupted\n")
-    os._exit(128 + number)
+def require_extra(extra: str, *, feature: str) -> None:
+    """Check that the libraries of an extra are installed, without importing them.
 
+    Args:
+        extra: A key of `EXTRA_LIBRARIES`; the extras are declared in `pyproject.toml`.
+        feature: The option or command that needs it, as the user writes it.
 
-@contextlib.contextmanager
-def exiting_at_once() -> Iterator[None]:
-    """Exit on a signal while there is nothing to clean up.
-
-    An exception raised by a handler during the import of torch would abort the process instead.
+    Raises:
+        UsageError: A library is missing; the fix is the command that installs it.
     """
-    before = {}
-    if threading.current_thread() is threading.main_thread():  # others may not set handlers
-        for number in EXIT_SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, exit_at_once)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    missing = [m for m in EXTRA_LIBRARIES[extra] if importlib.util.find_spec(m) is None]
+    if missing:
+        raise UsageError(
+            f"{feature} needs {missing[0]}, which is not installed",
+            fix=f"pip install 'vitft[{extra}]'",
+        )
 
 
 @contextlib.contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Import torch without garbage collection; the imported objects are never collected."""
+    """Import torch without garbage collection, and exit at once on a signal.
+
+    The import creates half a million objects. Without the garbage collector, which would search
+    them again and again and find nothing, it takes two thirds of the time; the objects are never
+    collected. An exception raised by a signal handler would abort the process.
+    """
     if "torch" in sys.modules or not gc.isenabled():
         yield
         return
     gc.disable()
     try:
-        with exiting_at_once():
+        with signal_handlers(exit_at_once, EXIT_SIGNALS):
             yield
     finally:
         gc.freeze()

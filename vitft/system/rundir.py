@@ -19,7 +19,6 @@
 """
 
 import contextlib
-import importlib.metadata
 import io
 import json
 import os
@@ -257,6 +256,8 @@ def point_latest(run: RunDir) -> None:
 
 def environment(status: str, device: str, precision: str) -> RunEnvironment:
     """Return the contents of environment.json."""
+    import importlib.metadata
+
     names = ("vitft", "torch", "numpy", "pillow", "safetensors", "huggingface_hub")
     return {
         "status": status,

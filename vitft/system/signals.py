@@ -6,18 +6,51 @@ Does not import torch.
 """
 
 import contextlib
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+from typing import Any, NoReturn
 
 from vitft.system.errors import Stopped
 
 SIGNALS = {
-    name: 130 if name == "SIGINT" else 143 for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
+    getattr(signal, name): 130 if name == "SIGINT" else 143
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
+    if hasattr(signal, name)
 }
-"""Exit code by signal, of those that the system has; schedulers send all four."""
+"""Exit code by signal; schedulers send all four."""
+EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
+
+
+@contextlib.contextmanager
+def signal_handlers(handler: Handler, numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
+    """Install a handler for a block; ignored signals stay ignored.
+
+    With `signal.SIG_DFL`, a signal kills the process even during a blocking call, in which Python's
+    handlers do not run; nothing may be open then that needs to be closed.
+    """
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
+        for number in numbers:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def exit_at_once(number: int, _: FrameType | None = None) -> NoReturn:
+    """Handle a signal by exiting with the code that shells use for it."""
+    os.write(2, b"vitft: interrupted\n")
+    os._exit(128 + number)
 
 
 class Stopper:
@@ -31,27 +64,22 @@ class Stopper:
         self.deadline = time.monotonic() + max_seconds if max_seconds else float("inf")
         self.exit_code: int | None = None
         """Exit code of the signal that was received, if any."""
-        self.holding = 0
-        self.agree: Callable[[int], int] = lambda request: request
-        """All-reduce of the processes' requests to stop, by maximum."""
-        self.is_patient = False
+        self.depth = 0
+        self.all_reduce_max: Callable[[int], int] = lambda request: request
+        """All-reduce of the processes' requests to stop."""
+        self.defers_all = False
         """Whether a first signal always waits for the end of the next `deferred` block."""
         self.is_urgent = False
         """Whether a second signal arrived: stop at once and do not save an inconsistent state."""
         self.has_raised = False
-        self.before: dict[int, object] = {}
+        self.handlers = signal_handlers(self.handle)
 
     def __enter__(self) -> "Stopper":
-        if threading.current_thread() is threading.main_thread():  # others cannot set handlers
-            for name in SIGNALS:
-                number = getattr(signal, name, None)
-                if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-                    self.before[number] = signal.signal(number, self.handle)
+        self.handlers.__enter__()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # as returned by signal()
+        self.handlers.__exit__(None, None, None)
         ended = (KeyboardInterrupt, SystemExit)
         if self.has_raised and error is not None and not isinstance(error, ended):
             # A library converted Stopped into its own error, as safetensors does.
@@ -60,46 +88,41 @@ class Stopper:
     def handle(self, number: int, _: FrameType | None) -> None:
         """Record the signal, and stop at once unless a block defers it."""
         self.is_urgent = self.exit_code is not None
-        self.exit_code = SIGNALS[signal.Signals(number).name]
-        if self.is_urgent or not (self.holding or self.is_patient):
+        self.exit_code = SIGNALS[number]
+        if self.is_urgent or not (self.depth or self.defers_all):
             self.has_raised = True
             raise Stopped(self.exit_code)
 
-    @property
-    def is_late(self) -> bool:
-        """Whether the time limit is exceeded."""
-        return time.monotonic() > self.deadline
-
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def deferred_locally(self) -> Iterator[None]:
         """Defer a first signal to the end of the block, in this process only.
 
         Raises:
             Stopped: A signal arrived, and the block raised nothing.
         """
         before = self.exit_code
-        self.holding += 1
+        self.depth += 1
         try:
             yield
         finally:
-            self.holding -= 1
-        if self.exit_code is not None and before is None and not (self.holding or self.is_patient):
+            self.depth -= 1
+        if self.exit_code is not None and before is None and not (self.depth or self.defers_all):
             raise Stopped(self.exit_code)
 
     @contextlib.contextmanager
-    def patient(self, *, when: bool) -> Iterator[None]:
+    def deferred_to_next(self, *, when: bool) -> Iterator[None]:
         """Defer a first signal to the end of the next `deferred` block, wherever it arrives.
 
         Processes that train together thus stop after the same step.
         """
-        self.is_patient = when
+        self.defers_all = when
         try:
             yield
             if when:
                 with self.deferred():
                     pass
         finally:
-            self.is_patient = False
+            self.defers_all = False
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
@@ -108,32 +131,13 @@ class Stopper:
         Raises:
             Stopped: A signal arrived, or the time limit is exceeded (exit code 0).
         """
-        self.holding += 1
+        self.depth += 1
         try:
             yield
         finally:
-            self.holding -= 1
-        if not self.holding:
-            request = 1 + (self.exit_code or 0) if self.exit_code is not None or self.is_late else 0
-            agreed = self.agree(request)
-            if agreed:
+            self.depth -= 1
+        if not self.depth:
+            is_late = time.monotonic() > self.deadline
+            request = 1 + (self.exit_code or 0) if self.exit_code is not None or is_late else 0
+            if agreed := self.all_reduce_max(request):
                 raise Stopped(agreed - 1)
-
-
-@contextlib.contextmanager
-def default_handlers() -> Iterator[None]:
-    """Install the default handlers around a blocking call during which Python's do not run.
-
-    A signal then kills the process, so nothing may be open that needs to be closed.
-    """
-    before: dict[int, object] = {}
-    if threading.current_thread() is threading.main_thread():
-        numbers = (getattr(signal, name, None) for name in SIGNALS)
-        for number in (n for n in numbers if n is not None):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # as returned by signal()

@@ -7,7 +7,7 @@ and labels that are probably wrong. The trained model does not depend on the aud
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -17,12 +17,11 @@ from vitft.check.audit import AuditedImage, audit_images, audit_summary
 from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
-from vitft.data.split import Row
 from vitft.features.cross_validation import CV_IMAGES, HeldOutLogits, stratified_subset
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.label_errors import (
     DEFAULT_L2,
-    find_label_errors,
+    find_mislabels,
     label_probabilities,
     out_of_fold_logits,
 )
@@ -53,10 +52,10 @@ def audit_run(
     cache: str,
     find_copies: bool,
 ) -> AuditResults:
-    """Return what audit.json holds.
+    """Return the content of audit.json.
 
     Args:
-        inputs: What the first stage read.
+        inputs: The inputs of the first stage.
         inspected: The images as they were loaded, with the unreadable ones.
         scored: Features and held-out logits of all images, if a head was solved.
         seed: Seeds the folds of cross-validation if none was solved.
@@ -71,7 +70,7 @@ def audit_run(
         if find_copies:
             pairs = find_near_copies(data, scored.features, cache=cache)
             groups = group_names([row.sha256 for row in data.distinct], pairs)
-        mislabels = find_mislabels(data, scored)
+        mislabels = score_labels(data, scored)
     names = data.manifest.classes
     return audit_images(
         [AuditedImage(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
@@ -127,20 +126,18 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
 
 
 def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
-    """Return pairs of near copies among the distinct images, as positions.
-
-    Args:
-        data: The images.
-        features: Features of the distinct images, (n, D).
-        cache: `train.cache`, where fingerprints are kept.
-    """
+    """Return pairs of near copies among the distinct images with features (n, D), as positions."""
     distinct = data.distinct
     most = min(MAX_PAIRS, round(MAX_PAIR_FRACTION * len(distinct)))
     pairs = most_similar(features, most) if len(distinct) <= CV_IMAGES else []
     rows = sorted({row for pair in pairs for row in pair})
-    digests = [distinct[row].sha256 for row in rows]
-    fingerprints = Fingerprints(cache)
-    folder = folder_of(data, [distinct[row] for row in rows])
+    digests, fingerprints = [distinct[row].sha256 for row in rows], Fingerprints(cache)
+    folder = Folder(
+        root=data.manifest.root,
+        classes=data.manifest.classes,
+        files=tuple(File(distinct[row].path, distinct[row].label) for row in rows),
+        layout="classes",
+    )
     fingerprint_folder(folder, fingerprints, max_pixels=data.max_pixels)
     if {*digests} != {*fingerprints.by_digest}:
         return []  # a file has changed since the run began
@@ -148,16 +145,6 @@ def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Ind
     table = fingerprints.table(digests)
     copies = copies_among(table, [(position[one], position[other]) for one, other in pairs])
     return [(rows[one], rows[other]) for one, other in copies]
-
-
-def folder_of(data: Dataset, rows: Sequence[Row]) -> Folder:
-    """Return some images of a dataset as a folder."""
-    return Folder(
-        root=data.manifest.root,
-        classes=data.manifest.classes,
-        files=tuple(File(row.path, row.label) for row in rows),
-        layout="classes",
-    )
 
 
 def most_similar(x: Tensor, most: int) -> list[IndexPair]:
@@ -180,20 +167,16 @@ def most_similar(x: Tensor, most: int) -> list[IndexPair]:
     return [(i, j) for _, i, j in sorted(found)[:most]]
 
 
-def find_mislabels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
+def score_labels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
     """Return the labels that are probably wrong, with one path for each distinct image."""
-    rows = scored.held_out.rows
-    distinct = data.distinct
+    rows, distinct = scored.held_out.rows, data.distinct
     some = [distinct[row] for row in rows.tolist()]
-    names, y = data.manifest.classes, torch.tensor([row.label for row in some])
+    y = torch.tensor([row.label for row in some])
     probabilities = label_probabilities(
         scored.held_out.logits, scored.features[rows], y, data.group_ids(some)
     )
     labels: dict[str, set[int]] = {}
     for row in data.manifest.rows:
         labels.setdefault(row.sha256, set()).add(row.label)
-    return [
-        error.to_mislabel(some[error.row].path, some[error.row].label, names)
-        for error in find_label_errors(probabilities, y)
-        if len(labels[some[error.row].sha256]) == 1
-    ]
+    paths = [[row.path] if len(labels[row.sha256]) == 1 else [] for row in some]
+    return find_mislabels(probabilities, y, paths, data.manifest.classes)

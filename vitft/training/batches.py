@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitft.config.run import Config
-from vitft.config.training import OptimSpec, TrainSpec
+from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.in_memory import Shifts, default_padding, draw_shifts, shift_and_flip
 from vitft.data.sampling import images_per_epoch, repeat_counts, sample_order
 from vitft.data.split import Row

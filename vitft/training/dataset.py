@@ -17,6 +17,7 @@ from vitft.data.split import Manifest, Row
 from vitft.data.transforms import CropTransform, EvalTransform
 from vitft.features.cut import Cut
 from vitft.features.extract import Extractor, vanished_error
+from vitft.features.label_errors import number_groups
 from vitft.features.views import View, eval_view
 from vitft.system import console
 from vitft.training.distributed import ProcessGroup
@@ -70,9 +71,7 @@ class Dataset:
 
     def group_ids(self, rows: Sequence[Row]) -> Tensor:
         """Return a number for each row (n,) that copies of one picture share."""
-        numbers: dict[str, int] = {}
-        names = (self.duplicates.get(row.sha256, row.sha256) for row in rows)
-        return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
+        return number_groups(self.duplicates.get(row.sha256, row.sha256) for row in rows)
 
     def decode(
         self,

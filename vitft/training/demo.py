@@ -15,7 +15,7 @@ from vitft.export import export_safetensors
 from vitft.metrics.results import RunResults
 from vitft.predict.prediction import Prediction
 from vitft.predict.torch_engine import Predictor
-from vitft.report import write_report
+from vitft.report.run_page import write_report
 from vitft.system.errors import Stopped
 from vitft.system.rundir import RunDir
 from vitft.training.checks import check_request

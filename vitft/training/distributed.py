@@ -18,6 +18,7 @@ import copy
 import logging
 import os
 import re
+import signal
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ from torch.distributed.rendezvous import rendezvous
 from vitft.models.vit import Block, VisionTransformer
 from vitft.system import console
 from vitft.system.errors import ResourceError, UsageError
-from vitft.system.signals import default_handlers
+from vitft.system.signals import signal_handlers
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +178,7 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
         torch.cuda.set_device(group.local_rank)
     if not group.is_main:
         console.silence()
-    with report_lost_process(), default_handlers():
+    with report_lost_process(), signal_handlers(signal.SIG_DFL):
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=rendezvous_store(timeout),

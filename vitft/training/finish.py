@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from vitft.config.training import TrainSpec
+from vitft.config.sections import TrainSpec
 from vitft.data.split import Manifest
 from vitft.metrics.calibration import calibrate_temperature
 from vitft.metrics.classification import calibrated_metrics, classification_metrics

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.config.training import OptimSpec
+from vitft.config.sections import OptimSpec
 from vitft.system.errors import DivergedError, ResourceError
 from vitft.training.distributed import (
     ProcessGroup,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from vitft.config.training import OptimSpec
+from vitft.config.sections import OptimSpec
 from vitft.models.timm_model import TimmModel
 
 

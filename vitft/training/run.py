@@ -97,7 +97,7 @@ def run_finetuning(
         stack.enter_context(caller_state_preserved(gpu=config.train.device != "cpu"))
         stopper = stack.enter_context(Stopper(max_seconds))
         group = stack.enter_context(process_group(config.train.timeout))
-        stopper.agree = group.all_reduce_max
+        stopper.all_reduce_max = group.all_reduce_max
         if resume and group.is_main:
             stack.enter_context(locked(RunDir(out)))
         names = config.train.trackers if group.is_main else ()
@@ -168,7 +168,7 @@ def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
 
 def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
     """Train, evaluate and write; a run that is stopped writes what there is."""
-    run, best, held = context.run, context.best, context.stopper.held
+    run, best, held = context.run, context.best, context.stopper.deferred_locally
     config, model = context.config, context.best.model
     card = model_card(model, start.setup.report, start.inputs.data.manifest)
     saved = load_saved(context)
@@ -282,7 +282,7 @@ def write_last_files(context: RunContext) -> None:
             precision=context.precision,
         )
         point_latest(run)
-        with context.stopper.held():
+        with context.stopper.deferred_locally():
             write_environment(context, "finished")
             remove_states(run.resume)
 

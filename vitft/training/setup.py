@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitft.config.data import DataSpec
 from vitft.config.defaults import FINE_TUNING, default_lr
 from vitft.config.run import Config, to_toml
+from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import File, Folder, scan

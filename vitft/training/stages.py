@@ -180,14 +180,14 @@ class StepStage:
         ):
             self.progress.advance(done)
             try:
-                with stopper.patient(when=self.data.group.size > 1):
+                with stopper.deferred_to_next(when=self.data.group.size > 1):
                     self.train_epochs()
             except (KeyboardInterrupt, ResourceError) as end:
                 # After a second signal a step may be half done; after the loss of a process parts
                 # of sharded weights are missing. The states saved before are complete.
                 incomplete = isinstance(end, ResourceError) and self.trainer.sharded
                 if not (stopper.is_urgent or incomplete):
-                    with stopper.held():
+                    with stopper.deferred_locally():
                         self.save()
                 raise
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from vitft.system.extras import require_extra
+from vitft.system.imports import require_extra
 
 MetricPoints = Sequence[tuple[int, Mapping[str, float]]]
 """Moments and their values, in order. Moment `2 * n` is after `n` steps of the whole run; what is

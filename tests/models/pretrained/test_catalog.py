@@ -212,7 +212,7 @@ def test_a_row_names_an_architecture_that_can_be_built(entry: CatalogEntry) -> N
         ("vit_giant_patch14_dinov2.lvd142m", "SwiGLU"),
         ("timm/vit_base_patch16_clip_224.openai", "CLIP tower"),
         ("vit_base_patch16_siglip_224.webli", "attention pooling"),
-        ("swin_tiny_patch4_window7_224", "windows"),
+        ("swin_tiny_patch4_window7_224", "window attention"),
     ],
 )
 def test_a_tower_that_is_not_a_plain_vit_is_refused_with_the_reason(name: str, reason: str) -> None:

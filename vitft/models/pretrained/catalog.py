@@ -13,7 +13,7 @@ from typing import Any
 
 from vitft.data.transforms import CROP
 from vitft.system.errors import WeightsError
-from vitft.system.resources import resource
+from vitft.system.files import resource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

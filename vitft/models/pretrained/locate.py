@@ -10,7 +10,7 @@ from pathlib import Path
 from vitft.models.pretrained import catalog
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.system.errors import WeightsError
-from vitft.system.resources import resource
+from vitft.system.files import resource
 
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
 WEIGHT_SUFFIXES = (".safetensors", ".npz", *PICKLE_SUFFIXES)

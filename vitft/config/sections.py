@@ -1,4 +1,4 @@
-"""Settings of the optimiser and of training: sections `[optim]` and `[train]`."""
+"""Settings: one dataclass for each section of a TOML file. Annotations state the allowed values."""
 
 import math
 import re
@@ -12,6 +12,127 @@ BelowOne = Annotated[float, Range(ge=0, lt=1)]
 NotNegative = Annotated[float, Range(ge=0)]
 WholeNumber = Annotated[int, Range(ge=0)]
 PositiveInt = Annotated[int, Range(ge=1)]
+Count = Annotated[int, Range(ge=1, le=16384)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSpec:
+    """Images, and which of them are held out for validation."""
+
+    path: str = ""
+    """Image folder: one folder per class, or train/ and val/ with one folder per class each; or
+    arrays: .npz, a folder of IDX or CIFAR files, `torchvision:CIFAR10`."""
+    root: str = ""
+    """Folder of the datasets that torchvision reads; default: data."""
+    split: Literal["random", "reference"] = "random"
+    """`random` draws from all readable images; `reference` is the split of the reference script."""
+    val_rate: Annotated[float, Range(gt=0, lt=1)] = 0.2
+    """Fraction of each class held out for validation."""
+    seed: WholeNumber = 0
+    """Seed of the split."""
+    max_pixels: PositiveInt = 100_000_000
+    """Images with more pixels are refused before they are decoded."""
+    allow_bad: bool = False
+    """Continue when more than a tenth of the files are unreadable."""
+    group_duplicates: bool = False
+    """Also keep near-duplicates on one side of a random split; identical files always are."""
+    fixes: str = ""
+    """CSV of images to leave out or relabel, as `vitft check` writes it."""
+    fixes_digest: str = ""
+    """SHA-256 of that file, recorded by the run, which refuses a changed file on resume."""
+
+    def __post_init__(self) -> None:
+        check_values(self, "data")
+        require(
+            not (self.group_duplicates and self.split == "reference"),
+            "data.group_duplicates=true needs data.split=random: the reference split is fixed",
+            fix="leave out one of them",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsSpec:
+    """Pretrained weights, and how they are adapted."""
+
+    name: str = ""
+    """Catalogue name (`vitft weights list`), path of a weight file, or `none` for a new model as
+    described by `[model]`."""
+    image_size: Annotated[tuple[int, int] | None, Range(ge=1, le=4096)] = None
+    """Height and width in pixels; default: the pretraining size."""
+    pre_logits: Literal["keep", "drop"] = "drop"
+    """Whether to keep a Linear + Tanh in front of the pretrained head."""
+    pos_embed: Literal["bicubic", "jax"] = "bicubic"
+    """Resampling of the position embedding: as timm does it, or as Google's code does."""
+    mean: tuple[float, ...] | None = None
+    """Channel means for normalisation, in 0..1; default: those of the weights."""
+    std: tuple[float, ...] | None = None
+    """Channel standard deviations for normalisation; default: those of the weights."""
+    allow_pickle: bool = False
+    """Read .pth files (with weights_only=True)."""
+
+    def __post_init__(self) -> None:
+        check_values(self, "weights")
+        require(
+            (self.mean is None) == (self.std is None),
+            "weights.mean and weights.std must be set together",
+            fix="give both --mean and --std, or neither",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A new Vision Transformer, for `--weights none`."""
+
+    patch_size: Count = 4
+    """Side of a patch in pixels; the image side must be a multiple of it."""
+    width: Count = 96
+    """Embedding dimension of the tokens."""
+    depth: Count = 6
+    """Number of blocks."""
+    heads: PositiveInt = 3
+    """Attention heads of each block; they divide the width."""
+    mlp_ratio: Annotated[float, Range(gt=0)] = 4.0
+    """Width of the MLP's hidden layer as a multiple of the width."""
+    norm: Literal["pre", "post"] = "pre"
+    """LayerNorm before each branch, or after each addition as in the original Transformer."""
+    pool: Literal["cls", "mean"] = "cls"
+    """Input of the head: the class token, or the mean of the patch tokens."""
+    positions: Literal["noise", "waves"] = "noise"
+    """Initial position embedding, trained afterwards: small noise, or sines and cosines of row and
+    column at the scale of the patch embedding, which helps with few blocks or epochs."""
+    convs: Annotated[tuple[int, ...], Range(ge=2, le=16384)] = ()
+    """Channels of 3x3 convolutions in front of the patches, e.g. [32, 48, 64]; the last ones have
+    stride 2, as often as the patch side can be halved."""
+    registers: Annotated[int, Range(ge=0, le=64)] = 0
+    """Number of register tokens."""
+    layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0
+    """Initial LayerScale factor of every branch; 0 for none."""
+    channels: Literal[0, 1, 3] = 0
+    """3 for RGB, 1 for greyscale, 0 to follow the images."""
+
+    def __post_init__(self) -> None:
+        check_values(self, "model")
+        require(
+            self.width % self.heads == 0,
+            f"model.width={self.width} is not a multiple of model.heads={self.heads}",
+            fix="choose a width that is a multiple of the number of heads",
+        )
+        require(
+            1 <= self.width * self.mlp_ratio <= 2**20,
+            f"invalid model.mlp_ratio={self.mlp_ratio}: a hidden layer of width "
+            f"{self.width * self.mlp_ratio:.3g}",
+            fix="use a ratio from 2 to 4",
+        )
+        require(
+            self.positions == "noise" or self.width % 4 == 0,
+            f"model.positions=waves needs a model.width that is a multiple of 4, not {self.width}",
+            fix="change the width, or use model.positions=noise",
+        )
+        require(
+            len(self.convs) <= 16,
+            f"model.convs lists {len(self.convs)} convolutions, more than 16",
+            fix="use at most 16",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +246,8 @@ class TrainSpec:
     def __post_init__(self) -> None:
         check_values(self, "train")
         stages = self.stages
-        if (
-            not all(is_stage(stage) for stage in stages)
-            or len({*stages}) != len(stages)
-            or [*stages] != sorted(stages, key=stage_rank)
-        ):
+        ranks = [stage_rank(stage) for stage in stages]
+        if min(ranks) < 0 or ranks != sorted({*ranks}):
             raise invalid(
                 "train.freeze",
                 self.freeze,
@@ -157,15 +275,9 @@ class TrainSpec:
         return tuple(part.strip() for part in self.tracker.split(",") if part.strip())
 
 
-def is_stage(text: str) -> bool:
-    """Return whether `text` is a valid stage of train.freeze."""
-    blocks = text.removeprefix("blocks:")
-    counted = text != blocks and blocks.isdecimal() and int(blocks) > 0
-    return counted or text in ("head", "pre_logits", "lora", "none")
-
-
 def stage_rank(stage: str) -> float:
-    """Return a sort key that grows with the number of parameters a stage trains."""
-    if stage.startswith("blocks:") and is_stage(stage):
-        return 2 + int(stage.removeprefix("blocks:"))
-    return {"head": 0, "pre_logits": 1, "lora": 1.5}.get(stage, math.inf)
+    """Return a number that grows with the parameters that a stage trains; -1 if it is invalid."""
+    number = stage.removeprefix("blocks:")
+    if number != stage and number.isdecimal() and int(number) > 0:
+        return 2 + int(number)
+    return {"head": 0, "pre_logits": 1, "lora": 1.5, "none": math.inf}.get(stage, -1)
