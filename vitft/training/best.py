@@ -63,16 +63,12 @@ class BestWeights:
                 if name in self.weights:  # else it never changed
                     tensor.copy_(self.weights[name])
 
-    def include_new_weights(self) -> None:
-        """Copy the weights again, because a new stage trains more of them."""
-        self.weights, self.file = self.copy_weights(), ""
-
     def copy_weights(self) -> dict[str, Tensor]:
         """Copy the trained tensors to the CPU, which leaves the memory of a GPU to training."""
         return {name: t.detach().to("cpu", copy=True) for name, t in self.trained_tensors()}
 
     def trained_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Give what training changes: trainable parameters, and buffers such as running means."""
+        """Return what training changes: trainable parameters, and buffers such as running means."""
         trained = (pair for pair in self.model.named_parameters() if pair[1].requires_grad)
         return chain(trained, self.model.named_buffers())
 

@@ -109,8 +109,7 @@ class ProcessGroup:
 
     def barrier(self) -> None:
         """Wait until every process has come here."""
-        if self.size > 1:
-            self.all_reduce_max(0)
+        self.all_reduce_max(0)
 
     @property
     def device(self) -> torch.device:
@@ -206,13 +205,12 @@ def check_sharding(
         "train.precision=fp16": precision == "fp16",
         "train.compile=true": compiled,
     }
-    for what, found in others.items():
-        if found:
-            raise UsageError(
-                f"train.shard cannot be combined with {what}",
-                fix="leave train.shard out, or use a ViT of vitft's own in bf16 or fp32 without "
-                "train.compile",
-            )
+    if found := [what for what, is_used in others.items() if is_used]:
+        raise UsageError(
+            f"train.shard cannot be combined with {found[0]}",
+            fix="leave train.shard out, or use a ViT of vitft's own in bf16 or fp32 without "
+            "train.compile",
+        )
     if group.size == 1:
         log.info("train.shard has no effect on one process; start several with torchrun")
 

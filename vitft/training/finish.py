@@ -46,19 +46,17 @@ def evaluate_run(
     """
     logits, confirmed = final_logits(inputs, model, precision)
     labels = inputs.data.labels(inputs.data.manifest.val).cpu()
-    temperature = calibrate_temperature(logits.double().numpy(), labels.numpy())
-    if temperature.note:
-        log.info(f"not calibrated: {temperature.note}")
+    fitted = calibrate_temperature(logits.double().numpy(), labels.numpy())
+    if fitted.note:
+        log.info(f"not calibrated: {fitted.note}")
     metrics = {
         **results,
         **classification_metrics(logits, labels, inputs.data.manifest.classes),
-        **calibrated_metrics(logits, labels, temperature),
+        **calibrated_metrics(logits, labels, fitted),
         **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
         "seconds": round(time.monotonic() - started, 1),
     }
-    return FinalEvaluation(
-        temperature.value, logits / temperature.value, cast("RunResults", metrics)
-    )
+    return FinalEvaluation(fitted.value, logits / fitted.value, cast("RunResults", metrics))
 
 
 def final_logits(inputs: StageInputs, model: Model, precision: str) -> tuple[Tensor, int | None]:

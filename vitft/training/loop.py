@@ -180,8 +180,7 @@ class Trainer:
     def accumulate(self, batch: Batch) -> tuple[float, int]:
         """Add up the gradients of this rank's slice of a batch over its micro-batches."""
         seed_everything(self.seed, self.steps, self.group.rank)
-        inputs, labels = batch.inputs, batch.labels
-        targets = labels
+        inputs, labels, targets = batch.inputs, batch.labels, batch.labels
         if self.mix is not None and len(labels):
             inputs, targets = self.mix(inputs, labels)
         total, correct, images = 0.0, 0, batch.images or len(labels)

@@ -243,7 +243,7 @@ def train_stages(context: RunContext, saved: State | None) -> None:
                 best.model, context.inputs, config, stage, precision=context.precision
             )
             if number > first:
-                best.include_new_weights()
+                best.weights, best.file = best.copy_weights(), ""  # the stage trains more
         if number < first:
             continue
         if config.solves(stage):

@@ -38,7 +38,6 @@ class TrainerFacts(TypedDict):
     """The part of a trainer's state that is not tensors."""
 
     step: int
-    """Steps done."""
     micro_batch: int
     scaler: dict[str, Any]
 
