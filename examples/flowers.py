@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import vitft
-from vitft.data.flowers import draw_demo
+from vitft.data.demo import draw_demo
 
 
 def main(out: Path) -> None:

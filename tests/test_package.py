@@ -76,7 +76,6 @@ def test_packages_import_only_from_lower_layers() -> None:
         "vitft.predict.jobs",
         "vitft.predict.numpy_engine",
         "vitft.predict.output",
-        "vitft.predict.threshold",
         "vitft.predict.validation",
         "vitft.study.plan",
         "vitft.system.console",

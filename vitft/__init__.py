@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitft.api import finetune as finetune
     from vitft.api import load as load
-    from vitft.models.pretrained import load_pretrained as load_pretrained
+    from vitft.models.pretrained.load import load_pretrained as load_pretrained
     from vitft.models.registry import create_model as create_model
     from vitft.models.vit import VisionTransformer as VisionTransformer
     from vitft.system.errors import VitftError as VitftError
@@ -26,7 +26,7 @@ MODULES = {
     "create_model": "vitft.models.registry",
     "finetune": "vitft.api",
     "load": "vitft.api",
-    "load_pretrained": "vitft.models.pretrained",
+    "load_pretrained": "vitft.models.pretrained.load",
 }
 
 __all__ = [

@@ -27,7 +27,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from vitft.data.flowers import FLOWERS_BY_KIND, background, flower_scene, photographed, scatter
+from vitft.data.demo import FLOWERS_BY_KIND, background, flower_scene, photographed, scatter
 from vitft.explain.attribution import explain, trace_attention
 from vitft.explain.method import Method
 from vitft.models.checkpoint import Card, build_model, load_checkpoint

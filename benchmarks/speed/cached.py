@@ -25,10 +25,10 @@ import torch
 from benchmarks.folders import link_images
 from benchmarks.timing import run_vitft
 from vitft.data.folder import scan
+from vitft.data.transforms import eval_view
 from vitft.features.cut import cut_model
 from vitft.features.extract import Extractor
-from vitft.features.views import eval_view
-from vitft.models.pretrained import load_pretrained
+from vitft.models.pretrained.load import load_pretrained
 
 
 def finetune(data: Path, weights: Path, cache: Path, out: Path, *more: str) -> float:

@@ -24,7 +24,7 @@ from benchmarks.timing import interleave
 from vitft.data.images import open_image
 from vitft.data.jpeg import fast_view
 from vitft.data.transforms import EvalTransform
-from vitft.models.pretrained import load_pretrained
+from vitft.models.pretrained.load import load_pretrained
 
 TUTORIAL = EvalTransform(crop=224 / 256, interpolation="bilinear")
 TIMM = EvalTransform(crop=0.9, interpolation="bicubic")

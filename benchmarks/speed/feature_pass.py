@@ -24,10 +24,9 @@ from benchmarks.folders import link_images
 from benchmarks.timing import median_range
 from vitft.data.folder import scan
 from vitft.data.loading import in_order
-from vitft.data.transforms import EvalTransform
+from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.cut import cut_model, run_prefix
 from vitft.features.extract import Extractor, batch_size
-from vitft.features.views import eval_view
 from vitft.models.registry import create_model
 from vitft.models.vit_config import ViTConfig
 

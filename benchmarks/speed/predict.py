@@ -42,7 +42,7 @@ from benchmarks.timing import (
     run_contestant,
     run_process,
 )
-from vitft.data.folder import list_images
+from vitft.data.sources import expand
 
 CLASSES = 5
 TOOLS = ("vitft", "timm", "transformers")
@@ -92,7 +92,7 @@ def prepare(home: Path, model: str, run: str | None, *, int8: bool) -> None:
 
 def photos(data: Path, count: int) -> list[str]:
     """Return `count` paths, repeating the photos of a folder in random order."""
-    files = list_images(data)
+    files = list(expand([str(data)]))
     random.Random(0).shuffle(files)
     return [*islice(cycle(files), count)]
 
@@ -117,8 +117,8 @@ Measured = tuple[tuple[float, float], int]
 def ours(home: Path, folder: Path, precision: str) -> Measured:
     from vitft.data.sources import sources
     from vitft.predict.engine import Pipeline
+    from vitft.predict.output import RowWriter
     from vitft.predict.postprocess import Postprocess
-    from vitft.predict.rows import RowWriter
     from vitft.predict.torch_engine import Predictor
 
     predictor = Predictor.from_run(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitft.data.flowers import FLOWERS_BY_KIND, draw_demo, flower_image
+from vitft.data.demo import FLOWERS_BY_KIND, draw_demo, flower_image
 from vitft.models.checkpoint import build_model, load_checkpoint
 
 WEIGHTS = Path(__file__).parents[2] / "weights" / "demo.safetensors"

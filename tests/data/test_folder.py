@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 
 from vitft.config.sections import DataSpec
-from vitft.data.folder import Folder, list_images, scan
+from vitft.data.folder import Folder, scan
 from vitft.data.images import open_image
 from vitft.data.inspection import inspect_folder
+from vitft.data.sources import expand
 from vitft.data.split import Manifest, split
 from vitft.system.errors import DataError
 
@@ -86,7 +87,6 @@ def test_eight_suffixes_in_any_case_are_images(tmp_path: Path) -> None:
     folder = scan(tmp_path)
 
     assert len(folder.files) == 9
-    assert folder.ignored == 3
     assert "3 entries ignored: hidden or not images" in folder.notes
 
 
@@ -100,7 +100,7 @@ def test_hidden_files_and_system_clutter_are_ignored_and_counted(tmp_path: Path)
 
     assert folder.classes == ("a", "b")
     assert len(folder.files) == 2
-    assert folder.ignored == 8
+    assert "8 entries ignored: hidden or not images" in folder.notes
 
 
 def test_images_outside_the_class_folders_are_reported(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_images_outside_the_class_folders_are_reported(tmp_path: Path) -> None:
     folder = scan(tmp_path)
 
     assert "1 image outside the class folders ignored" in folder.notes
-    assert folder.ignored == 2
+    assert "1 entry ignored: hidden or not images" in folder.notes
 
 
 def test_the_reference_script_is_followed_in_what_it_lists(tmp_path: Path) -> None:
@@ -432,6 +432,6 @@ def test_all_image_files_below_a_folder_are_listed_with_the_bad_ones(tmp_path: P
     touch(tmp_path, "z.jpg", "a/b/c.PNG", ".hidden.jpg", "note.txt")
     (tmp_path / "dangling.jpg").symlink_to("nowhere")
 
-    assert list_images(tmp_path) == [
+    assert list(expand([str(tmp_path)])) == [
         f"{tmp_path}/{n}" for n in ("a/b/c.PNG", "dangling.jpg", "z.jpg")
     ]

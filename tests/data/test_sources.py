@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vitft.data.folder import list_images
 from vitft.data.sources import STDIN, ImageSource, sources
+from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"rest of a picture"
@@ -36,7 +36,7 @@ def test_a_folder_becomes_its_images_in_the_order_of_their_whole_paths(here: Pat
     assert found == [
         f"photos/{n}" for n in ("a-b/1.png", "a.jpg", "a/2.jpg", "a/b/1.jpg", "z.webp")
     ]
-    assert found == list_images(Path("photos"))  # as finetune lists them
+    assert found == [f"photos/{n}" for n in Walk("photos").images_in("")]  # as finetune lists them
 
 
 def test_folders_are_read_as_they_are_used(here: Path) -> None:

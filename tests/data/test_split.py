@@ -3,17 +3,19 @@
 import csv
 import hashlib
 import json
+import logging
 import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from vitft.config.sections import DataSpec
 from vitft.data.folder import File, Folder, Part
 from vitft.data.inspection import InspectedFile, InspectedFolder
-from vitft.data.split import Manifest, Row, draw, leaks, split, write_class_indices
+from vitft.data.split import Manifest, Row, draw, leaks, log_split, split, write_class_indices
 from vitft.system.errors import DataError
 
 FLOWERS = {"daisy": 633, "dandelion": 898, "roses": 641, "sunflowers": 699, "tulips": 799}
@@ -383,6 +385,22 @@ def test_identical_files_across_the_split_and_across_labels_are_found() -> None:
 
     assert found.across == (("a/1.jpg", "a/2.jpg"),)
     assert found.labels == (("a/3.jpg", "b/1.jpg"),)
+
+
+def test_the_chart_has_a_bar_per_class(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    parts: list[tuple[int, Literal["train", "val"]]] = [
+        (0, "train"), (0, "train"), (0, "train"), (0, "val"), (1, "train"), (1, "train"),
+    ]  # fmt: skip
+    rows = tuple(Row(f"{i}.jpg", label, part, f"{i:064}") for i, (label, part) in enumerate(parts))
+
+    log_split(Manifest(Path("d"), ("cat", "a\nb"), rows))
+
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "6 images of 2 classes (█ training, ░ validation)"
+    assert lines[1].startswith("  cat ")
+    assert lines[1].endswith("3 + 1")
+    assert "a\\nb" in lines[2]
 
 
 def test_class_indices_are_written_as_the_reference_script_does(tmp_path: Path) -> None:

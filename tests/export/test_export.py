@@ -24,7 +24,7 @@ from vitft.export.formats.onnx_resize import view_difference
 from vitft.export.formats.safetensors import SafetensorsFormat
 from vitft.export.plan import EXPORT_FORMATS, plan_export
 from vitft.export.trained import LabelledImage, TrainedRun, comparison_images, load_trained
-from vitft.models.pretrained import load_pretrained
+from vitft.models.pretrained.load import load_pretrained
 from vitft.models.timm_model import TimmConfig
 from vitft.predict.torch_engine import Predictor
 from vitft.system import imports

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from tests.features.test_head import blobs
-from vitft.features.cross_validation import (
+from vitft.features.head import (
     cross_validate,
     gain_from_twice,
+    solve_head,
     stratified_folds,
     stratified_subset,
 )
-from vitft.features.head import solve_head
 
 
 def test_folds_are_stratified() -> None:

@@ -18,11 +18,10 @@ from tests.support.pictures import scenes_folder
 from vitft.data import inspection
 from vitft.data.folder import File, scan
 from vitft.data.inspection import OpenedImage
-from vitft.data.transforms import CropTransform, EvalTransform
+from vitft.data.transforms import CropTransform, EvalTransform, crop_views, eval_view
 from vitft.features.cut import cut_model, run_prefix
 from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
-from vitft.features.views import crop_views, eval_view
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import ImageError
 
@@ -177,7 +176,7 @@ import torch
 from tests.features.test_extract import digests, extractor_of, TRANSFORM
 from vitft.features import cache
 from vitft.models.checkpoint import build_model, load_checkpoint
-from vitft.features.views import eval_view
+from vitft.data.transforms import eval_view
 cache.time.monotonic = iter(range(0, 10**9, 11)).__next__  # flush after every row
 state, card = load_checkpoint(Path(sys.argv[1]))
 torch.set_num_threads(1)

@@ -6,10 +6,10 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from vitft.features import logistic
-from vitft.features.cross_validation import (
+from vitft.features.head import (
     PENALTIES,
+    solve_head,
 )
-from vitft.features.head import solve_head
 from vitft.features.logistic import Standardizer, solve_logistic
 
 

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import pytest
 
-from vitft.data.transforms import EvalTransform
+from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.cut import cut_model
 from vitft.features.extract import Extractor
 from vitft.features.pipeline import check_disk_space
-from vitft.features.views import eval_view
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import ResourceError
 

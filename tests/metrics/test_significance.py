@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from vitft.metrics.significance import holm, mcnemar, paired_interval, sample_size
+from vitft.metrics.intervals import holm, mcnemar, paired_interval, sample_size
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 0), (1, 0), (5, 5), (3, 12), (40, 17), (200, 301)])

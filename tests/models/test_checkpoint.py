@@ -88,9 +88,7 @@ def test_a_missing_checkpoint_is_reported(tmp_path: Path) -> None:
 def test_tensors_that_do_not_fit_the_architecture_are_reported(tiny_vit: VisionTransformer) -> None:
     other = replace(tiny_vit.config, num_classes=4)
 
-    with pytest.raises(
-        RunError, match=r"2 tensors do not match.*head\.bias \(3,\) instead of \(4,\)"
-    ):
+    with pytest.raises(RunError, match=r"do not match.*head\.bias \(3,\) instead of \(4,\)"):
         build_model(tiny_vit.state_dict(), other)
 
 

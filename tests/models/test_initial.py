@@ -18,10 +18,10 @@ from vitft.data.images import read_bytes
 from vitft.data.labelled import find_labelled
 from vitft.export.job import export_run
 from vitft.export.plan import ExportPlan
-from vitft.metrics.softmax import softmax
+from vitft.metrics.calibration import softmax
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.initial import new_model
-from vitft.models.pretrained import LoadReport
+from vitft.models.pretrained.report import LoadReport
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.evaluate import evaluate
@@ -311,7 +311,7 @@ def test_images_in_memory_give_the_batches_that_their_files_would(
     held = batches_of(config, epoch=1)
     assert begin(config).inputs.images is not None
 
-    monkeypatch.setattr("vitft.data.in_memory.MEMORY_BYTES", 0)
+    monkeypatch.setattr("vitft.data.augment.MEMORY_BYTES", 0)
     read = batches_of(config, epoch=1)
 
     assert begin(config).inputs.images is None

@@ -16,7 +16,7 @@ from vitft.features.cut import Whole
 from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
 from vitft.models.freeze import freeze_model
 from vitft.models.lora import adapted_layers, add_adapters, merge_adapters
-from vitft.models.pretrained import load_pretrained
+from vitft.models.pretrained.load import load_pretrained
 from vitft.models.timm_model import TimmConfig, TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig

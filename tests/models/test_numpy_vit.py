@@ -4,7 +4,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_numpy_answers_as_torch_does(settings: dict[str, Any]) -> None:
     views = np.random.default_rng(0).integers(0, 256, (3, 24, 32, 3), np.uint8)
     transform = EvalTransform(image_size=(24, 32), mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
 
-    ours = NumpyModel(model.config.to_json(), weights)
+    ours = NumpyModel(asdict(model.config), weights)
     features = ours.features(normalise(views, transform))
     logits = ours.classify(features)
 
@@ -176,4 +176,4 @@ def test_a_few_images_are_answered_without_importing_torch(saved: Path, image_fo
 def test_no_setting_of_a_model_is_unknown_here() -> None:
     from vitft.models.numpy_vit import CONFIG_FIELDS
 
-    assert SMALL.to_json().keys() == CONFIG_FIELDS  # else every checkpoint would be left to torch
+    assert asdict(SMALL).keys() == CONFIG_FIELDS  # else every checkpoint would be left to torch

@@ -12,13 +12,14 @@ import pytest
 from vitft.predict.output import (
     ProcessShard,
     ResumePoint,
+    RowWriter,
     check_output,
     find_resume_point,
     open_rows,
     part_path,
 )
 from vitft.predict.prediction import Prediction
-from vitft.predict.rows import RowWriter, choose_format
+from vitft.predict.request import choose_format
 from vitft.system.errors import RunError, UsageError
 
 ODD = [

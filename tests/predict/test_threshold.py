@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from vitft.predict.threshold import choose_threshold, smallest_threshold
-from vitft.predict.validation import ValidationPrediction
+from vitft.predict.validation import (
+    ValidationPrediction,
+    choose_threshold,
+    smallest_threshold,
+)
 from vitft.system.errors import RunError
 
 
@@ -26,8 +29,8 @@ def test_the_threshold_is_the_smallest_that_reaches_the_precision() -> None:
 
     assert most is not None
     assert all_right is not None
-    assert (most.value, most.precision, most.coverage) == (0.4, 5 / 6, 1.0)
-    assert (all_right.value, all_right.precision, all_right.coverage) == (0.8, 1.0, 2 / 6)
+    assert (most.value, most.precision, most.covered) == (0.4, 5 / 6, 6)
+    assert (all_right.value, all_right.precision, all_right.covered) == (0.8, 1.0, 2)
     assert all_right.interval[0] == pytest.approx(0.342, abs=0.001)  # Wilson, 2 of 2
 
 

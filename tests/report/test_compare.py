@@ -8,7 +8,7 @@ import pytest
 from tests.report.test_report import check_harmless
 from tests.support.run_files import HOSTILE, make_run
 from vitft.cli.main import main
-from vitft.metrics.significance import mcnemar
+from vitft.metrics.intervals import mcnemar
 from vitft.report.comparison import RunComparison, compare_runs, write_comparison
 from vitft.report.run_files import read_run
 from vitft.system.errors import RunError, UsageError

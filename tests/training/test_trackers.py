@@ -14,15 +14,18 @@ from vitft.cli.main import main
 from vitft.system.errors import UsageError
 from vitft.system.rundir import RunDir
 from vitft.training import trackers
-from vitft.training.tracker_clients import (
+from vitft.training.trackers import (
     CLIENTS,
     Connection,
     MetricPoints,
     TensorBoard,
     TrackedRun,
+    Trackers,
+    connect_trackers,
+    describe_error,
+    finite_numbers,
     without_password,
 )
-from vitft.training.trackers import Trackers, connect_trackers, describe_error, finite_numbers
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "train": {"freeze": "none"},

@@ -1,6 +1,5 @@
 """Checks of a labelled image folder (`vitft check`): findings, and a proposed fix for each.
 
-folder     the whole check of a folder
-audit      the findings, as in audit.json
-proposals  the findings as a table of fixes
+folder  the whole check of a folder
+audit   the findings, as in audit.json, and the table of proposed fixes
 """

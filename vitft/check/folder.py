@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitft.check.audit import AuditedImage, audit_images
-from vitft.check.proposals import propose_fixes
+from vitft.check.audit import AuditedImage, audit_images, propose_fixes
 from vitft.config.run import Config, config_from_table, read_toml
 from vitft.data.fingerprint import quality_remarks
 from vitft.data.fixes import Fix
@@ -103,8 +102,8 @@ def inspect_with_features(
     Returns:
         The inspected folder, and a function from digests of readable images to features (n, D).
     """
+    from vitft.data.transforms import eval_view
     from vitft.features.pipeline import inspect_dataset, load_pipeline
-    from vitft.features.views import eval_view
 
     pipeline, _ = load_pipeline(config, folder, "head")
     max_pixels, view = config.data.max_pixels, eval_view(pipeline.transform)

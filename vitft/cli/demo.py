@@ -5,7 +5,7 @@ import argparse
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.metrics.results import RunResults
-from vitft.predict.rows import RowWriter
+from vitft.predict.output import RowWriter
 from vitft.system.imports import heavy_imports
 
 

@@ -68,7 +68,7 @@ def explain_command(args: argparse.Namespace) -> int:
     method = choose_method(args)
     out = plan_run(args.out or str(free_name(Path("explained"))), "")
     if args.weights is not None:
-        from vitft.models.pretrained import check_weights_name
+        from vitft.models.pretrained.locate import check_weights_name
 
         check_weights_name(args.weights, allow_pickle=args.allow_pickle)
     else:

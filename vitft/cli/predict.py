@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.predict.output import ProcessShard
-from vitft.predict.request import ENGINES, PredictRequest
-from vitft.predict.rows import ROW_FORMATS
+from vitft.predict.request import ENGINES, ROW_FORMATS, PredictRequest
 
 if TYPE_CHECKING:
     from vitft.predict.engine import Engine
@@ -111,10 +110,10 @@ def predict_command(args: argparse.Namespace) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read at NumPy's import: `numpy_engine`
     from vitft.predict.jobs import run_prediction
 
-    summary = run_prediction(
+    errors = run_prediction(
         request, write=output.exact, stdin=sys.stdin.buffer, illustrate=illustrate
     )
-    return 3 if summary.errors and request.shard.world == 1 else 0
+    return 3 if errors and request.shard.world == 1 else 0
 
 
 def illustrate(

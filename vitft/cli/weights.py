@@ -126,12 +126,11 @@ def inspect_weights(args: argparse.Namespace) -> int:
     if args.classes is not None and args.classes < 0:
         raise UsageError(f"invalid --classes {args.classes}", fix="use 0 for no head, or more")
     check_weights_name(args.file, allow_pickle=args.allow_pickle)
-    from vitft.models.pretrained.inspect import inspect
+    from vitft.models.pretrained.report import inspect
 
     size = None if not sides else sides[0] if len(sides) == 1 else (sides[0], sides[1])
-    found = inspect(
+    for line in inspect(
         args.file, classes=args.classes, image_size=size, allow_pickle=args.allow_pickle
-    )
-    for line in found.lines():
+    ):
         output.result(line)
     return 0

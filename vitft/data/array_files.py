@@ -42,8 +42,6 @@ RECORDS: Mapping[str, tuple[int, str]] = {
 }  # fmt: skip
 """CIFAR's binary files: name of the first one, label bytes per record, file of class names."""
 PICKLED = {"cifar-10-batches-py": "CIFAR10", "cifar-100-python": "CIFAR100"}
-SERVER_TIMEOUT_S = 20.0
-"""Seconds without an answer after which a download fails."""
 ARRAY_ERRORS = (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile)
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -52,8 +50,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class ArrayPart(NamedTuple):
     """Images (N, H, W, C) with integer labels (N,)."""
 
-    name: str
-    """train, val, test, or all where the files have no split."""
+    name: str  # train, val, test, or all where the files have no split
     images: Array
     labels: Array
 
@@ -100,7 +97,10 @@ def read_arrays(source: Path) -> LoadedArrays:
 
 def read_npz_arrays(path: Path) -> LoadedArrays:
     """Read the arrays under the usual pairs of names; Python objects are refused."""
-    with path.open("rb") as stream, zipped(np.load(stream, allow_pickle=False)) as file:
+    with path.open("rb") as stream:
+        file = np.load(stream, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError("a single array instead of a file of named arrays")
         by_case = {name.lower(): name for name in file.files}
         parts = [
             ArrayPart(name, channels_last(file[by_case[x]]), file[by_case[y]].squeeze())
@@ -114,13 +114,6 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
                 fix="name the arrays x and y, or x_train, y_train, x_test and y_test",
             )
         return LoadedArrays(tuple(parts))
-
-
-def zipped(loaded: Any) -> "np.lib.npyio.NpzFile":  # noqa: ANN401 - the type depends on the content
-    """Return what numpy loaded if it is a file of named arrays, else raise ValueError."""
-    if not isinstance(loaded, np.lib.npyio.NpzFile):
-        raise ValueError("a single array instead of a file of named arrays")
-    return loaded
 
 
 def channels_last(images: Array) -> Array:
@@ -182,15 +175,12 @@ def read_records(folder: Path, labels: int, names: str) -> LoadedArrays:
     parts = []
     for part, patterns in kinds.items():
         files = sorted(path for pattern in patterns for path in folder.glob(pattern))
-        records = [
-            np.frombuffer(file.read_bytes(), np.uint8).reshape(-1, labels + 3072) for file in files
-        ]
-        if records:
-            table = np.concatenate(records)
+        if files:
+            content = b"".join(file.read_bytes() for file in files)
+            table = np.frombuffer(content, np.uint8).reshape(-1, labels + 3072)
             planes = table[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-            parts.append(
-                ArrayPart(part, np.ascontiguousarray(planes), table[:, labels - 1].astype(int))
-            )
+            classes = table[:, labels - 1].astype(int)
+            parts.append(ArrayPart(part, np.ascontiguousarray(planes), classes))
     lines = (folder / names).read_text(encoding="utf-8").split("\n")
     return LoadedArrays(tuple(parts), tuple(line.strip() for line in lines if line.strip()))
 
@@ -205,11 +195,7 @@ def pickles_in(folder: Path) -> Path | None:
 
 
 def read_torchvision(name: str, root: Path) -> LoadedArrays:
-    """Read both parts of a torchvision data set; torchvision fetches what is missing.
-
-    Raises:
-        DataError: Not one of `CLASSES`, or neither present nor fetchable.
-    """
+    """Read both parts of a torchvision data set; torchvision fetches what is missing."""
     if name not in CLASSES:
         raise DataError(
             f"torchvision:{name} is not supported",
@@ -236,16 +222,17 @@ def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  #
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(RuntimeError):
         return kind(str(root), **which, download=False)
     log.info(f"{kind.__name__} is not in {root}: fetching it")
+    folder = root / kind.__name__ / "raw" if hasattr(kind, "resources") else root
     waits, existed = socket.getdefaulttimeout(), root.exists()
     try:
-        socket.setdefaulttimeout(SERVER_TIMEOUT_S)  # torchvision sets none
+        socket.setdefaulttimeout(20.0)  # seconds; torchvision sets none
         with contextlib.redirect_stdout(io.StringIO()):
             return kind(str(root), **which, download=True)
     except (OSError, RuntimeError) as error:  # no network, or the source no longer exists
         raise DataError(
             f"{kind.__name__} is missing or incomplete in {root}, and cannot be fetched "
             f"({' '.join(str(error).split())[:120]})",
-            fix=f"put {wanted_files(kind)} into {torchvision_folder(kind, root)}",
+            fix=f"put {wanted_files(kind)} into {folder}",
         ) from error
     finally:
         socket.setdefaulttimeout(waits)
@@ -262,8 +249,3 @@ def wanted_files(kind: Any) -> str:  # noqa: ANN401 - a class of torchvision
         entries = [v for v in kind.split_list.values() if isinstance(v, (list, tuple))]
         return " and ".join(str(entry[1]) for entry in entries[:2])
     return str(getattr(kind, "filename", "its files"))
-
-
-def torchvision_folder(kind: Any, root: Path) -> Path:  # noqa: ANN401 - a class of torchvision
-    """Return the folder in which torchvision expects them."""
-    return root / kind.__name__ / "raw" if hasattr(kind, "resources") else root

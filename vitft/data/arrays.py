@@ -26,18 +26,15 @@ Split = Literal["train", "val", ""]
 MEMBER = re.compile(
     r"(?P<root>.+)/(?P<part>train|val|test|all)/[^/]+/(?P<number>\d{5,})\.bmp", re.S
 )
-DEFAULT_ROOT = Path("data")
-"""Folder of torchvision's data sets unless `data.root` names another."""
+DEFAULT_ROOT = Path("data")  # of torchvision's data sets unless `data.root` names another
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArraySet:
     """Small labelled images of one size, in parts."""
 
-    classes: tuple[str, ...]
-    """Names, sorted as strings."""
-    parts: tuple[ArrayPart, ...]
-    """With labels that are indices into `classes`."""
+    classes: tuple[str, ...]  # sorted as strings
+    parts: tuple[ArrayPart, ...]  # with labels that are indices into `classes`
     notes: tuple[str, ...]
     """What was left out or converted, as sentences."""
 
@@ -88,9 +85,8 @@ def find_arrays(root: Path) -> ArraySet | None:
         folder = DEFAULT_ROOT if root.parent == Path() else root.parent
         return load_array_set(os.fspath(folder / root.name), 0)
     try:
-        if root.suffix.lower() == ".npz" and root.is_file():
-            return load_array_set(os.fspath(root), root.stat().st_mtime_ns)
-        if root.is_dir() and array_files.holds_arrays(root):
+        is_file = root.suffix.lower() == ".npz" and root.is_file()
+        if is_file or (root.is_dir() and array_files.holds_arrays(root)):
             return load_array_set(os.fspath(root), root.stat().st_mtime_ns)
     except OSError:
         return None  # listing the folder gives the reason
@@ -114,9 +110,8 @@ def encode_bmp(image: PixelArray) -> bytes:
     """Encode an image (H, W, 1 or 3) as a 24-bit BMP file, rows from the bottom up."""
     height, width = image.shape[:2]
     rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # padded to four bytes
-    rows[:, : 3 * width] = np.broadcast_to(image[::-1, :, ::-1], (height, width, 3)).reshape(
-        height, -1
-    )
+    colours = np.broadcast_to(image[::-1, :, ::-1], (height, width, 3))
+    rows[:, : 3 * width] = colours.reshape(height, -1)
     size = 54 + rows.size
     head = struct.pack("<2sI4xIIiiHH24x", b"BM", size, 54, 40, width, height, 1, 24)
     return head + rows.tobytes()
@@ -175,11 +170,7 @@ def choose_parts(
 
 
 def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
-    """Check that the arrays are labelled images.
-
-    Raises:
-        DataError: They are not; with their dtypes and shapes.
-    """
+    """Raise a DataError with dtypes and shapes if the arrays are not labelled images."""
     shapes = {part.images.shape[1:] for part in parts}
     for part in parts:
         images, labels = part.images, part.labels

@@ -1,22 +1,31 @@
-"""Augmentation beyond crop and flip, by torchvision and timm, reproducibly.
+"""Augmentation beyond the random crop, reproducibly: RandAugment, mixed batches, shifts.
 
-The augmentation of an image depends on its key alone, that of a batch on the seed of the step.
+RandAugment of an image depends on its key alone, that of a batch on the seed of the step.
 torchvision and timm are imported only when used.
+
+Decoding a 32-pixel image takes longer than training on it, so small images are decoded once, kept
+in memory as one tensor, and shifted and flipped in whole batches. Shifts are drawn from (seed,
+epoch, image) alone, independently of the batch.
 """
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitft.config.sections import TrainSpec
 
+MEMORY_SIDE, MEMORY_BYTES = 64, 2**30
+"""Largest side in pixels of images that are kept in memory, and most bytes that they may take."""
+STREAM = 0x5417F7
+"""Separates the draws of shifts from others with the same seed and epoch."""
 OPERATIONS, MAGNITUDE = 2, 9
 """Operations per image in RandAugment, and their strength out of 30 (Cubuk 2020, 1909.13719)."""
-GREY = (128, 128, 128)
 
 
 def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
@@ -36,9 +45,8 @@ def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
         strength = float(values[MAGNITUDE]) if values.ndim else 0.0
         if signed and rng.random() < 0.5:
             strength = -strength
-        image = _apply_op(
-            image, name, strength, interpolation=InterpolationMode.BILINEAR, fill=[*GREY]
-        )
+        grey, bilinear = [128, 128, 128], InterpolationMode.BILINEAR
+        image = _apply_op(image, name, strength, interpolation=bilinear, fill=grey)
     return image
 
 
@@ -73,3 +81,54 @@ def batch_augmentation(
         return pixels, labels
 
     return change
+
+
+class Shifts(NamedTuple):
+    """Shift and flip of each image of a batch."""
+
+    down: Tensor  # first row (B,) of the window in the padded image, from 0 to twice the padding
+    across: Tensor  # first column (B,)
+    mirrored: Tensor  # whether the image is flipped horizontally (B,)
+
+
+def fits(count: int, size: tuple[int, int], channels: int) -> bool:
+    """Return whether the images are small enough to be kept in memory."""
+    return max(size) <= MEMORY_SIDE and count * size[0] * size[1] * channels <= MEMORY_BYTES
+
+
+def draw_shifts(
+    images: Tensor, turns: Tensor, *, count: int, seed: int, epoch: int, padding: int, flip: float
+) -> Shifts:
+    """Draw the shifts of some of `count` images, given by indices (B,), in an epoch.
+
+    Each use gets another shift: `turns` (B,) are how often each image was used earlier in this
+    epoch. `padding` is the largest shift in pixels, `flip` the probability of a flip.
+    """
+    moves = torch.empty((3, len(images)), dtype=torch.long)
+    for turn in turns.unique().tolist():
+        random = np.random.default_rng([seed, epoch, turn, STREAM])
+        windows = random.integers(0, 2 * padding + 1, (2, count))
+        table = np.stack([*windows, (random.random(count) < flip).astype(np.int64)])
+        here = turns == turn
+        moves[:, here] = torch.from_numpy(table[:, images[here].numpy()])
+    return Shifts(moves[0], moves[1], moves[2].bool())
+
+
+def shift_and_flip(pixels: Tensor, moves: Shifts, padding: int) -> Tensor:
+    """Pad uint8 images (B, H, W, C) with zeros, cut a window of their size, and flip some.
+
+    Source: the augmentation of He et al. 2016 for CIFAR, https://arxiv.org/abs/1512.03385, section
+    4.2, as a gather over the whole batch.
+    """
+    height, width = pixels.shape[1:3]
+    padded = F.pad(pixels, (0, 0, padding, padding, padding, padding))
+    windows = padded.unfold(1, height, 1).unfold(2, width, 1)  # (B, 2p + 1, 2p + 1, C, H, W)
+    down, across, mirrored = (move.to(pixels.device) for move in moves)
+    cut = windows[torch.arange(len(pixels), device=pixels.device), down, across]  # (B, C, H, W)
+    turned = torch.where(mirrored[:, None, None, None], cut.flip(-1), cut)
+    return turned.permute(0, 2, 3, 1)
+
+
+def default_padding(padding: int, size: tuple[int, int]) -> int:
+    """Return the largest shift in pixels; 0 selects an eighth of the shorter side."""
+    return padding or max(1, min(size) // 8)

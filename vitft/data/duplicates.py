@@ -45,25 +45,19 @@ def near_pairs(fingerprints: Vectors) -> list[IndexPair]:
     Every pair is compared, as 64-bit words: 100,000 images take about a minute on one core.
     """
     usable = np.flatnonzero(~is_blank(fingerprints))
-    codes, small, tint = (
-        hashes(fingerprints[usable]),
-        standard(fingerprints[usable]),
-        colour(fingerprints[usable]),
-    )
+    known = fingerprints[usable]
+    codes, small, tint = hashes(known), standard(known), colour(known)
     compared = np.zeros(len(usable), np.int64)
     found: list[IndexPair] = []
     for rows, columns in candidates(codes):
         similar = np.einsum("mi,mi->m", small[rows], small[columns]) >= CORRELATION
-        similar[similar] = (
-            colour_difference(tint[rows[similar]], tint[columns[similar]]) <= COLOUR_LEVELS
-        )
-        chosen = similar & (
-            (compared[rows] < MAX_COMPARISONS) | (compared[columns] < MAX_COMPARISONS)
-        )
-        rows, columns = rows[chosen], columns[chosen]
+        difference = colour_difference(tint[rows[similar]], tint[columns[similar]])
+        similar[similar] = difference <= COLOUR_LEVELS
+        similar &= np.minimum(compared[rows], compared[columns]) < MAX_COMPARISONS
+        rows, columns = rows[similar], columns[similar]
         np.add.at(compared, rows, 1)
         np.add.at(compared, columns, 1)
-        same = are_copies(fingerprints[usable[rows]], fingerprints[usable[columns]])
+        same = are_copies(known[rows], known[columns])
         found += zip(usable[rows[same]].tolist(), usable[columns[same]].tolist(), strict=True)
     return sorted(found)
 
@@ -172,11 +166,8 @@ def group_names(digests: Sequence[str], pairs: Iterable[IndexPair]) -> dict[str,
     """Return the name of the group, its first digest, for every digest that has duplicates."""
     roots = connected_components(len(digests), pairs)
     sizes = Counter(roots)
-    return {
-        digest: digests[root]
-        for digest, root in zip(digests, roots, strict=True)
-        if sizes[root] > 1
-    }
+    groups = zip(digests, roots, strict=True)
+    return {digest: digests[root] for digest, root in groups if sizes[root] > 1}
 
 
 def connected_components(count: int, pairs: Iterable[IndexPair]) -> list[int]:

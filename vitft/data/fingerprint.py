@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-BRIGHTNESS_SIDE = 32
-"""Side of the brightness picture in cells."""
-COLOUR_SIDE = 8
-"""Side of the two colour pictures (Cb and Cr) in cells."""
+BRIGHTNESS_SIDE, COLOUR_SIDE = 32, 8
+"""Sides of the brightness picture and of the two colour pictures (Cb and Cr) in cells."""
 SHRUNK_SIDE = 256
 """Longest side in pixels after the first shrinking."""
 TILES = 4
@@ -40,12 +38,10 @@ def fingerprint_of(image: Image.Image) -> ByteRows:
     size = tuple(max(1, round(side * scale)) for side in image.size)
     small = image.resize((size[0], size[1]), Image.Resampling.BOX) if scale < 1 else image
     bright, *colours = small.convert("YCbCr").split()
+    planes = ((bright, BRIGHTNESS_SIDE), *((colour, COLOUR_SIDE) for colour in colours))
     cells = [
         np.asarray(plane.resize((side, side), Image.Resampling.BOX)).ravel()
-        for plane, side in (
-            (bright, BRIGHTNESS_SIDE),
-            *((colour, COLOUR_SIDE) for colour in colours),
-        )
+        for plane, side in planes
     ]
     sharp = np.array([sharpness(np.asarray(bright, np.float32))], "<f4").view(np.uint8)
     return np.concatenate([*cells, sharp])
@@ -68,11 +64,8 @@ def sharpness(grey: Planes) -> float:
 
 def brightness(fingerprints: ByteRows) -> Planes:
     """Return the brightness pictures (n, 32, 32) of fingerprints (n, FINGERPRINT_BYTES)."""
-    return (
-        fingerprints[:, :BRIGHTNESS]
-        .reshape(-1, BRIGHTNESS_SIDE, BRIGHTNESS_SIDE)
-        .astype(np.float32)
-    )
+    cells = fingerprints[:, :BRIGHTNESS].astype(np.float32)
+    return cells.reshape(-1, BRIGHTNESS_SIDE, BRIGHTNESS_SIDE)
 
 
 def colour(fingerprints: ByteRows) -> Planes:

@@ -5,22 +5,19 @@ result of `scan`: `drop` leaves an image out, `move` changes its label, `keep` c
 `check.audit` makes the proposals.
 """
 
-import csv
 import hashlib
-import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitft.config.sections import DataSpec
 from vitft.data.folder import File, Folder
-from vitft.data.split import quote_cell
+from vitft.data.table import TableReader, encode_table
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
 from vitft.system.text import count, escape_formula
 
 FIX_COLUMNS = ("path", "action", "label", "new_label", "reason", "kind", "confidence")
-NEEDED_COLUMNS = ("path", "action")
 ACTIONS = ("keep", "move", "drop")
 
 
@@ -28,17 +25,14 @@ ACTIONS = ("keep", "move", "drop")
 class Fix:
     """One image and the action for it."""
 
-    path: str
-    """Relative to the data folder, with slashes."""
-    action: str
-    """`keep`, `move` (to `new_label`) or `drop`."""
+    path: str  # relative to the data folder, with slashes
+    action: str  # `keep`, `move` (to `new_label`) or `drop`
     label: str = ""
     new_label: str = ""
     """A suggestion if the action is `keep`: the user only changes the action."""
     reason: str = ""
     kind: str = ""
-    confidence: float | None = None
-    """From 0 to 1; None if unknown."""
+    confidence: float | None = None  # from 0 to 1
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -51,11 +45,8 @@ class Fix:
 
 def write_fixes(path: Path, fixes: Iterable[Fix]) -> None:
     """Write the table; no cell is interpreted as a formula by a spreadsheet."""
-    lines = [
-        ",".join(FIX_COLUMNS),
-        *(",".join(quote_cell(escape_formula(c)) for c in f.cells) for f in fixes),
-    ]
-    write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
+    rows = (tuple(map(escape_formula, fix.cells)) for fix in fixes)
+    write_atomically(path, encode_table(FIX_COLUMNS, rows))
 
 
 def apply_fixes(folder: Folder, spec: DataSpec) -> tuple[Folder, DataSpec]:
@@ -63,73 +54,56 @@ def apply_fixes(folder: Folder, spec: DataSpec) -> tuple[Folder, DataSpec]:
 
     Raises:
         DataError: The table cannot be read, does not fit the folder (the line is named) or has
-            another
-            digest than the one in the settings.
+            another digest than the one in the settings.
     """
     if not spec.fixes:
         return folder, spec
     path = Path(spec.fixes).expanduser()
-    data = read_fixes(path)
-    digest = hashlib.sha256(data).hexdigest()
+    table = TableReader(
+        path,
+        missing="give the fixes.csv that `vitft check` wrote",
+        fix="correct or remove that line, or write a new table with `vitft check`",
+        separators=",;",  # some spreadsheets save it with semicolons
+    )
+    digest = hashlib.sha256(table.data).hexdigest()
     if spec.fixes_digest not in ("", digest):
         raise DataError(
             f"{path} has changed: its sha256 is not data.fixes_digest={spec.fixes_digest[:12]}...",
             fix="restore the table, or remove data.fixes_digest from the settings",
         )
-    text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     known = {file.path: folder.classes[file.label] for file in folder.files}
     known |= {name: "" for name, _ in folder.bad}
-    decided = dict(decisions(path, text, known, folder.classes))
-    return with_fixes(folder, decided), replace(
-        spec, fixes=str(path.resolve()), fixes_digest=digest
-    )
-
-
-def read_fixes(path: Path) -> bytes:
-    """Return the bytes of the table."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"cannot read the fixes {path}: {(error.strerror or '').lower()}",
-            fix="give the fixes.csv that `vitft check` wrote",
-        ) from error
+    decided = dict(decisions(table, known, folder.classes))
+    fixed = with_fixes(folder, decided)
+    return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
 
 
 def decisions(
-    path: Path, text: str, known: Mapping[str, str], classes: tuple[str, ...]
+    table: TableReader, known: Mapping[str, str], classes: tuple[str, ...]
 ) -> Iterator[tuple[str, str | None]]:
     """Yield path and label (None: dropped) of every row that changes something."""
-    separator = ";" if ";" in text.partition("\n")[0] else ","  # as some spreadsheets save it
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    lines = iter(table)
+    header = [cell.strip() for cell in next(lines, [])]
+    if lacking := [name for name in ("path", "action") if name not in header]:
+        raise table.error(f"no column {' and '.join(lacking)} in the header")
     seen: set[str] = set()
-    try:
-        header = [cell.strip() for cell in next(reader, [])]
-        lacking = [name for name in NEEDED_COLUMNS if name not in header]
-        if lacking:
-            raise fix_error(path, 1, f"no column {' and '.join(lacking)} in the header")
-        for cells in reader:
-            if not any(cells):
-                continue
-            row = dict(zip(header, cells, strict=False))
-            name = unescaped(row.get("path", ""), known)
-            new = unescaped(row.get("new_label", ""), classes)
-            action = row.get("action", "").strip().lower()
-            if problem := fix_problem(name, action, new, known, classes):
-                raise fix_error(path, reader.line_num, problem)
-            if name in seen:
-                raise fix_error(path, reader.line_num, f"{name!r} is listed twice")
-            seen.add(name)
-            if action == "drop" or (action == "move" and known[name]):
-                yield name, new if action == "move" else None
-    except csv.Error as error:
-        raise fix_error(path, reader.line_num, str(error)) from error
+    for cells in filter(any, lines):
+        row = dict(zip(header, cells, strict=False))
+        name = unescaped(row.get("path", ""), known)
+        new = unescaped(row.get("new_label", ""), classes)
+        action = row.get("action", "").strip().lower()
+        if problem := fix_problem(name, action, new, known, classes):
+            raise table.error(problem)
+        if name in seen:
+            raise table.error(f"{name!r} is listed twice")
+        seen.add(name)
+        if action == "drop" or (action == "move" and known[name]):
+            yield name, new if action == "move" else None
 
 
-def unescaped(cell: str, known: Iterable[str]) -> str:
+def unescaped(cell: str, known: Container[str]) -> str:
     """Return a cell without the apostrophe that protects it in spreadsheets."""
-    names = known if isinstance(known, Mapping) else set(known)
-    return cell[1:] if cell.startswith("'") and cell not in names and cell[1:] in names else cell
+    return cell[1:] if cell.startswith("'") and cell not in known and cell[1:] in known else cell
 
 
 def fix_problem(
@@ -143,14 +117,6 @@ def fix_problem(
     if action == "move" and new not in classes:
         return f"new_label is {new!r}, which is not a class of the data folder"
     return ""
-
-
-def fix_error(path: Path, line: int, problem: str) -> DataError:
-    """Return the error for a table that cannot be applied."""
-    return DataError(
-        f"{path}, line {line}: {problem}",
-        fix="correct or remove that line, or write a new table with `vitft check`",
-    )
 
 
 def with_fixes(folder: Folder, decided: Mapping[str, str | None]) -> Folder:

@@ -33,7 +33,6 @@ class File:
     path: str
     """Relative to the data folder, with slashes."""
     label: int
-    """Index of its class."""
     part: Part = ""
     """Part given by the folder itself; empty if the split is still to be drawn."""
 
@@ -52,10 +51,7 @@ class Folder:
     """Scanned as the reference script does: four suffixes, no sub-folders, nothing hidden."""
     bad: tuple[tuple[str, str], ...] = ()
     """Paths that are named like an image but are not files, and reasons."""
-    ignored: int = 0
-    """Number of entries left out: hidden, system files, other kinds, outside of any class."""
     notes: tuple[str, ...] = ()
-    """Messages for the user, as sentences."""
 
 
 def scan(root: Path, *, reference: bool = False) -> Folder:
@@ -96,7 +92,6 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
         layout="split" if parts else "classes",
         reference=reference,
         bad=tuple(walk.bad),
-        ignored=walk.ignored,
         notes=tuple(notes),
     )
 
@@ -115,22 +110,6 @@ def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
         layout="split" if arrays.splits else "classes",
         notes=arrays.notes,
     )
-
-
-def list_images(root: Path) -> list[str]:
-    """Return the paths of all image files in and below a folder, sorted as strings.
-
-    Entries that are named like images but are not files are included: opening them gives the
-    reason.
-
-    Raises:
-        DataError: A folder cannot be read.
-    """
-    check_is_folder(root)
-    walk = Walk(os.fspath(root))
-    found = sorted([*walk.images_in(""), *(path for path, _ in walk.bad)])
-    walk.raise_if_refused()
-    return [walk.full(path) for path in found]
 
 
 def check_is_folder(root: Path) -> None:

@@ -51,15 +51,14 @@ from vitft.data.signatures import (
 from vitft.system.errors import ImageError
 
 MAX_PIXELS = 100_000_000
-BACKGROUND = (255, 255, 255)
-
+TIFF = TiffImagePlugin.TiffImageFile
 DECODERS: Mapping[str, Callable[[io.BytesIO, str], ImageFile.ImageFile]] = {
     "JPEG": JpegImagePlugin.JpegImageFile,  # decodes the first image of a multi-picture file (MPO)
     "PNG": PngImagePlugin.PngImageFile,
     "WebP": WebPImagePlugin.WebPImageFile,
     "BMP": BmpImagePlugin.BmpImageFile,
     "GIF": GifImagePlugin.GifImageFile,
-    "TIFF": TiffImagePlugin.TiffImageFile,
+    "TIFF": TIFF,
 }
 # Raised by Pillow for damaged bytes; found by mutation (tests), a superset of its own fuzzers'.
 DECODER_ERRORS = (
@@ -108,11 +107,7 @@ def open_image(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
 
 
 def read_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode the bytes of a file as upright RGB; `name` is for messages.
-
-    Raises:
-        ImageError: The bytes are not a complete image of a supported format.
-    """
+    """Decode the bytes of a file as upright RGB, as `decode` does, without the remarks."""
     return decode(data, name, max_pixels=max_pixels).image
 
 
@@ -183,11 +178,9 @@ def silence_pillow() -> None:
     Warning filters are global and `catch_warnings` is not thread-safe, so one filter for
     Pillow's modules is put in front and stays there.
     """
-    if not warnings.filters or warnings.filters[0][:4] != PILLOW_FILTER:
+    wanted = ("ignore", None, Warning, re.compile(r"PIL\."))
+    if not warnings.filters or warnings.filters[0][:4] != wanted:
         warnings.filterwarnings("ignore", module=r"PIL\.")
-
-
-PILLOW_FILTER = ("ignore", None, Warning, re.compile(r"PIL\."))
 
 
 def decode_as(kind: str, data: bytes, name: str, max_pixels: int) -> Decoded:
@@ -209,9 +202,6 @@ def decode_as(kind: str, data: bytes, name: str, max_pixels: int) -> Decoded:
     return Decoded(upright, tuple(odd))
 
 
-TIFF = TiffImagePlugin.TiffImageFile
-
-
 def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[str]:
     """Return remarks on an opened image other than its rotation."""
     odd = [f"converted from {image.mode}"] if image.mode != "RGB" else []
@@ -219,9 +209,8 @@ def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[s
     if FORMAT_BY_SUFFIX.get(suffix, kind) != kind:
         odd.append(f"content is {kind} but the name says {suffix[1:]}")
     if has_more_frames(image):
-        odd.append(
-            "animated: first frame" if kind in ("GIF", "PNG", "WebP") else "first of several"
-        )
+        is_animated = kind in ("GIF", "PNG", "WebP")
+        odd.append("animated: first frame" if is_animated else "first of several")
     if orientation_of(image) is None:
         odd.append("damaged EXIF ignored")
     return odd
@@ -259,7 +248,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray(grey_levels(image)).convert("RGB")
     if image.has_transparency_data:
         layers = image.convert("RGBA")
-        white = Image.new("RGB", image.size, BACKGROUND)
+        white = Image.new("RGB", image.size, "white")
         white.paste(layers, mask=layers.getchannel("A"))
         return white
     return image.convert("RGB") if image.mode != "RGB" else image

@@ -7,9 +7,10 @@ the facts (features, a fingerprint) is the caller's function. Does not import to
 import contextlib
 import functools
 import hashlib
+import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,6 +21,9 @@ from vitft.data.images import MAX_PIXELS, Decoded, decode, read_bytes
 from vitft.data.jpeg import decode_upright, header_oddities
 from vitft.data.loading import Pixels, in_order
 from vitft.system.errors import DataError, ImageError
+from vitft.system.text import count
+
+log = logging.getLogger(__name__)
 
 Inspected = TypeVar("Inspected")
 
@@ -32,7 +36,6 @@ class InspectedFile:
     label: int
     part: Part
     sha256: str
-    """Hexadecimal digest of the file's bytes."""
     width: int
     """In pixels, upright."""
     height: int
@@ -40,7 +43,7 @@ class InspectedFile:
     """Remarks on how it was decoded, e.g. `rotated by EXIF`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class InspectedFolder:
     """The readable and the unreadable files of a folder."""
 
@@ -56,11 +59,7 @@ class InspectedFolder:
 class OpenedImage:
     """The bytes of an image file, decoded at most once and only when needed.
 
-    Args:
-        file: The file as listed.
-        data: Its bytes.
-        max_pixels: Larger images are errors.
-        fast: Decode ordinary upright JPEGs with simplejpeg: the same pixels in less time.
+    With `fast`, ordinary upright JPEGs are decoded by simplejpeg: the same pixels in less time.
     """
 
     def __init__(self, file: File, data: bytes, *, max_pixels: int, fast: bool) -> None:
@@ -75,11 +74,7 @@ class OpenedImage:
 
     @functools.cached_property
     def decoded(self) -> Decoded:
-        """The image as decoded by Pillow.
-
-        Raises:
-            ImageError: The bytes are not a complete image of a supported format.
-        """
+        """The image as decoded by Pillow, or an ImageError."""
         return decode(self.data, self.file.path, max_pixels=self.max_pixels)
 
     @property
@@ -122,22 +117,6 @@ def inspect_file(
     return ImageError(file.path, reason)  # a new one: a traceback would keep the bytes alive
 
 
-def inspect_files(
-    root: str,
-    files: Iterable[File],
-    function: Callable[[OpenedImage], Inspected],
-    *,
-    max_pixels: int = MAX_PIXELS,
-    workers: int,
-) -> Generator[Inspected | ImageError, None, None]:
-    """Apply `inspect_file` to many files in threads; results come in the order of the files."""
-    return in_order(
-        lambda file: inspect_file(root, file, function, max_pixels=max_pixels),
-        files,
-        workers=workers,
-    )
-
-
 def inspect_folder(
     folder: Folder,
     *,
@@ -146,23 +125,15 @@ def inspect_folder(
     allow_bad: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> InspectedFolder:
-    """Read and fully decode every file of a folder once.
-
-    Args:
-        folder: As returned by `scan`.
-        max_pixels: Larger images are unreadable.
-        workers: Threads.
-        allow_bad: Accept any number of unreadable files.
-        progress: Called in the caller's thread with the number of files done since the last call.
+    """Read and fully decode every file of a folder once, in `workers` threads.
 
     Raises:
         DataError: More than ten files, and more than a tenth of all, are unreadable.
     """
-    results = inspect_files(
-        os.fspath(folder.root),
+    root = os.fspath(folder.root)
+    results = in_order(
+        lambda file: inspect_file(root, file, OpenedImage.facts, max_pixels=max_pixels),
         folder.files,
-        OpenedImage.facts,
-        max_pixels=max_pixels,
         workers=workers,
     )
     with contextlib.closing(results):
@@ -176,13 +147,7 @@ def collect(
     allow_bad: bool,
     progress: Callable[[int], None] = lambda _: None,
 ) -> InspectedFolder:
-    """Consume the results of a pass over a folder's files.
-
-    Args:
-        folder: As returned by `scan`; its own unreadable entries are added.
-        results: One per file, in the order of the folder's files.
-        allow_bad: Accept any number of unreadable files.
-        progress: Called with 1 after each file.
+    """Consume the results of a pass over a folder's files; call `progress` with 1 after each.
 
     Raises:
         DataError: More than ten files, and more than a tenth of all, are unreadable.
@@ -196,21 +161,24 @@ def collect(
             good.append(result)
         progress(1)
     bad = sorted([*folder.bad, *bad])
-    check_bad_count(folder, bad, len(good), allow_bad=allow_bad)
-    odd = Counter(remark for file in good for remark in file.odd)
-    return InspectedFolder(
-        folder=folder, good=tuple(good), bad=tuple(bad), odd=dict(odd.most_common())
-    )
-
-
-def check_bad_count(
-    folder: Folder, bad: Sequence[tuple[str, str]], good: int, *, allow_bad: bool
-) -> None:
-    """Raise if too many files are unreadable."""
-    if not allow_bad and len(bad) > max(10, (good + len(bad)) / 10):
+    total = len(good) + len(bad)
+    if not allow_bad and len(bad) > max(10, total / 10):
         examples = "; ".join(f"{path}: {reason}" for path, reason in bad[:3])
         raise DataError(
-            f"{len(bad):,} of {good + len(bad):,} files in {folder.root} are unreadable "
-            f"({examples})",
+            f"{len(bad):,} of {total:,} files in {folder.root} are unreadable ({examples})",
             fix="repair or remove them, or ignore them with --set data.allow_bad=true",
         )
+    odd = Counter(remark for file in good for remark in file.odd)
+    return InspectedFolder(folder, tuple(good), tuple(bad), dict(odd.most_common()))
+
+
+def log_inspection(inspected: InspectedFolder) -> None:
+    """Log the notes on a folder, its unreadable files and how many images have a remark."""
+    for text in inspected.folder.notes:
+        log.info(text)
+    for path, reason in inspected.bad[:10]:
+        log.warning(f"left out: {path}: {reason}")
+    if len(inspected.bad) > 10:
+        log.warning(f"left out: {len(inspected.bad) - 10} more unreadable files")
+    for kind, number in sorted(inspected.odd.items()):
+        log.info(f"{kind}: {count(number, 'image')}")

@@ -16,9 +16,8 @@ from vitft.data.images import DECODER_ERRORS, ORIENTATION, decoding_remarks
 from vitft.data.loading import Pixels
 from vitft.data.transforms import EvalTransform
 
-KERNELS = {"bilinear", "bicubic"}
 MAX_SIDE_RATIO = 20
-"""Largest ratio of the sides; longer images are cropped before they are resized."""
+"""Longer images are left to Pillow, which crops them before it resizes them."""
 
 
 def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
@@ -54,7 +53,7 @@ def fast_view(
 
 def can_resize(transform: EvalTransform) -> bool:
     """Return whether `resized` can apply the transform."""
-    return transform.interpolation in KERNELS and transform.channels == 3
+    return transform.interpolation in ("bilinear", "bicubic") and transform.channels == 3
 
 
 def is_rotated(data: bytes) -> bool:

@@ -4,20 +4,17 @@ Unlike in `data.folder`, one class is enough and a class may be empty. The calle
 names are those of the model.
 """
 
-import csv
-import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.data.arrays import ArraySet, find_arrays
+from vitft.data.arrays import find_arrays
 from vitft.data.folder import check_is_folder, split_folders
+from vitft.data.table import TableReader
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
 from vitft.system.text import count, listing
-
-SUBSETS = ("train", "val")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +22,6 @@ class LabelledImages:
     """Paths and class names of images, not opened yet."""
 
     source: Path
-    """The folder or the table."""
     root: str
     """Folder that the paths are relative to."""
     classes: tuple[str, ...]
@@ -44,40 +40,36 @@ class LabelledImages:
 def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
     """List the images of a folder of class folders, of one of its parts, or of a table.
 
-    Args:
-        source: A folder, or a CSV file with the columns path and label, paths relative to it.
-        subset: Part of a folder with train and val parts; default: val.
+    A table is a CSV file with the columns path and label, paths relative to it. The default part
+    of a folder with train and val parts is val.
 
     Raises:
         DataError: Missing, unreadable, or without images under class names.
         UsageError: A subset of data without parts.
     """
-    arrays = find_arrays(source)
+    arrays, part = find_arrays(source), subset or "val"
     if arrays is not None:
-        found, parts = from_arrays(source, arrays, subset or "val")
+        rows = [(path, arrays.classes[i]) for path, i, own in arrays.listing() if own in ("", part)]
+        found, parts = (
+            LabelledImages(
+                source=source,
+                root=os.fspath(source),
+                classes=arrays.classes,
+                images=tuple(rows),
+                notes=arrays.notes,
+            ),
+            arrays.splits,
+        )
     elif source.is_file():
-        found = from_table(source)
-        parts = False
+        found, parts = from_table(source), False
     else:
         check_is_folder(source)
-        found, parts = from_folder(source, subset or "val")
+        found, parts = from_folder(source, part)
     if subset is not None and not parts:
         raise UsageError(
             f"--subset {subset}, but {source} has no train and val parts", fix="omit --subset"
         )
     return found
-
-
-def from_arrays(source: Path, arrays: ArraySet, subset: str) -> tuple[LabelledImages, bool]:
-    """Return the images of arrays, or of one of their parts, and whether there are parts."""
-    rows = [(path, label) for path, label, part in arrays.listing() if part in ("", subset)]
-    return LabelledImages(
-        source=source,
-        root=os.fspath(source),
-        classes=arrays.classes,
-        images=tuple((path, arrays.classes[label]) for path, label in rows),
-        notes=arrays.notes,
-    ), arrays.splits
 
 
 def from_folder(root: Path, subset: str) -> tuple[LabelledImages, bool]:
@@ -114,13 +106,13 @@ def from_folder(root: Path, subset: str) -> tuple[LabelledImages, bool]:
 
 def from_table(source: Path) -> LabelledImages:
     """Return the images named by a CSV file; columns other than path and label are ignored."""
-    try:
-        text = source.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-    except OSError as error:
-        raise DataError(
-            f"cannot read {source}: {error.strerror}", fix="check the path and its permissions"
-        ) from error
-    images = tuple(rows_of(source, text))
+    table = TableReader(
+        source,
+        missing="check the path and its permissions",
+        fix="write a CSV file with the header path,label, one image per row, paths relative to the "
+        "file",
+    )
+    images = tuple(rows_of(table))
     if not images:
         raise DataError(
             f"the table {source} is empty", fix="add rows of path,label under the header"
@@ -133,39 +125,22 @@ def from_table(source: Path) -> LabelledImages:
     )
 
 
-def rows_of(source: Path, text: str) -> Iterator[tuple[str, str]]:
+def rows_of(table: TableReader) -> Iterator[tuple[str, str]]:
     """Yield the checked path and label of each row."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    lines = iter(table)
+    header = [cell.strip().lower() for cell in next(lines, [])]
+    if header.count("path") != 1 or header.count("label") != 1:
+        start = listing((cell[:40] for cell in header), most=6) or "nothing"
+        raise table.error(f"the header needs the columns path and label, found: {start}")
+    path, label = header.index("path"), header.index("label")
     seen: set[str] = set()
-    try:
-        header = [cell.strip().lower() for cell in next(reader, [])]
-        if header.count("path") != 1 or header.count("label") != 1:
-            start = listing((cell[:40] for cell in header), most=6) or "nothing"
-            raise table_error(
-                source, 1, f"the header needs the columns path and label, found: {start}"
-            )
-        path, label = header.index("path"), header.index("label")
-        for cells in reader:
-            if not any(cells):
-                continue
-            if len(cells) != len(header):
-                problem = f"{count(len(cells), 'cell')} for {count(len(header), 'column')}"
-            elif not cells[path] or not cells[label]:
-                problem = "an empty path or label"
-            else:
-                problem = f"{cells[path]!r} is listed twice" if cells[path] in seen else ""
-            if problem:
-                raise table_error(source, reader.line_num, problem)
-            seen.add(cells[path])
-            yield cells[path], cells[label]
-    except csv.Error as error:
-        raise table_error(source, reader.line_num, str(error)) from error
-
-
-def table_error(source: Path, line: int, problem: str) -> DataError:
-    """Return the error for an invalid table."""
-    return DataError(
-        f"{source}, line {line}: {problem}",
-        fix="write a CSV file with the header path,label, one image per row, paths relative to the "
-        "file",
-    )
+    for cells in filter(any, lines):
+        if len(cells) != len(header):
+            problem = f"{count(len(cells), 'cell')} for {count(len(header), 'column')}"
+            raise table.error(problem)
+        if not cells[path] or not cells[label]:
+            raise table.error("an empty path or label")
+        if cells[path] in seen:
+            raise table.error(f"{cells[path]!r} is listed twice")
+        seen.add(cells[path])
+        yield cells[path], cells[label]

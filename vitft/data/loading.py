@@ -31,15 +31,8 @@ def decode_images(
 ) -> Generator[Pixels | ImageError, None, None]:
     """Open each image and apply `view` to its index and its upright RGB picture.
 
-    Yields one result per path, in the order of the paths: an array, or the error of an
-    unreadable file.
-
-    Args:
-        paths: May be infinite; read only as far as the look-ahead.
-        view: Called in the worker threads.
-        workers: Threads; 0 decodes in the calling thread.
-        max_pixels: Larger images are errors.
-        ahead: Most images in progress or waiting; default: four per thread.
+    Yields one result per path, in the order of the paths: an array, or the error of an unreadable
+    file. The paths may be infinite; `workers` and `ahead` are as in `in_order`.
     """
 
     def one(numbered: tuple[int, str | os.PathLike[str]]) -> Pixels | ImageError:
@@ -48,9 +41,7 @@ def decode_images(
             return view(number, open_image(path, max_pixels=max_pixels))
         except ImageError as error:
             reason = error.reason
-        return ImageError(
-            os.fspath(path), reason
-        )  # a new one: a traceback would keep the bytes alive
+        return ImageError(os.fspath(path), reason)  # without a traceback, which keeps the bytes
 
     return in_order(one, enumerate(paths), workers=workers, ahead=ahead)
 
@@ -64,8 +55,9 @@ def in_order(
 ) -> Generator[Mapped, None, None]:
     """Like `map`, in threads: results in the order of the items, at most `ahead` in progress.
 
-    However the generator ends (exhausted, closed, exception, Ctrl-C), pending work is cancelled
-    and no thread is left.
+    Without workers the calling thread works; `ahead` is four per worker by default. However the
+    generator ends (exhausted, closed, exception, Ctrl-C), pending work is cancelled and no thread
+    is left.
     """
     if workers <= 0:
         yield from map(function, items)
@@ -88,9 +80,8 @@ class ImageBatch(NamedTuple):
     """A batch of views of equal size, and the unreadable files among its images."""
 
     indices: tuple[int, ...]
-    """Index of each row of `pixels`."""
+    """Index of each row of `pixels` (B, S, S, 3)."""
     pixels: Pixels
-    """(B, S, S, 3)"""
     failed: tuple[tuple[int, ImageError], ...]
     """Indices and errors of the unreadable files between the rows."""
 

@@ -10,24 +10,14 @@ from collections.abc import Mapping
 ACCEPTED_SIGNATURES: Mapping[bytes, str] = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
-    b"GIF87a": "GIF",
-    b"GIF89a": "GIF",
+    **dict.fromkeys((b"GIF87a", b"GIF89a"), "GIF"),
     b"BM": "BMP",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"II+\0": "TIFF",  # BigTIFF
-    b"MM\0+": "TIFF",
+    **dict.fromkeys((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), "TIFF"),  # + for BigTIFF
 }
 FORMAT_BY_SUFFIX: Mapping[str, str] = {
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".png": "PNG",
-    ".webp": "WebP",
-    ".bmp": "BMP",
-    ".gif": "GIF",
-    ".tif": "TIFF",
-    ".tiff": "TIFF",
-}
+    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WebP", ".bmp": "BMP", ".gif": "GIF",
+    ".tif": "TIFF", ".tiff": "TIFF",
+}  # fmt: skip
 END_MARKERS: Mapping[str, bytes] = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "GIF": b";"}
 """Bytes near the end of a complete file."""
 

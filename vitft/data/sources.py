@@ -5,6 +5,7 @@ addresses, lists of all these, and standard input. Files are opened only when ne
 a million names is read as it is used. Imports neither numpy nor torch.
 """
 
+import contextlib
 import csv
 import glob
 import io
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -28,10 +30,8 @@ PATH_COLUMNS = (
     "img", "url",
 )  # fmt: skip
 """Headers that mark the column of paths in a table."""
-HEAD = 4096
-"""Bytes of standard input that decide whether it is an image or a list."""
-MAX_STDIN = 2**28
-"""Largest image on standard input in bytes."""
+HEAD = 4096  # bytes of standard input that decide whether it is an image or a list
+MAX_STDIN = 2**28  # bytes of the largest image on standard input
 FETCHING, FETCHED_AHEAD = 8, 32
 """Addresses fetched at a time, and the most images that wait for their turn."""
 
@@ -43,8 +43,7 @@ class ImageSource:
     name: str
     path: str = ""
     data: bytes | None = None
-    error: str = ""
-    """Why there is no image, if that is known already."""
+    error: str = ""  # why there is no image, if that is known already
 
 
 def sources(
@@ -63,11 +62,8 @@ def sources(
         raise UsageError(
             "standard input (-) is named twice", fix="name it once: it can be read only once"
         )
-    parts = [
-        *(argument_sources(name, stdin) for name in inputs),
-        *(from_list(name) for name in lists),
-    ]
-    return (source for part in parts for source in part)
+    parts = [argument_sources(name, stdin) for name in inputs]
+    return chain.from_iterable([*parts, *map(from_list, lists)])
 
 
 def argument_sources(name: str, stdin: BinaryIO | None) -> Iterable[ImageSource]:
@@ -78,11 +74,12 @@ def argument_sources(name: str, stdin: BinaryIO | None) -> Iterable[ImageSource]
     if is_url(name):
         return [ImageSource(name)]
     if os.path.isdir(name):  # noqa: PTH112 - Path would raise for odd names
-        if next(iter(images_below(name)), None) is None:
-            raise empty_folder(name)
-        return images_below(name)
+        return folder_images(name)
     if glob.has_magic(name) and not os.path.lexists(name):
-        return glob_sources(name)
+        found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - for names as typed
+        if not found:
+            raise DataError(f"no file matches {name}", fix="check the pattern and the folder")
+        return (source for match in found for source in named_sources(match, match))
     if Path(name).suffix.lower() in LISTS and is_list(name):
         return from_list(name)
     return [ImageSource(name, name)]
@@ -95,35 +92,32 @@ def expand(inputs: Iterable[str]) -> Iterator[str]:
         DataError: A folder holds no image.
     """
     for name in inputs:
-        if not Path(name).is_dir():
+        if Path(name).is_dir():
+            yield from (source.path for source in folder_images(name))
+        else:
             yield name
-            continue
-        count = 0
-        for source in images_below(name):
-            count += 1
-            yield source.path
-        if not count:
-            raise empty_folder(name)
 
 
-def empty_folder(name: str) -> DataError:
-    """Return the error for a folder without images."""
-    return DataError(f"no images in {name}", fix="give a folder with .jpg, .png or .webp files")
+def folder_images(root: str) -> Iterator[ImageSource]:
+    """Return the images in and below a folder.
+
+    Raises:
+        DataError: There are none.
+    """
+    images = walk_images(Walk(root), "", frozenset())
+    first = next(images, None)
+    if first is None:
+        raise DataError(f"no images in {root}", fix="give a folder with .jpg, .png or .webp files")
+    return chain([first], images)
 
 
-def images_below(root: str) -> Iterator[ImageSource]:
+def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[ImageSource]:
     """Yield all image files in and below a folder, in the order of their paths as strings.
 
     The names of one folder are in memory at a time. Entries that are named like images but are not
     files are included: opening them gives the reason. A folder without read permission becomes one
     error row; links that lead back are not followed.
     """
-    walk = Walk(root)
-    yield from walk_images(walk, "", frozenset())
-
-
-def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[ImageSource]:
-    """Yield the images of one folder and of those below it."""
     identity = walk.identity(walk.full(folder))
     if identity in above:
         return
@@ -147,14 +141,6 @@ def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[I
             yield ImageSource(walk.full(path), walk.full(path))
 
 
-def glob_sources(pattern: str) -> Iterable[ImageSource]:
-    """Return the matches of a pattern, sorted; `**` recurses, and folders yield their images."""
-    found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - for names as typed
-    if not found:
-        raise DataError(f"no file matches {pattern}", fix="check the pattern and the folder")
-    return (source for name in found for source in named_sources(name, name))
-
-
 def named_sources(name: str, path: str) -> Iterable[ImageSource]:
     """Return the images of one entry of a list or pattern; problems become error rows."""
     if is_url(name):
@@ -162,13 +148,8 @@ def named_sources(name: str, path: str) -> Iterable[ImageSource]:
     if not name:
         return [ImageSource(name, error="an empty line")]
     if os.path.isdir(path):  # noqa: PTH112
-        images = images_below(path)
-        first = next(images, None)
-        return (
-            [ImageSource(name, error="a folder without images")]
-            if first is None
-            else images_below(path)
-        )
+        images = walk_images(Walk(path), "", frozenset())
+        return chain([next(images, ImageSource(name, error="a folder without images"))], images)
     return [ImageSource(name, path)]
 
 
@@ -219,24 +200,19 @@ def list_folder(name: str) -> str:
 
 
 def list_entries(name: str) -> Iterator[str]:
-    """Yield the paths in a list file as they are asked for."""
+    """Yield the paths in a list file as they are asked for, without empty lines and # comments."""
     try:
         with Path(name).open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            table = Path(name).suffix.lower() in (".csv", ".tsv")
-            yield from (table_paths(file, name) if table else text_paths(file))
+            if Path(name).suffix.lower() in (".csv", ".tsv"):
+                yield from table_paths(file, name)
+            else:
+                lines = (line.rstrip("\r\n") for line in file)
+                yield from (text for text in lines if text.strip() and not text.startswith("#"))
     except OSError as error:
         raise DataError(
             f"cannot read the list {name}: {(error.strerror or '').lower()}",
             fix="give a text file with one path per line, or a CSV file with a column path",
         ) from error
-
-
-def text_paths(file: TextIO) -> Iterator[str]:
-    """Yield one path per line, without empty lines and lines that start with #."""
-    for line in file:
-        text = line.rstrip("\r\n")
-        if text.strip() and not text.startswith("#"):
-            yield text
 
 
 def table_paths(file: TextIO, name: str) -> Iterator[str]:
@@ -303,15 +279,11 @@ def is_image(head: bytes) -> bool:
 
     BMP starts with two letters that a path may start with, so the rest of it decides.
     """
-    if b"\0\0" in head or (len(head) > 2 and not head.startswith(b"BM") and has_signature(head)):
+    has_signature = not identify_format(head).startswith("not an image")
+    if b"\0\0" in head or (len(head) > 2 and not head.startswith(b"BM") and has_signature):
         return True
     guess = looks_like(head.replace(b"\0", b"\n"))
     return guess not in ("looks like text", "looks like JSON") or head.lstrip().startswith(b"{")
-
-
-def has_signature(head: bytes) -> bool:
-    """Return whether bytes begin with the signature of any format."""
-    return not identify_format(head).startswith("not an image")
 
 
 def split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
@@ -335,30 +307,26 @@ def with_fetched(
 
     A few are fetched ahead; local files pass through.
     """
-    waiting: deque[ImageSource | Future[ImageSource]] = deque()
-    pool: ThreadPoolExecutor | None = None
-    try:
+    waiting: deque[Future[ImageSource]] = deque()
+    with contextlib.ExitStack() as stack:
+        pool: ThreadPoolExecutor | None = None
         for item in items:
-            if not waiting and not is_remote(item):
+            is_local = item.data is not None or item.path or item.error or not is_url(item.name)
+            if is_local and not waiting:
                 yield item
                 continue
-            if is_remote(item):
-                pool = pool or ThreadPoolExecutor(FETCHING, thread_name_prefix="vitft-fetch")
-                waiting.append(pool.submit(with_bytes, item, limits))
+            if is_local:
+                waiting.append(Future())
+                waiting[-1].set_result(item)
             else:
-                waiting.append(item)
-            while waiting and (len(waiting) >= others or is_ready(waiting[0])):
-                yield resolved_source(waiting.popleft())
+                if pool is None:
+                    pool = ThreadPoolExecutor(FETCHING, thread_name_prefix="vitft-fetch")
+                    stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+                waiting.append(pool.submit(with_bytes, item, limits))
+            while waiting and (len(waiting) >= others or waiting[0].done()):
+                yield waiting.popleft().result()
         while waiting:
-            yield resolved_source(waiting.popleft())
-    finally:
-        if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def is_remote(item: ImageSource) -> bool:
-    """Return whether the image is on the web and not fetched yet."""
-    return item.data is None and not item.path and not item.error and is_url(item.name)
+            yield waiting.popleft().result()
 
 
 def with_bytes(item: ImageSource, limits: WebLimits | None) -> ImageSource:
@@ -367,16 +335,6 @@ def with_bytes(item: ImageSource, limits: WebLimits | None) -> ImageSource:
         return replace(item, data=fetch_image(item.name, limits))
     except ImageError as error:
         return replace(item, error=error.reason)
-
-
-def is_ready(item: "ImageSource | Future[ImageSource]") -> bool:
-    """Return whether a source is available without waiting."""
-    return isinstance(item, ImageSource) or item.done()
-
-
-def resolved_source(item: "ImageSource | Future[ImageSource]") -> ImageSource:
-    """Return the source, waiting for its download if necessary."""
-    return item if isinstance(item, ImageSource) else item.result()
 
 
 def source_bytes(source: ImageSource, *, max_pixels: int) -> bytes:

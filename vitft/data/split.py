@@ -8,24 +8,27 @@ Source: WZMIAOMIAO/deep-learning-for-image-processing,
 pytorch_classification/vision_transformer/utils.py, `read_split_data` since commit 9508fd2.
 """
 
-import csv
 import hashlib
-import io
 import json
+import logging
 import os
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from vitft.config.sections import DataSpec
 from vitft.data.inspection import InspectedFile, InspectedFolder
+from vitft.data.table import TableReader, encode_table
+from vitft.system.console import visible
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
 from vitft.system.text import count, listing
+
+log = logging.getLogger(__name__)
 
 MANIFEST_COLUMNS = ("path", "label", "split", "sha256")
 
@@ -54,12 +57,10 @@ class Manifest:
 
     @property
     def train(self) -> tuple[Row, ...]:
-        """The training images, in order."""
         return tuple(row for row in self.rows if row.split == "train")
 
     @property
     def val(self) -> tuple[Row, ...]:
-        """The validation images, in order."""
         return tuple(row for row in self.rows if row.split == "val")
 
     @property
@@ -72,12 +73,9 @@ class Manifest:
         return f"{os.fspath(self.root)}/{row.path}"
 
     def to_csv(self) -> bytes:
-        """Return the table with class names as labels; any file name survives the round trip."""
-        lines = [",".join(MANIFEST_COLUMNS)]
-        for row in self.rows:
-            cells = (row.path, self.classes[row.label], row.split, row.sha256)
-            lines.append(",".join(map(quote_cell, cells)))
-        return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+        """Return the table with class names as labels."""
+        rows = ((row.path, self.classes[row.label], row.split, row.sha256) for row in self.rows)
+        return encode_table(MANIFEST_COLUMNS, rows)
 
     def write(self, path: Path) -> None:
         """Write the table atomically."""
@@ -90,45 +88,29 @@ class Manifest:
         Raises:
             DataError: The file is missing or invalid; the line is named.
         """
-        try:
-            text = path.read_bytes().decode("utf-8", "surrogateescape")
-        except OSError as error:
-            raise DataError(
-                f"cannot read {path}: {error.strerror}", fix="give the split.csv of a run directory"
-            ) from error
-        table = list(read_manifest_rows(path, text.removeprefix("\ufeff")))
-        classes = sorted({label for _, label, _, _ in table})
+        table = TableReader(
+            path,
+            missing="give the split.csv of a run directory",
+            fix="restore the file that vitft wrote",
+        )
+        lines = iter(table)
+        if tuple(next(lines, ())) != MANIFEST_COLUMNS:
+            raise table.error(f"the header is not {','.join(MANIFEST_COLUMNS)}")
+        found: dict[str, list[str]] = {}
+        for cells in lines:
+            if problem := row_problem(cells, found):
+                raise table.error(problem)
+            found[cells[0]] = cells
+        classes = sorted({label for _, label, _, _ in found.values()})
         index = {name: number for number, name in enumerate(classes)}
         rows = (
             Row(name, index[label], "train" if part == "train" else "val", sha256)
-            for name, label, part, sha256 in table
+            for name, label, part, sha256 in found.values()
         )
         return cls(root, tuple(classes), tuple(rows))
 
 
-def quote_cell(cell: str) -> str:
-    """Quote a CSV cell; unlike csv.writer of Python 3.11, quote a lone carriage return too."""
-    return '"' + cell.replace('"', '""') + '"' if re.search('[",\r\n]', cell) else cell
-
-
-def read_manifest_rows(path: Path, text: str) -> Iterable[list[str]]:
-    """Yield the checked rows of a manifest below its header."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    seen: set[str] = set()
-    try:
-        if tuple(next(reader, ())) != MANIFEST_COLUMNS:
-            raise manifest_error(path, 1, f"the header is not {','.join(MANIFEST_COLUMNS)}")
-        for cells in reader:
-            problem = row_problem(cells, seen)
-            if problem:
-                raise manifest_error(path, reader.line_num, problem)
-            seen.add(cells[0])
-            yield cells
-    except csv.Error as error:
-        raise manifest_error(path, reader.line_num, str(error)) from error
-
-
-def row_problem(cells: Sequence[str], seen: set[str]) -> str:
+def row_problem(cells: Sequence[str], seen: Container[str]) -> str:
     """Return what is wrong with a row, or an empty string."""
     if len(cells) != len(MANIFEST_COLUMNS):
         return f"{len(cells)} cells instead of {len(MANIFEST_COLUMNS)}"
@@ -142,11 +124,6 @@ def row_problem(cells: Sequence[str], seen: set[str]) -> str:
     return "" if re.fullmatch("[0-9a-f]{64}", sha256) else f"{sha256[:70]!r} is not a sha256 digest"
 
 
-def manifest_error(path: Path, line: int, problem: str) -> DataError:
-    """Return the error for an invalid manifest."""
-    return DataError(f"{path}, line {line}: {problem}", fix="restore the file that vitft wrote")
-
-
 def split(
     checked: InspectedFolder, spec: DataSpec, *, groups: Mapping[str, str] | None = None
 ) -> Manifest:
@@ -155,21 +132,14 @@ def split(
     A folder with its own train and val parts keeps them. `random` draws from the readable images
     and draws at least one of every class of two or more; then every group of near-duplicates
     goes where its first image was drawn. `reference` draws from all files, readable or not,
-    exactly as the reference script does; unreadable ones are dropped afterwards.
-
-    Args:
-        checked: The images, in the order of the folder.
-        spec: Kind of split, fraction and seed.
-        groups: Group names by digest of near-duplicates; without it only identical files are
-            grouped.
+    exactly as the reference script does; unreadable ones are dropped afterwards. Without group
+    names by digest in `groups` only identical files are grouped.
 
     Raises:
         DataError: A class has no training image, or there is no validation image.
     """
     folder = checked.folder
-    assert folder.reference == (spec.split == "reference"), (
-        "folder was scanned for another kind of split"
-    )
+    assert folder.reference == (spec.split == "reference"), "scanned for another kind of split"
     if folder.layout == "split":
         held_back = {file.path for file in checked.good if file.part == "val"}
     else:
@@ -177,12 +147,9 @@ def split(
         by_class: list[list[str]] = [[] for _ in folder.classes]
         for file in files:
             by_class[file.label].append(file.path)
-        counts = [len(row_paths) for row_paths in by_class]
         at_least = 0 if folder.reference else 1
-        drawn = draw(counts, spec.val_rate, spec.seed, at_least=at_least)
-        held_back = {
-            row_paths[i] for row_paths, picks in zip(by_class, drawn, strict=True) for i in picks
-        }
+        drawn = draw(list(map(len, by_class)), spec.val_rate, spec.seed, at_least=at_least)
+        held_back = {paths[i] for paths, picks in zip(by_class, drawn, strict=True) for i in picks}
         if not folder.reference:
             held_back = keep_groups_together(checked.good, held_back, groups or {})
     rows = tuple(
@@ -199,11 +166,8 @@ def draw(
 ) -> list[list[int]]:
     """Return the validation indices into each class's sorted list, in the order they are drawn.
 
-    Args:
-        counts: Files per class, in the order of the classes.
-        val_rate: Fraction of each class, rounded down.
-        seed: Seed of the one generator for all classes.
-        at_least: Minimum per class, but never a whole class.
+    `counts` are the files per class. The fraction `val_rate` of each class is rounded down, and
+    `at_least` so many are drawn, but never a whole class.
     """
     stream = random.Random(seed)
     return [
@@ -261,8 +225,7 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Leaks:
+class Leaks(NamedTuple):
     """Groups of paths of identical files that should not be identical."""
 
     across: tuple[tuple[str, ...], ...]
@@ -276,16 +239,30 @@ def leaks(manifest: Manifest) -> Leaks:
     by_digest: dict[str, list[Row]] = {}
     for row in manifest.rows:
         by_digest.setdefault(row.sha256, []).append(row)
-    groups = [rows for rows in by_digest.values() if len(rows) > 1]
-    return Leaks(
-        tuple(row_paths(rows) for rows in groups if len({row.split for row in rows}) > 1),
-        tuple(row_paths(rows) for rows in groups if len({row.label for row in rows}) > 1),
-    )
+    across = (rows for rows in by_digest.values() if len({row.split for row in rows}) > 1)
+    labels = (rows for rows in by_digest.values() if len({row.label for row in rows}) > 1)
+    paths = [tuple(tuple(row.path for row in rows) for rows in kind) for kind in (across, labels)]
+    return Leaks(*paths)
 
 
-def row_paths(rows: Iterable[Row]) -> tuple[str, ...]:
-    """Return the paths of some rows."""
-    return tuple(row.path for row in rows)
+def log_split(manifest: Manifest) -> None:
+    """Chart the images per class and warn of identical files that should not be there."""
+    counts = {name: [0, 0] for name in manifest.classes}
+    for row in manifest.rows:
+        counts[manifest.classes[row.label]][row.split == "val"] += 1
+    widest = max(len(visible(name)) for name in counts)
+    largest = max(map(sum, counts.values()))
+    title = f"{len(manifest.rows)} images of {len(manifest.classes)} classes"
+    log.info(f"{title} (█ training, ░ validation)")
+    for name, (train, val) in counts.items():
+        bar = "█" * round(40 * train / largest) + "░" * round(40 * val / largest)
+        log.info(f"  {visible(name):<{widest}}  {bar} {train} + {val}")
+    found = leaks(manifest)
+    kinds = {"in training and in validation": found.across, "under two labels": found.labels}
+    for kind, groups in kinds.items():
+        if groups:
+            example = " and ".join(groups[0][:2])
+            log.warning(f"identical files {kind}: {count(len(groups), 'group')}, e.g. {example}")
 
 
 def write_class_indices(path: Path, classes: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ export read the same object. Images are resized and cropped as uint8 by Pillow, 
 filters timm and torchvision use too, and normalised after batching.
 """
 
+import json
 import math
 import random
 from collections.abc import Mapping
@@ -23,10 +24,7 @@ Interpolation = Literal["bilinear", "bicubic", "lanczos", "nearest"]
 Fit = Literal["crop", "squash"]
 
 RESAMPLING: Mapping[str, Image.Resampling] = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
+    name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")
 }
 DEFAULT_MEAN = (0.5, 0.5, 0.5)
 CROP = 0.9
@@ -90,9 +88,8 @@ class EvalTransform:
         # Rounded as torchvision's CenterCrop does: half to even.
         left, top = round((wide - width) / 2), round((tall - height) / 2)
         box = left, top, left + width, top + height
-        if self.fit == "crop" and max(wide, tall) > MAX_ASPECT * min(
-            wide, tall
-        ):  # a resized line of 65500 x 1 pixels would take 12 GB
+        aspect = max(wide, tall) / min(wide, tall)
+        if self.fit == "crop" and aspect > MAX_ASPECT:  # 65500 x 1 pixels would become 12 GB
             across, down = image.width / wide, image.height / tall
             part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
             return np.array(image.resize((width, height), resample, box=part))
@@ -113,9 +110,7 @@ class EvalTransform:
     def normalise(self, pixels: "Tensor") -> "Tensor":
         """Convert uint8 (B, S, S, 3) to float32 (B, channels, S, S) on the same device."""
         planes = pixels.permute(0, 3, 1, 2)[:, : self.channels]  # channels last in memory
-        if (
-            len({*self.mean}) == len({*self.std}) == 1
-        ):  # scalars are faster than broadcasting along channels
+        if len({*self.mean}) == len({*self.std}) == 1:  # scalars are faster than broadcasting
             return planes.float().div_(255).sub_(self.mean[0]).div_(self.std[0])
         values = planes.contiguous().float().div_(255)
         mean, std = values.new_tensor(self.mean), values.new_tensor(self.std)
@@ -127,10 +122,8 @@ class EvalTransform:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Read the output of `to_json`; JSON lists become tuples."""
-        pairs: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()
-        }
-        return cls(**pairs)
+        tuples: dict[str, Any] = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
+        return cls(**{**fields, **tuples})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,26 +140,21 @@ class CropTransform:
     """Range of the fraction of the area that the box covers."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Range of width over height of the box."""
-    flip: float = 0.5
-    """Probability of a horizontal flip."""
+    flip: float = 0.5  # probability of a horizontal flip
     interpolation: Interpolation = "bicubic"
-    rand: bool = False
-    """Whether RandAugment follows."""
+    rand: bool = False  # whether RandAugment follows
 
     def pixels(self, image: Image.Image, *, key: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return one view, uint8 (S, S, 3). The same `key` gives the same view in any process."""
         # Seeded by SHA-512 of the key, not by the salted `hash`; names may contain surrogates.
         rng = random.Random(key.encode("utf-8", "surrogatepass"))
         height, width = self.image_size
-        view = image.resize(
-            (width, height), RESAMPLING[self.interpolation], box=self.box(image, rng)
-        )
+        resample, box = RESAMPLING[self.interpolation], self.box(image, rng)
+        view = image.resize((width, height), resample, box=box)
         if rng.random() < self.flip:
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.rand:
-            from vitft.data.augment import (
-                rand_augment,  # imports torchvision
-            )
+            from vitft.data.augment import rand_augment  # imports torch
 
             view = rand_augment(view, rng)
         return np.array(view)
@@ -183,3 +171,34 @@ class CropTransform:
                 top = rng.randint(0, image.height - height)
                 return left, top, left + width, top + height
         return 0, 0, image.width, image.height
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The evaluation view of an image, or a random crop determined by the image's digest."""
+
+    name: str
+    transform: EvalTransform
+    crop: CropTransform | None = None
+
+    def pixels(self, image: Image.Image, sha256: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return the model's input before normalisation: uint8 (S, S, 3)."""
+        if self.crop is None:
+            return self.transform.pixels(image)
+        return self.crop.pixels(image, key=f"{self.name}/{sha256}")
+
+    @property
+    def settings(self) -> str:
+        """Everything that determines the pixels, as text."""
+        crop = None if self.crop is None else str(self.crop)
+        return json.dumps([self.transform.to_json(), crop])
+
+
+def eval_view(transform: EvalTransform) -> View:
+    """Return the view that validation and predict use."""
+    return View("plain", transform)
+
+
+def crop_views(transform: EvalTransform, crop: CropTransform, count: int, seed: int) -> list[View]:
+    """Return `count` augmented views: random resized crop and flip by seed, view and image."""
+    return [View(f"crop {seed} {k}", transform, crop) for k in range(count)]

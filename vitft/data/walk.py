@@ -24,10 +24,8 @@ class Walk:
     bad: list[tuple[str, str]] = field(default_factory=list)
     """Paths that are named like an image but are not files, and why."""
     ignored: int = 0
-    loops: int = 0
-    """Number of links that led back into a folder already visited."""
-    refused: list[str] = field(default_factory=list)
-    """Folders without read permission."""
+    loops: int = 0  # links that led back into a folder already visited
+    refused: list[str] = field(default_factory=list)  # folders without read permission
     listings: dict[str, tuple[list[str], int]] = field(default_factory=dict)
 
     def folders_of(self, folder: str) -> tuple[list[str], int]:

@@ -55,7 +55,7 @@ class ExplainedImage:
 
 @dataclass(slots=True, kw_only=True)
 class Explainer:
-    """Explains image files with one model and method, and writes the pictures to a folder."""
+    """Explains image files, and writes the pictures, and optionally arrays, to a folder."""
 
     model: ExplainedModel
     method: Method
@@ -63,7 +63,6 @@ class Explainer:
     target: int | None = None
     """Class index that relevance is computed for; None for the predicted class of each image."""
     arrays: bool = False
-    """Whether to write the raw values next to each picture."""
     tiles: list[SheetTile] = field(default_factory=list)
 
     def images(self, paths: Iterable[str]) -> Iterator[ExplainedImage]:

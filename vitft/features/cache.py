@@ -53,12 +53,9 @@ class Shard:
     """One file of rows: header, keys, checksums, rows."""
 
     path: Path
-    keys: CachedRows
-    """(n, 32) uint8, in memory."""
-    sums: CachedRows
-    """(n,) uint32, in memory."""
-    rows: CachedRows
-    """(n, ...) mapped."""
+    keys: CachedRows  # (n, 32) uint8, in memory
+    sums: CachedRows  # (n,) uint32, in memory
+    rows: CachedRows  # (n, ...), mapped
 
 
 class Store:
@@ -69,9 +66,8 @@ class Store:
     ) -> None:
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         settings = {**space, "shape": str(list(shape)), "dtype": dtype}
-        text = json.dumps(settings, sort_keys=True, indent=1)
-        self.text = text
-        self.folder = root / hashlib.sha256(text.encode()).hexdigest()[:32]
+        self.text = json.dumps(settings, sort_keys=True, indent=1)
+        self.folder = root / hashlib.sha256(self.text.encode()).hexdigest()[:32]
         self.places: dict[bytes, tuple[int, int]] = {}
         self.shards: list[Shard] = []
         self.damaged = 0
@@ -106,9 +102,7 @@ class Store:
             if place[0] in small and (row := self.get(key)) is not None
         }
         if rows:
-            with contextlib.suppress(
-                RunError, ResourceError
-            ):  # a read-only cache keeps its many files
+            with contextlib.suppress(RunError, ResourceError):  # read-only: keep the many files
                 self.write_shard(rows)
                 for i in small:
                     self.shards[i].path.unlink(missing_ok=True)
@@ -149,16 +143,10 @@ class Store:
         """Add a row; it is written by the next `flush`, after seconds at first, later minutes."""
         assert row.shape == self.shape
         self.waiting[key] = np.ascontiguousarray(row, dtype=self.dtype)
-        if time.monotonic() - self.flushed > self.pause_s or self.waiting_bytes > 2**26:
-            self.pause_s = min(
-                300.0, 2 * self.pause_s
-            )  # few files, and at most minutes of work lost
+        waiting_bytes = len(self.waiting) * self.waiting[key].nbytes
+        if time.monotonic() - self.flushed > self.pause_s or waiting_bytes > 2**26:
+            self.pause_s = min(300.0, 2 * self.pause_s)  # few files; at most minutes of work lost
             self.flush()
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Size of the rows that are not on disk yet."""
-        return len(self.waiting) * self.dtype.itemsize * int(np.prod(self.shape))
 
     def flush(self) -> None:
         """Write the waiting rows as one new shard."""
@@ -187,14 +175,8 @@ def shard_bytes(rows: Mapping[bytes, CachedRows]) -> bytes:
     some = next(iter(rows.values()))
     keys = b"".join(rows)
     sums = np.array([checksum(k, r) for k, r in rows.items()], dtype="<u4").tobytes()
-    header = json.dumps(
-        {
-            "count": len(rows),
-            "shape": list(some.shape),
-            "dtype": str(some.dtype),
-            "index": zlib.crc32(sums, zlib.crc32(keys)),
-        }
-    ).encode()
+    fields = {"count": len(rows), "shape": list(some.shape), "dtype": str(some.dtype)}
+    header = json.dumps(fields | {"index": zlib.crc32(sums, zlib.crc32(keys))}).encode()
     head = SHARD_MAGIC + len(header).to_bytes(8, "little") + header + keys + sums
     padding = b"\0" * (-len(head) % ALIGN)
     return b"".join([head, padding, *(row.tobytes() for row in rows.values())])
@@ -227,17 +209,15 @@ def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shar
     return Shard(path, table, np.frombuffer(sums, dtype="<u4"), rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Space:
     """One space of the cache, as listed by `vitft cache`."""
 
     folder: Path
     settings: Mapping[str, str]
-    size: int
-    """Bytes on disk."""
+    size: int  # bytes on disk
     shards: int
-    used: float
-    """Last use in seconds since the epoch."""
+    used: float  # last use in seconds since the epoch
 
 
 def spaces(root: Path) -> list[Space]:
@@ -247,15 +227,8 @@ def spaces(root: Path) -> list[Space]:
         with contextlib.suppress(OSError, ValueError, TypeError):
             settings = dict(json.loads((folder / "space.json").read_text(encoding="utf-8")))
             files = [path.stat().st_size for path in folder.iterdir()]
-            found.append(
-                Space(
-                    folder=folder,
-                    settings=settings,
-                    size=sum(files),
-                    shards=len(files) - 1,
-                    used=folder.stat().st_mtime,
-                )
-            )
+            used = folder.stat().st_mtime
+            found.append(Space(folder, settings, sum(files), len(files) - 1, used))
     return sorted(found, key=lambda space: -space.used)
 
 
@@ -271,7 +244,7 @@ def remove_spaces(chosen: Iterable[Space]) -> int:
 def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int:
     """Delete the least recently used spaces until the cache fits its limit; return the freed bytes.
 
-    Spaces used within the last `idle_s` seconds are kept, whatever their size.
+    Spaces used within the last `idle_s` seconds are kept.
     """
     kept = 0.0
     removable = []

@@ -49,12 +49,10 @@ class Prefix(nn.Module):
         return state_digest(f"{self.model.config.without_head()} {self.stop}", used)
 
     def in_precision(self, precision: str) -> "Prefix":
-        """Return this prefix, or one that computes in bf16.
+        """Return this prefix, or one that computes in bf16; fp16 runs cache float32 features.
 
         Our own models are copied with bf16 weights, which is leaner than autocast and equally
         exact. timm models have layers (BatchNorm) that need float32, which autocast handles.
-        Cached features are never computed in fp16, whose values end at 65504: fp16 runs compute
-        them in float32.
         """
         if precision != "bf16":
             return self

@@ -4,13 +4,14 @@ Workers take whole batches: they read, hash and decode the files and, on a CPU, 
 A second pass over the same images reads their bytes to recognise them and computes nothing.
 """
 
-import importlib.metadata
+import functools
 import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,23 @@ from vitft.data.inspection import (
 )
 from vitft.data.jpeg import can_resize, resized
 from vitft.data.loading import Pixels, in_order
+from vitft.data.transforms import View
 from vitft.features.cache import Store, key_of, open_store
 from vitft.features.cut import Prefix, run_prefix
-from vitft.features.facts import FACTS_BYTES, FactsRow, decode_facts, encode_facts, facts_key
-from vitft.features.fingerprints import Fingerprints
-from vitft.features.views import View
+from vitft.features.fingerprints import (
+    FACTS_BYTES,
+    FactsRow,
+    Fingerprints,
+    decode_facts,
+    encode_facts,
+    facts_key,
+)
 from vitft.system.errors import DataError, ImageError
 
 FEATURES_VERSION = "1"
 """Part of every key: raised when the same settings begin to give other values."""
 BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
 """Images per forward pass; on a CPU one thread gains nothing from more (docs/experiments.md)."""
-WIDE_MODEL, WIDE_BATCH = 768, 8
-"""From this width on, half as many images fill a CPU's caches."""
 IN_MEMORY_BYTES = 2**31
 
 
@@ -49,13 +54,10 @@ class ExtractedImage:
     """One file on its way through the extractor."""
 
     found: InspectedFile | ImageError
-    facts: InspectedFile | None = None
-    """What the cache of facts does not have yet."""
+    facts: InspectedFile | None = None  # what the cache of facts does not have yet
     fingerprint: FactsRow | None = None
-    pixels: Pixels | None = None
-    """Input of the prefix; None if its output is cached or known."""
-    row: Any = None
-    """Output of the prefix, as stored."""
+    pixels: Pixels | None = None  # input of the prefix; None if its output is cached or known
+    row: Any = None  # output of the prefix, as stored
 
 
 class Extractor:
@@ -66,7 +68,6 @@ class Extractor:
         folder: Folder of the cache; None for a temporary folder of this process.
         precision: `fp32` decodes and resizes as documented; `bf16` uses `data.jpeg`.
         exact: Decode and resize as documented in every precision.
-        max_pixels: Larger images are errors.
         workers: Threads of one core each; default: as many as torch would use.
     """
 
@@ -86,13 +87,14 @@ class Extractor:
         self.max_pixels = max_pixels
         self.precision = precision
         self.is_exact = exact or precision == "fp32"
+        libraries = ("torch", "pillow", "simplejpeg")  # they determine the last bits
         self.space = {
             "vitft": FEATURES_VERSION,
             "prefix": prefix.digest(),
             "cut": "pooled" if prefix.pooled else f"after block {prefix.stop}",
             "precision": precision,
             "decoding": "exact" if self.is_exact else "fast",
-            "with": library_versions("torch", "pillow", "simplejpeg"),
+            "with": " ".join(f"{name} {version(name)}" for name in libraries),
             "device": self.device.type,
         }
         if folder is None:
@@ -102,8 +104,7 @@ class Extractor:
         space = {"vitft": FEATURES_VERSION, "what": "facts of images"}
         self.facts = open_store(folder, space, (FACTS_BYTES,), "uint8")
         self.stores: dict[str, Store] = {}
-        self.computed = 0
-        """Rows that were computed, not found in the cache."""
+        self.computed = 0  # rows that were not found in the cache
 
     def store(self, view: View) -> Store:
         """Return the cached rows of a view."""
@@ -122,23 +123,14 @@ class Extractor:
         fingerprints: Fingerprints | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> InspectedFolder:
-        """Inspect every file of a folder and compute its row in the same pass.
-
-        Args:
-            folder: As returned by `scan`.
-            view: The view to compute the rows of.
-            allow_bad: Accept any number of unreadable files.
-            fingerprints: Also add the fingerprint of every image, from the same decoding.
-            progress: Called with the number of files done since the last call.
+        """Inspect every file of a folder and compute its row from the same decoding.
 
         Raises:
             DataError: Too many files are unreadable, see `inspect_folder`.
         """
-        root = os.fspath(folder.root)
-        images = self.extract(root, folder.files, view, fingerprints)
-        return collect(
-            folder, (image.found for image in images), allow_bad=allow_bad, progress=progress
-        )
+        images = self.extract(os.fspath(folder.root), folder.files, view, fingerprints)
+        found = (image.found for image in images)
+        return collect(folder, found, allow_bad=allow_bad, progress=progress)
 
     def compute(
         self, root: str, files: Sequence[File], view: View, *, progress: Callable[[int], None]
@@ -165,9 +157,7 @@ class Extractor:
         fast = not self.is_exact and view.crop is None and can_resize(view.transform)
         size = batch_size(self.device.type, self.prefix.shape[-1])
         chunks = (files[i : i + size] for i in range(0, len(files), size))
-
-        def load(opened: OpenedImage) -> ExtractedImage:
-            return self.load(opened, view, store, fingerprints)
+        load = functools.partial(self.load, view=view, store=store, fingerprints=fingerprints)
 
         def work(chunk: Sequence[File]) -> list[ExtractedImage]:
             torch.set_num_threads(1)  # of this thread: one core decodes and computes
@@ -203,7 +193,8 @@ class Extractor:
         Raises:
             ImageError: The bytes are not a complete image of a supported format.
         """
-        known = self.known_facts(opened)
+        row = self.facts.get(facts_key(opened.file.path, opened.sha256))
+        known = None if row is None else decode_facts(row, opened)
         facts = known or opened.facts()
         result = ExtractedImage(facts, facts=None if known else facts)
         if fingerprints is not None:
@@ -241,13 +232,6 @@ class Extractor:
         if fingerprints is not None and image.fingerprint is not None:
             fingerprints.add(image.found, image.fingerprint)
 
-    def known_facts(self, opened: OpenedImage) -> InspectedFile | None:
-        """Return the cached facts of an image with these bytes and this suffix."""
-        row = self.facts.get(facts_key(opened.file.path, opened.sha256))
-        if row is None:
-            return None
-        return decode_facts(row, opened.file, opened.sha256, max_pixels=self.max_pixels)
-
     def rows(self, digests: Sequence[str], view: View) -> Tensor:
         """Return the cached rows of images, in float32 on the CPU: (n, D) or (n, N, D).
 
@@ -270,25 +254,15 @@ class Extractor:
                     "more",
                     fix="an image or the cache changed during the run: start it again",
                 )
-            table[i] = as_float(row)
+            if row.dtype == np.uint16:  # bf16: the upper half of a float32's bits
+                row = (row.astype(np.uint32) << 16).view(np.float32)
+            table[i] = row
         return torch.from_numpy(table)
 
 
 def batch_size(device: str, width: int) -> int:
-    """Return the number of images per forward pass of a model with tokens (..., width)."""
-    return WIDE_BATCH if device == "cpu" and width >= WIDE_MODEL else BATCH_IMAGES[device]
-
-
-def library_versions(*names: str) -> str:
-    """Return the versions of the libraries that determine the pixels and the last bits."""
-    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-
-
-def as_float(row: Any) -> Any:  # noqa: ANN401 - numpy arrays of the stored type
-    """Return a stored row as float32; bf16 is the upper half of a float32's bits."""
-    if row.dtype == np.uint16:
-        return (row.astype(np.uint32) << 16).view(np.float32)
-    return row
+    """Return the number of images per forward pass; 8 of a wide model fill a CPU's caches."""
+    return 8 if device == "cpu" and width >= 768 else BATCH_IMAGES[device]
 
 
 def vanished_error(error: ImageError) -> DataError:

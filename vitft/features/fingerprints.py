@@ -1,14 +1,18 @@
-"""Perceptual fingerprints of a folder's images, cached by content digest.
+"""Facts and perceptual fingerprints of a folder's images, as fixed-size rows of a cache.
 
-A second pass over the same files reads their bytes and decodes nothing. Does not import torch.
+A row of facts holds width, height and remarks as JSON, padded with blanks. Its key is made of the
+file's digest and its suffix, because a remark may say that the suffix is wrong. A second pass over
+the same files reads their bytes and decodes nothing. Does not import torch.
 """
 
 import contextlib
+import json
 import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -21,17 +25,38 @@ from vitft.data.inspection import (
     InspectedFolder,
     OpenedImage,
     collect,
-    inspect_files,
+    inspect_file,
 )
-from vitft.features.cache import Store, default_folder, open_store
-from vitft.features.facts import FACTS_BYTES, FactsRow, decode_facts, encode_facts, facts_key
+from vitft.data.loading import in_order
+from vitft.features.cache import Store, default_folder, key_of, open_store
 from vitft.system.errors import ImageError, ResourceError, RunError
 
 log = logging.getLogger(__name__)
 
-FINGERPRINT_VERSION = "1"
-"""Part of the key: raised when the same image begins to give another fingerprint."""
-CORRUPT, DAMAGED = "Corrupt JPEG data: ", "damaged inside: part of the picture may be wrong"
+FACTS_BYTES = 160
+FactsRow = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def facts_key(path: str, sha256: str) -> bytes:
+    """Return the cache key of a file's facts."""
+    return key_of(sha256, Path(path).suffix.lower())
+
+
+def encode_facts(file: InspectedFile) -> FactsRow | None:
+    """Return the facts as a row (FACTS_BYTES,), or None if they are too long for one."""
+    text = json.dumps([file.width, file.height, file.odd]).encode()
+    if len(text) > FACTS_BYTES:
+        return None
+    return np.frombuffer(text.ljust(FACTS_BYTES), dtype=np.uint8)
+
+
+def decode_facts(row: FactsRow, opened: OpenedImage) -> InspectedFile | None:
+    """Return the facts in a row, or None if the image has more pixels than allowed."""
+    width, height, odd = json.loads(row[:FACTS_BYTES].tobytes())
+    if width * height > opened.max_pixels:
+        return None
+    file = opened.file
+    return InspectedFile(file.path, file.label, file.part, opened.sha256, width, height, tuple(odd))
 
 
 class Fingerprints:
@@ -56,12 +81,8 @@ class Fingerprints:
         """
         if self.store is not None:
             known = self.store.get(facts_key(opened.file.path, opened.sha256))
-            if known is not None:
-                facts = decode_facts(
-                    known, opened.file, opened.sha256, max_pixels=opened.max_pixels
-                )
-                if facts is not None:
-                    return facts, np.array(known[FACTS_BYTES:])
+            if known is not None and (facts := decode_facts(known, opened)) is not None:
+                return facts, np.array(known[FACTS_BYTES:])
         facts = opened.facts()
         if opened.jpeg is None:  # else it has been decoded strictly already
             facts = replace(facts, odd=(*facts.odd, *hidden_damage(opened.data)))
@@ -99,23 +120,15 @@ def fingerprint_folder(
     allow_bad: bool = True,
     progress: Callable[[int], None] = lambda _: None,
 ) -> InspectedFolder:
-    """Inspect every file of a folder and add its fingerprint.
-
-    Args:
-        folder: As returned by `scan`.
-        fingerprints: Added to.
-        max_pixels: Larger images are unreadable.
-        allow_bad: Accept any number of unreadable files.
-        progress: Called with the number of files done since the last call.
+    """Inspect every file of a folder as `inspection.inspect_folder` does; add its fingerprint.
 
     Raises:
-        DataError: Too many files are unreadable, see `inspection.inspect_folder`.
+        DataError: Too many files are unreadable.
     """
-    results = inspect_files(
-        os.fspath(folder.root),
+    root = os.fspath(folder.root)
+    results = in_order(
+        lambda file: inspect_file(root, file, fingerprints.inspect, max_pixels=max_pixels),
         folder.files,
-        fingerprints.inspect,
-        max_pixels=max_pixels,
         workers=usable_cores(),
     )
 
@@ -135,7 +148,7 @@ def fingerprint_store(cache: str) -> Store | None:
     """Return the store of fingerprints; None, with a warning, if the default one is unusable."""
     if cache == "none":
         return None
-    space = {"vitft": FINGERPRINT_VERSION, "what": "sketches of images"}
+    space = {"vitft": "1", "what": "sketches of images"}  # raised when fingerprints change
     try:
         folder = Path(cache).expanduser() if cache else default_folder()
         return open_store(folder, space, (FACTS_BYTES + FINGERPRINT_BYTES,), "uint8")
@@ -156,8 +169,9 @@ def hidden_damage(data: bytes) -> tuple[str, ...]:
     try:
         simplejpeg.decode_jpeg(data, "GRAY", min_height=1, min_width=1, strict=True)
     except ValueError as error:
-        _, is_damage, what = str(error).partition(CORRUPT)
-        return (f"{DAMAGED} ({what[:60]})",) if is_damage and "ICC" not in what else ()
+        _, is_damage, what = str(error).partition("Corrupt JPEG data: ")
+        if is_damage and "ICC" not in what:
+            return (f"damaged inside: part of the picture may be wrong ({what[:60]})",)
     return ()
 
 

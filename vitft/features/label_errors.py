@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitft.data.inspection import InspectedFile
-from vitft.features.cross_validation import (
+from vitft.features.head import (
     CV_FOLDS,
     CV_IMAGES,
     choose_penalty,
@@ -27,8 +27,6 @@ from vitft.metrics.results import Mislabel
 
 ODDS = 30.0
 """Ratio of the probabilities of another label and the given one from which it is reported."""
-VOTE_SMOOTHING = 0.05
-"""Added to the neighbours' votes: twenty neighbours cannot exclude a class."""
 DEFAULT_L2 = 0.1
 """Penalty where choosing one by cross-validation would take too long."""
 
@@ -44,14 +42,8 @@ def check_labels(
     """Find probable label errors by heads that were not fitted to the image.
 
     An image with two labels is not used for fitting, and is not reported: it is a finding of its
-    own.
-
-    Args:
-        files: Readable files, at least one.
-        classes: Class names.
-        groups: Groups of near-duplicates: digest to name of the group.
-        features: Returns the features (n, D) of images by their digests.
-        seed: Of the cross-validation.
+    own. `groups` are group names of near-duplicates by digest; `features` returns the features
+    (n, D) of images by their digests.
 
     Returns:
         The label errors, and the probability of each class by path.
@@ -91,11 +83,7 @@ def find_mislabels(
 ) -> list[Mislabel]:
     """Return the files whose label is far less likely than another, the most certain first.
 
-    Args:
-        probabilities: As returned by `label_probabilities`, (n, C).
-        y: The given labels, (n,).
-        paths: The files of each image; none for an image that is not reported.
-        classes: Class names.
+    `paths` are the files of each image; none for an image that is not reported.
     """
     given = probabilities.gather(1, y[:, None])[:, 0]
     most, best = probabilities.max(dim=-1)
@@ -118,14 +106,11 @@ def label_probabilities(
 ) -> Tensor:
     """Return class probabilities from head and neighbours together, (n, C), rows sum to 1.
 
-    Args:
-        logits: By heads that were not fitted to the image, (n, C).
-        x: Features (n, D).
-        y: Labels (n,).
-        groups: Near-duplicates share a number and do not vote for each other, (n,).
+    `logits` (n, C) are by heads that were not fitted to the image. Near-duplicates, which share a
+    number in `groups` (n,), do not vote for each other.
     """
     votes = votes_outside_group(x, y, torch.as_tensor(groups), classes=logits.shape[1])
-    product = logits.softmax(dim=-1) * (votes + VOTE_SMOOTHING)
+    product = logits.softmax(dim=-1) * (votes + 0.05)  # twenty neighbours cannot exclude a class
     return product / product.sum(dim=-1, keepdim=True)
 
 
@@ -141,14 +126,8 @@ def out_of_fold_logits(
 ) -> Tensor:
     """Return the logits (n, C) of each image by a head fitted to neither it nor a duplicate.
 
-    Args:
-        x: Features (n, D).
-        y: Labels (n,).
-        groups: Near-duplicates share a number, (n,).
-        classes: C.
-        seed: Seed of the folds.
-        sample_weight: Weight of each image in the fit, (n,); default: 1.
-        l2: Penalty; default: chosen by cross-validation.
+    Near-duplicates share a number in `groups` (n,). `sample_weight` (n,) is 1 by default, and the
+    penalty `l2` is chosen by cross-validation.
     """
     sample_weight = torch.ones(len(y)) if sample_weight is None else sample_weight
     scaled = Standardizer.fit(x)(x)

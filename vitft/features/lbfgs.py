@@ -18,35 +18,30 @@ from torch import Tensor
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Points (K, P) to values (K,) and gradients (K, P), all float64."""
 
-HISTORY = 10
-"""Number of steps in the history."""
 ARMIJO = 1e-4
 """Fraction of the predicted descent that a step must achieve (Armijo condition)."""
 ROUNDING = 1e-6
 """Fraction of the value that rounding may hide with float32 features."""
 STALLED = 1e-12
 """Descent, as a fraction of the value, below which a function has converged."""
-HALVINGS = 25
 
 
 @dataclass(slots=True)
 class CurvatureHistory:
     """The last steps of all functions and the changes of their gradients."""
 
-    steps: list[Tensor]
-    """Each (K, P), the oldest first."""
+    steps: list[Tensor]  # each (K, P), the oldest first
     changes: list[Tensor]
-    weights: list[Tensor]
-    """1 / (step . change), (K,); 0 where a step is unusable."""
+    weights: list[Tensor]  # 1 / (step . change), (K,); 0 where a step is unusable
 
     def add(self, step: Tensor, change: Tensor) -> None:
-        """Add a step and drop the oldest one beyond `HISTORY`."""
+        """Add a step; only the last ten are kept."""
         along = row_dot(step, change)
         usable = along > 1e-14 * row_dot(change, change)
         self.steps.append(step)
         self.changes.append(change)
         self.weights.append(torch.where(usable, 1 / torch.where(usable, along, 1.0), 0.0))
-        if len(self.steps) > HISTORY:
+        if len(self.steps) > 10:
             del self.steps[0], self.changes[0], self.weights[0]
 
     def downhill(self, gradient: Tensor) -> Tensor:
@@ -72,13 +67,7 @@ def minimise(objective: Objective, start: Tensor, *, steps: int, tolerance: floa
     """Return the minimum of each function, (K, P).
 
     A function stops when the largest entry of its gradient is at most `tolerance`, when it no
-    longer decreases, or after `steps` steps.
-
-    Args:
-        objective: Convex functions.
-        start: (K, P), float64; not changed.
-        steps: Largest number of steps.
-        tolerance: Largest entry of the gradient at convergence.
+    longer decreases, or after `steps` steps. `start` (K, P) is float64.
     """
     point = start.clone()
     value, gradient = objective(point)
@@ -105,16 +94,15 @@ def minimise(objective: Objective, start: Tensor, *, steps: int, tolerance: floa
 def line_search(
     objective: Objective, point: Tensor, value: Tensor, gradient: Tensor, step: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Halve the step of each function until the function decreases.
+    """Halve the step of each function, at most 25 times, until the function decreases.
 
     Returns:
-        Step (K, P), zero where none decreases it; value (K,) and gradient (K, P) after it; and
-            whether
+        Step (K, P), zero where none decreases it; value (K,) and gradient (K, P) after it; whether
         there was such a step (K,).
     """
     slope = row_dot(gradient, step)  # (K,), negative or 0
     good = torch.zeros_like(value, dtype=torch.bool)
-    for _ in range(HALVINGS):
+    for _ in range(25):
         new_value, new_gradient = objective(point + step)
         fell = new_value <= value + ARMIJO * slope
         is_hidden = (new_value <= value + ROUNDING * value.abs()) & (

@@ -121,18 +121,12 @@ def solve_logistic(
     steps: int = 200,
     tolerance: float = 1e-6,
 ) -> Tensor:
-    """Minimise the regularised cross-entropy for K sets of sample weights at once.
+    """Minimise the cross-entropy, with a penalty, for K sets of sample weights (K, n) at once.
 
-    Args:
-        x: Standardised features (n, D), float32 or float64; computed in their dtype.
-        y: Class indices (n,).
-        sample_weight: Weight of each row in each problem, (K, n), not negative.
-        classes: C.
-        l2: Penalty on the weights; the biases are not penalised.
-        standardizer: Standardises raw features chunk by chunk, without a copy of them.
-        start: Initial heads (K, C, D + 1); default: zero.
-        steps: Largest number of L-BFGS iterations.
-        tolerance: Largest entry of the gradient at which to stop.
+    The features are standardised and computed in their dtype, float32 or float64; raw ones are
+    standardised chunk by chunk by `standardizer`, without a copy. Biases are not penalised. The
+    iterations begin at the heads `start` (K, C, D + 1), by default zero, and end after `steps` or
+    when no entry of the gradient is above `tolerance`.
 
     Returns:
         Weights and, in the last column, biases: (K, C, D + 1), float64.

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+SIMILARITY_VALUES = 2**27  # in memory at a time: 512 MiB
 NEIGHBOURS, KNN_TEMPERATURE = 20, 0.07
 """As in Caron et al. 2021 (DINO), https://arxiv.org/abs/2104.14294."""
-SIMILARITY_VALUES = 2**27
-"""Similarities in memory at a time: 512 MiB."""
 
 
 def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -> Tensor:
@@ -35,13 +34,7 @@ def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -
 
 
 def votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Return the summed weights (m, C) of the most similar images by class.
-
-    Args:
-        similarity: Cosines (m, n) of queries and images.
-        y: Class indices (n,) of the images.
-        classes: C.
-    """
+    """Return the summed weights (m, C) of the most similar images by class, from cosines (m, n)."""
     nearest = similarity.topk(min(NEIGHBOURS, similarity.shape[1]), dim=-1)  # (m, k)
     weight = (nearest.values / KNN_TEMPERATURE).exp()
     return torch.zeros(len(similarity), classes).scatter_add_(1, y[nearest.indices], weight)

@@ -33,14 +33,12 @@ MIN_HELD_OUT = 20
 class Reference:
     """Statistics of the training features; it may have fewer classes than the model."""
 
-    centre: Features
-    """Mean of all features, (D,)."""
+    centre: Features  # mean of all features, (D,)
     means: Features
     """Class means less the centre, whitened by the scatter within classes: (C, D)."""
     within: Features
     """Whitening matrix (D, D): centred features times this have unit scatter within classes."""
-    limit: float
-    """Squared distance above which an image is out of distribution."""
+    limit: float  # squared distance above which an image is out of distribution
 
     def distances(self, features: Features) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Return the squared distances (B,) of features (B, D) from their nearest classes."""
@@ -69,19 +67,10 @@ def fit_reference(
     features: Features,
     labels: np.ndarray[Any, Any],
     held_out: Features,
-    *,
-    fraction: float = IN_DISTRIBUTION,
 ) -> Reference | None:
-    """Fit the statistics of training features and the limit from held-out ones.
+    """Fit the statistics of training features (n, D) with class indices (n,); None if too few.
 
-    Args:
-        features: Features of the training images, (n, D).
-        labels: Their class indices, (n,).
-        held_out: Features of images of the same classes that were not trained on, (m, D).
-        fraction: Fraction of these below the limit.
-
-    Returns:
-        None if there are too few of either.
+    The limit is fitted to features (m, D) of images of the same classes that were held out.
     """
     kinds = np.unique(labels)
     if len(held_out) < MIN_HELD_OUT or len(features) < 2 * len(kinds):
@@ -97,7 +86,7 @@ def fit_reference(
         within=within.astype(np.float32),
         limit=0.0,
     )
-    limit = float(np.quantile(rough.distances(held_out), fraction))
+    limit = float(np.quantile(rough.distances(held_out), IN_DISTRIBUTION))
     return Reference.from_arrays(rough.arrays() | {"limit": limit})
 
 

@@ -16,16 +16,15 @@ from vitft.config.run import Config
 from vitft.config.sections import TrainSpec
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFolder, inspect_folder
-from vitft.data.transforms import EvalTransform
+from vitft.data.transforms import EvalTransform, View, eval_view
 from vitft.features.cache import default_folder
 from vitft.features.cut import Cut, cut_model
 from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder, usable_cores
-from vitft.features.views import View, eval_view
 from vitft.models.freeze import freeze_model
 from vitft.models.initial import load_initial_model
 from vitft.models.lora import add_adapters
-from vitft.models.pretrained import LoadReport
+from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.device import pick_device, pick_precision
@@ -40,8 +39,7 @@ class FrozenPipeline:
 
     model: Model
     transform: EvalTransform
-    trained: tuple[str, ...]
-    """Names of the parameters that train."""
+    trained: tuple[str, ...]  # names of the parameters that train
     cut: Cut
     device: torch.device
     precision: str
@@ -64,9 +62,8 @@ class FrozenPipeline:
         if spec.cache == "none":
             return make(folder=None)
         try:
-            extractor = make(
-                folder=Path(spec.cache).expanduser() if spec.cache else default_folder()
-            )
+            folder = Path(spec.cache).expanduser() if spec.cache else default_folder()
+            extractor = make(folder=folder)
             extractor.store(eval_view(self.transform))  # fail now, not after an hour
             return extractor
         except (RunError, ResourceError) as error:
@@ -81,11 +78,7 @@ def load_pipeline(
 ) -> tuple[FrozenPipeline, LoadReport]:
     """Load the weights of a run and cut the model at the freeze boundary of a stage.
 
-    Args:
-        config: The sections `weights`, `model`, `data` and `train` are used.
-        folder: Its classes determine the head.
-        stage: What trains, as in `train.freeze`.
-        local_rank: Number of the GPU that `train.device=auto` selects.
+    `local_rank` is the number of the GPU that `train.device=auto` selects.
 
     Raises:
         WeightsError: The weights cannot be found or read, or do not fit the request.
@@ -101,10 +94,9 @@ def load_pipeline(
         drop_path=config.train.drop_path,
         seed=config.train.seed,
     )
-    pipeline = build_pipeline(
+    return build_pipeline(
         model, report.transform, stage, config.train, device=device, precision=precision
-    )
-    return pipeline, report
+    ), report
 
 
 def build_pipeline(
@@ -145,13 +137,7 @@ def inspect_dataset(
 ) -> InspectedFolder:
     """Inspect every image of a folder in one pass, with its features and fingerprint if wanted.
 
-    Args:
-        folder: As returned by `scan`.
-        max_pixels: Larger images are unreadable.
-        allow_bad: Accept any number of unreadable files.
-        extractor: Computes the features of `view`; None for none.
-        view: Needed with an extractor.
-        fingerprints: Receives the fingerprint of every image.
+    An extractor computes the features of `view`; `fingerprints` receives every fingerprint.
 
     Raises:
         DataError: Too many files are unreadable, see `inspection.inspect_folder`.
@@ -159,22 +145,16 @@ def inspect_dataset(
     label = "checking images" if extractor is None else "images to features"
     with console.Progress(label, len(folder.files)) as progress:
         if extractor is not None and view is not None:
-            inspected = extractor.inspect(
-                folder,
-                view,
-                allow_bad=allow_bad,
-                fingerprints=fingerprints,
-                progress=progress.advance,
+            inspect = functools.partial(extractor.inspect, view=view, fingerprints=fingerprints)
+        elif fingerprints is not None:
+            inspect = functools.partial(
+                fingerprint_folder, fingerprints=fingerprints, max_pixels=max_pixels
             )
         else:
-            inspect = (
-                functools.partial(inspect_folder, folder, workers=usable_cores())
-                if fingerprints is None
-                else functools.partial(fingerprint_folder, folder, fingerprints)
+            inspect = functools.partial(
+                inspect_folder, max_pixels=max_pixels, workers=usable_cores()
             )
-            inspected = inspect(
-                max_pixels=max_pixels, allow_bad=allow_bad, progress=progress.advance
-            )
+        inspected = inspect(folder, allow_bad=allow_bad, progress=progress.advance)
     if extractor is not None and (cached := len(inspected.good) - extractor.computed):
         log.info(f"{cached} of {len(inspected.good)} images were in the cache")
     return inspected
@@ -184,7 +164,6 @@ def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
     """Log how much disk space the tokens of the images take, and refuse what does not fit.
 
     One feature per image is small; the tokens in front of a block take as much as a photo each.
-    What is in the cache already is not counted again.
 
     Raises:
         ResourceError: The disk has less space.

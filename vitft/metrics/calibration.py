@@ -37,12 +37,10 @@ SIMULATIONS, TRIALS = 1000, 48
 class FittedTemperature:
     """A temperature, and those fitted without each validation image."""
 
-    value: float
-    """Divisor of the logits; 1 if none was fitted."""
+    value: float  # divisor of the logits; 1 if none was fitted
     held_out: Floats
     """For each image (n,) a temperature fitted without it, for unbiased metrics."""
-    note: str = ""
-    """Why none was fitted; empty if one was."""
+    note: str = ""  # why none was fitted; empty if one was
 
 
 def calibrate_temperature(logits: Floats, labels: Ints) -> FittedTemperature:
@@ -53,15 +51,15 @@ def calibrate_temperature(logits: Floats, labels: Ints) -> FittedTemperature:
     """
     images = len(labels)
     errors = int((logits.argmax(axis=1) != labels).sum())
-    ones = np.ones(images)
+    none = functools.partial(FittedTemperature, value=1.0, held_out=np.ones(images))
     if images < MIN_IMAGES or not MIN_ERRORS <= errors < images:
-        note = f"{images} validation images with {errors} errors are too few to fit a temperature"
-        return FittedTemperature(value=1.0, held_out=ones, note=note)
+        return none(
+            note=f"{images} validation images with {errors} errors are too few to fit a temperature"
+        )
     fitted = fit_temperature(logits, labels)
     if fitted is None:
         low, high = TEMPERATURES
-        note = f"no temperature from {low} to {high:.0f} minimises the loss"
-        return FittedTemperature(value=1.0, held_out=ones, note=note)
+        return none(note=f"no temperature from {low} to {high:.0f} minimises the loss")
     held_out = np.empty(images)
     fold_id = np.random.default_rng(0).permutation(images) % CALIBRATION_FOLDS
     for k in range(CALIBRATION_FOLDS):
@@ -70,8 +68,7 @@ def calibrate_temperature(logits: Floats, labels: Ints) -> FittedTemperature:
     before = float(log_losses(logits, labels).mean())
     after = float(log_losses(logits / held_out[:, None], labels).mean())
     if after >= before:
-        note = f"a temperature of {fitted:.3f} did not help on held-out images"
-        return FittedTemperature(value=1.0, held_out=ones, note=note)
+        return none(note=f"a temperature of {fitted:.3f} did not help on held-out images")
     return FittedTemperature(value=fitted, held_out=held_out)
 
 
@@ -79,12 +76,8 @@ def fit_temperature(logits: Floats, labels: Ints, *, near: float | None = None) 
     """Return the temperature with the smallest mean log loss; None if it is out of range.
 
     As a function of 1 / T the loss is convex, so its slope has one root. It is found to a relative
-    precision of 1e-4, which is far below the uncertainty of the data.
-
-    Args:
-        logits: Logits.
-        labels: Class indices.
-        near: Where to search first; this affects the time, not the result.
+    precision of 1e-4, which is far below the uncertainty of the data. The search begins at `near`;
+    this affects the time, not the result.
     """
     below = (logits - logits.max(axis=1, keepdims=True)).astype(np.float32)  # the largest is 0
     truth = float(below[np.arange(len(labels)), labels].mean(dtype=np.float64))
@@ -148,12 +141,10 @@ def confidence_and_correctness(logits: Floats, labels: Ints) -> tuple[Floats, Fl
 class Bins:
     """Images in K bins of increasing confidence whose sizes differ by at most one."""
 
-    low: Floats
-    """Lower limit of the confidence, (K,): half-way to the bin below."""
+    low: Floats  # (K,): half-way to the bin below
     high: Floats
     images: Ints
-    confidence: Floats
-    """Mean over the bin, (K,)."""
+    confidence: Floats  # mean over the bin
     accuracy: Floats
 
     @property
@@ -165,15 +156,9 @@ class Bins:
         """Return the bins as eval.json holds them."""
         columns = (self.low, self.high, self.images, self.confidence, self.accuracy)
         return [
-            {
-                "low": low,
-                "high": high,
-                "images": images,
-                "confidence": confidence,
-                "accuracy": accuracy,
-            }
-            for low, high, images, confidence, accuracy in zip(
-                *(column.tolist() for column in columns), strict=True
+            CalibrationBin(low=low, high=high, images=images, confidence=mean, accuracy=accuracy)
+            for low, high, images, mean, accuracy in zip(
+                *map(np.ndarray.tolist, columns), strict=True
             )
         ]
 
@@ -224,9 +209,8 @@ def calibration_error(bins: Bins) -> tuple[float, Interval]:
     reach = min(1.0, 2.5 * max(observed, chance) + 0.5 / float(np.sqrt(bins.images.sum())))
     trials = reach * np.linspace(0, 1, TRIALS) ** 1.5  # finer near zero
     truth = np.clip(bins.confidence + trials[:, None] * shape / size, 0, 1)  # (L, K)
-    errors = np.maximum.accumulate(
-        binned_error(bins.images, bins.confidence, truth)
-    )  # smaller where clipped
+    errors = binned_error(bins.images, bins.confidence, truth)
+    errors = np.maximum.accumulate(errors)  # clipped ones are smaller
     sums = simulate_errors(bins, truth, random)  # (L, R)
 
     def error_at(quantile: float, estimate: float) -> float:
@@ -245,3 +229,14 @@ def simulate_errors(bins: Bins, truth: Floats, random: np.random.Generator) -> F
     chances = np.broadcast_to(truth[:, None], (len(truth), SIMULATIONS, len(bins.images)))
     drawn = random.binomial(bins.images, chances) / bins.images  # (L, R, K)
     return binned_error(bins.images, bins.confidence, drawn)
+
+
+def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Turn logits into probabilities along the last axis, in their own precision.
+
+    `logits` is overwritten; pass `logits.astype(np.float64)` to keep it.
+    """
+    logits -= logits.max(axis=-1, keepdims=True)
+    np.exp(logits, out=logits)
+    logits /= logits.sum(axis=-1, keepdims=True)
+    return logits

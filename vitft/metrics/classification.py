@@ -71,13 +71,7 @@ def classification_metrics(logits: Tensor, labels: Tensor, classes: Sequence[str
 
 
 def class_metrics(right: int, images: int, predicted: int) -> ClassMetrics:
-    """Return the metrics of one class.
-
-    Args:
-        right: Images of the class that were predicted as it.
-        images: Images of the class.
-        predicted: Images of any class that were predicted as it.
-    """
+    """Return the metrics of a class with `images`, of which `right` are among the `predicted`."""
     union = images + predicted - right
     f1, f1_interval = f1_with_interval(right, union) if union else (None, None)
     return {
@@ -96,12 +90,7 @@ def calibrated_metrics(
 ) -> ProbabilityMetrics:
     """Return the metrics that depend on the temperature, as they can be expected of new images.
 
-    Each image is scored with a temperature that was fitted without it.
-
-    Args:
-        logits: Logits (n, C) of the model without a temperature.
-        labels: Class indices (n,).
-        temperature: The temperature fitted to them.
+    `logits` have no temperature yet: each image is scored with one that was fitted without it.
     """
     scores, truth = logits.double().numpy(), labels.numpy()
     before, _ = calibration_error(bin_by_confidence(*confidence_and_correctness(scores, truth)))
@@ -123,14 +112,9 @@ def probability_metrics(
     temperature: float | None = None,
     note: str | None = None,
 ) -> ProbabilityMetrics:
-    """Return the same metrics for logits (n, C) to which no temperature was fitted here.
+    """Return the same metrics for logits (n, C) with their temperature, if any, already applied.
 
-    Args:
-        scores: Logits, to which a temperature was applied elsewhere or not at all.
-        labels: Class indices (n,).
-        ece_before: Calibration error without that temperature, if it is known.
-        temperature: The temperature, if it is known.
-        note: Why no temperature was fitted.
+    `ece_before` is the calibration error without it, `note` why none was fitted.
     """
     truth = labels.numpy()
     loss = log_losses(scores, truth)

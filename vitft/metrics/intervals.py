@@ -1,4 +1,4 @@
-"""95 % confidence intervals of fractions, of functions of fractions, and of means.
+"""95 % confidence intervals of fractions and means, and significance of differences.
 
 Fractions have Wilson's interval, and metrics made of several fractions combine those intervals:
 resampling would call 20 correct of 20 certain. Only means are resampled. Everything is
@@ -18,11 +18,9 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 Z = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""
 RESAMPLES = 1000
-DRAWN_AT_ONCE = 2_000_000
-"""Values drawn at a time, to limit the memory."""
 
 
-def wilson_interval(correct: int, total: int, *, z: float = Z) -> Interval:
+def wilson_interval(correct: int, total: int) -> Interval:
     """Return the 95 % interval of a fraction, valid for small totals and near 0 and 1.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
@@ -30,9 +28,9 @@ def wilson_interval(correct: int, total: int, *, z: float = Z) -> Interval:
     if total == 0:
         return 0.0, 1.0
     fraction = correct / total
-    centre = fraction + z * z / (2 * total)
-    spread = z * math.sqrt(fraction * (1 - fraction) / total + z * z / (4 * total * total))
-    scale = 1 + z * z / total
+    centre = fraction + Z * Z / (2 * total)
+    spread = Z * math.sqrt(fraction * (1 - fraction) / total + Z * Z / (4 * total * total))
+    scale = 1 + Z * Z / total
     low = (centre - spread) / scale if correct else 0.0
     high = (centre + spread) / scale if correct < total else 1.0
     return low, high
@@ -105,7 +103,7 @@ def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
     if error <= 1e-12 * (1 + abs(mean)):
         return mean, mean  # all values are equal
     random = np.random.default_rng(seed)
-    rows = max(1, DRAWN_AT_ONCE // len(values))
+    rows = max(1, 2_000_000 // len(values))  # drawn at a time, to limit the memory
     scores = []
     for done in range(0, RESAMPLES, rows):
         chosen = random.integers(0, len(values), (min(rows, RESAMPLES - done), len(values)))
@@ -114,3 +112,47 @@ def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
         scores.append((drawn.mean(axis=1) - mean) / errors)
     low, high = np.quantile(np.concatenate(scores), [0.975, 0.025])
     return mean - float(low) * error, mean - float(high) * error
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Return the two-sided p-value of the exact McNemar test.
+
+    The arguments are the numbers of images that only one of two models classifies correctly.
+
+    Source: McNemar 1947, with the exact binomial distribution instead of its approximation.
+    """
+    discordant = only_first + only_second
+    tail = sum(math.comb(discordant, k) for k in range(min(only_first, only_second) + 1))
+    return min(1.0, 2 * tail / 2**discordant)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values corrected for multiple testing, in the same order.
+
+    Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    corrected = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        corrected[i] = largest
+    return corrected
+
+
+def paired_interval(only_first: int, only_second: int, images: int) -> tuple[float, float]:
+    """Return the 95 % interval of the difference in accuracy of two models on the same images.
+
+    Source: Bonett & Price 2012, "Adjusted Wald confidence interval for a difference of binomial
+    proportions based on paired data".
+    """
+    first, second = (only_first + 1) / (images + 2), (only_second + 1) / (images + 2)
+    half_width = Z * math.sqrt((first + second - (first - second) ** 2) / (images + 2))
+    difference = first - second
+    return max(-1.0, difference - half_width), min(1.0, difference + half_width)
+
+
+def sample_size(half_width: float, accuracy: float) -> int:
+    """Return how many images narrow the interval of an accuracy to plus or minus `half_width`."""
+    variance = max(accuracy * (1 - accuracy), 0.01)
+    return math.ceil(Z * Z * variance / half_width**2)

@@ -7,8 +7,7 @@ the recall of a class without images.
 
 from typing import NotRequired, TypedDict
 
-Interval = tuple[float, float]
-"""Lower and upper end of a 95 % confidence interval."""
+Interval = tuple[float, float]  # lower and upper end
 
 
 class ClassMetrics(TypedDict):
@@ -24,42 +23,34 @@ class ClassMetrics(TypedDict):
 
 
 class CalibrationBin(TypedDict):
-    """Images of similar confidence, as one point of a reliability diagram."""
+    """Images with a confidence from `low` to `high`, as one point of a reliability diagram."""
 
     low: float
     high: float
-    """Limits of the confidence."""
     images: int
-    confidence: float
-    """Mean over the images of the bin."""
+    confidence: float  # mean over the images
     accuracy: float
 
 
 class CalibrationMetrics(TypedDict):
     """Calibration of the probabilities."""
 
-    ece: float
-    """Expected calibration error, corrected for the bias of small samples."""
+    ece: float  # expected calibration error, corrected for the bias of small samples
     ece_interval: Interval
-    ece_binned: float
-    """The usual plug-in estimate, without the correction."""
+    ece_binned: float  # the usual plug-in estimate, without the correction
     ece_before: float | None
     """The corrected error before temperature scaling; None if no temperature is known."""
-    temperature: float | None
-    """Divisor of the logits; 1 if none was fitted."""
-    note: str | None
-    """Why no temperature was fitted."""
+    temperature: float | None  # divisor of the logits; 1 if none was fitted
+    note: str | None  # why no temperature was fitted
     bins: list[CalibrationBin]
 
 
 class ProbabilityMetrics(TypedDict):
     """Metrics that depend on the temperature."""
 
-    loss: float
-    """Mean cross-entropy."""
+    loss: float  # mean cross-entropy
     loss_interval: Interval | None
-    calibration: CalibrationMetrics | None
-    """None if only the accuracy was measured, as after each epoch."""
+    calibration: CalibrationMetrics | None  # None if only the accuracy was measured
 
 
 class Metrics(ProbabilityMetrics):
@@ -68,25 +59,19 @@ class Metrics(ProbabilityMetrics):
     images: int
     top1: float
     top1_interval: Interval
-    top5: float | None
-    """None for up to five classes."""
+    top5: float | None  # None for up to five classes
     top5_interval: Interval | None
-    balanced: float
-    """Mean recall of the classes that have images."""
+    balanced: float  # mean recall of the classes that have images
     balanced_interval: Interval
-    majority: float
-    """Accuracy of always answering the largest class."""
-    per_class: dict[str, ClassMetrics]
-    """By class name, in the order of the model's outputs."""
-    confusion: list[list[int]]
-    """Images by true class (row) and predicted class (column)."""
+    majority: float  # accuracy of always answering the largest class
+    per_class: dict[str, ClassMetrics]  # in the order of the model's outputs
+    confusion: list[list[int]]  # by true class (row) and predicted class (column)
 
 
 class LearningCurvePoint(TypedDict):
     """Cross-validated accuracy of a head that was fitted to fewer images."""
 
-    images: int
-    """Training images, mean over the folds."""
+    images: int  # training images, mean over the folds
     top1: float
 
 
@@ -105,57 +90,42 @@ WeakClass = TypedDict(
 class CrossValidation(TypedDict):
     """Results of a linear head by cross-validation over the training and validation images."""
 
-    images: int
-    """Images that were scored."""
-    of: int
-    """Images that there are."""
+    images: int  # images that were scored
+    of: int  # images that there are
     top1: float
     top1_interval: Interval
-    curve: list[LearningCurvePoint]
-    """From few images to many."""
-    gain_from_twice: float | None
-    """Accuracy that twice the images would add, extrapolated from the curve."""
-    weak_spots: list[WeakClass]
-    """The three classes with the lowest recall, lowest first."""
+    curve: list[LearningCurvePoint]  # from few images to many
+    gain_from_twice: float | None  # accuracy that twice the images would add, extrapolated
+    weak_spots: list[WeakClass]  # the three classes with the lowest recall, lowest first
 
 
 class SolvedHeadResults(TypedDict):
     """Results that only a solved head has."""
 
-    first_loss: float
-    """Training loss of the zero head."""
-    l2: float
-    """Penalty on the weights of the head."""
-    knn_top1: float
-    """Accuracy of nearest neighbours in feature space."""
+    first_loss: float  # training loss of the zero head
+    l2: float  # penalty on the weights of the head
+    knn_top1: float  # accuracy of nearest neighbours in feature space
     cross_validation: CrossValidation
 
 
 class RunResults(Metrics):
     """Contents of a run's eval.json: metrics on the validation images, and how they came about."""
 
-    epochs: int
-    """Epochs trained; 1 for a solved head."""
-    best_epoch: int
-    """The epoch of the saved weights, counted from 1."""
-    selected_on_validation: bool
-    """Whether the same images selected the epoch, which makes the metrics slightly optimistic."""
-    first_loss: NotRequired[float]
-    """As the next three, from `SolvedHeadResults`."""
+    epochs: int  # 1 for a solved head
+    best_epoch: int  # epoch of the saved weights, counted from 1
+    selected_on_validation: bool  # the same images selected the epoch: slightly optimistic
+    first_loss: NotRequired[float]  # like the next three, from `SolvedHeadResults`
     l2: NotRequired[float]
     knn_top1: NotRequired[float]
     cross_validation: NotRequired[CrossValidation]
-    confirmed_in_float32: NotRequired[int]
-    """Validation images whose logits were recomputed in float32."""
-    seconds: NotRequired[float]
-    """Duration of the run; missing if it did not finish."""
+    confirmed_in_float32: NotRequired[int]  # images whose logits were recomputed in float32
+    seconds: NotRequired[float]  # missing if the run did not finish
 
 
 class FileRemark(TypedDict):
     """A file and what is wrong with it or unusual about it."""
 
-    path: str
-    """Relative to the data folder, with slashes."""
+    path: str  # relative to the data folder, with slashes
     reason: str
 
 
@@ -168,8 +138,7 @@ class EvaluatedData(TypedDict):
     """Images left out because the model was trained on them; None if the split is unknown."""
     validated: int | None
     """Images counted that were validation images of the run; None if the split is unknown."""
-    copies: int
-    """Images counted whose bytes are those of an earlier one."""
+    copies: int  # images counted whose bytes are those of an earlier one
 
 
 class EvaluationResults(Metrics):
@@ -183,18 +152,15 @@ class CopyMember(TypedDict):
 
     path: str
     label: str
-    split: str
-    """`train`, `val`, or empty without a split."""
+    split: str  # `train`, `val`, or empty without a split
 
 
 class CopyGroup(TypedDict):
     """Images that are identical files or near copies of each other."""
 
-    kind: str
-    """`exact` or `near`."""
+    kind: str  # `exact` or `near`
     members: list[CopyMember]
-    across_split: bool
-    """Whether some train and others validate."""
+    across_split: bool  # whether some train and others validate
     labels_differ: bool
 
 
@@ -203,10 +169,8 @@ class Mislabel(TypedDict):
 
     path: str
     label: str
-    suggested: str
-    """The more probable class."""
-    given_probability: float
-    """Of `label`."""
+    suggested: str  # the more probable class
+    given_probability: float  # of `label`
     suggested_probability: float
 
 
@@ -221,8 +185,7 @@ class Imbalance(TypedDict):
 class AuditResults(TypedDict):
     """Contents of audit.json: possible problems of a labelled folder."""
 
-    images: int
-    """Readable images."""
+    images: int  # readable images
     bad: list[FileRemark]
     odd: list[FileRemark]
     duplicates: list[CopyGroup]

@@ -7,10 +7,10 @@ file or the new one. Files of other tools are read by `vitft.models.pretrained`.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypedDict, TypeVar, overload
+from typing import Any, Self, TypedDict, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,8 +25,6 @@ from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
 
 FORMAT_VERSION = "1"
-
-M = TypeVar("M", VisionTransformer, TimmModel)
 
 Provenance = TypedDict(
     "Provenance",
@@ -61,19 +59,15 @@ class Card:
     split: str = ""
     """Digest of the split manifest that training and validation used."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read the output of `to_json`."""
-        rest = dict(fields)
-        return cls(
-            architecture=config_from_json(rest.pop("architecture")),
-            transform=EvalTransform.from_json(rest.pop("transform")),
-            classes=tuple(rest.pop("classes")),
-            **rest,
-        )
+        """Read what `json.dumps(asdict(card))` wrote."""
+        known = {
+            "architecture": config_from_json(fields["architecture"]),
+            "transform": EvalTransform.from_json(fields["transform"]),
+            "classes": tuple(fields["classes"]),
+        }
+        return cls(**{**fields, **known})
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
@@ -84,7 +78,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
         RunError: The folder cannot be written.
     """
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-    text = json.dumps(card.to_json(), sort_keys=True)
+    text = json.dumps(asdict(card), sort_keys=True)
     digest = state_digest(text, tensors)
     write_atomically(path, to_safetensors(tensors, metadata=checkpoint_metadata(text, digest)))
     return digest
@@ -95,10 +89,8 @@ def load_checkpoint(
 ) -> tuple[dict[str, Tensor], Card]:
     """Read a checkpoint and verify its digest. The tensors are views of the memory-mapped file.
 
-    Args:
-        path: The file.
-        digest: Returns what `state_digest` would, where it is already being computed in another
-            thread (`numpy_vit.MappedFile.digest`).
+    `digest` returns what `state_digest` would, where it is already being computed in another thread
+    (`numpy_vit.MappedFile.digest`).
 
     Raises:
         RunError: Missing, damaged (the digest does not match) or of a newer format.
@@ -142,11 +134,6 @@ def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
     }
 
 
-def is_checkpoint(metadata: Mapping[str, str] | None) -> bool:
-    """Return whether this metadata of a safetensors file is that of a vitft checkpoint."""
-    return bool(metadata) and "vitft.card" in (metadata or {})
-
-
 def damaged_checkpoint(path: Path, reason: str) -> RunError:
     """Return the error for a file whose content is not what was written."""
     return RunError(
@@ -168,8 +155,6 @@ def state_digest(card: str, tensors: Mapping[str, Tensor]) -> str:
 @overload
 def build_model(state: Mapping[str, Tensor], config: ViTConfig) -> VisionTransformer: ...
 @overload
-def build_model(state: Mapping[str, Tensor], config: TimmConfig) -> TimmModel: ...
-@overload
 def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model: ...
 def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
     """Return a model in eval mode that uses the given tensors, without initialisation or copy.
@@ -180,7 +165,7 @@ def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
         RunError: Names or shapes do not match the architecture.
     """
     if isinstance(config, TimmConfig):
-        return with_state(TimmModel(config), state)
+        return assign_state(TimmModel(config), state)
     blocks = {name.split(".")[1] for name in state if name.startswith("blocks.")}
     if len(blocks) != config.depth:  # before a model of untrusted size is built
         raise RunError(
@@ -188,23 +173,39 @@ def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
             fix="the file is a mixture of two models: copy it again from its original place",
         )
     with torch.device("meta"):
-        model = VisionTransformer(config)
-    return with_state(model, state)
+        return assign_state(VisionTransformer(config), state)
 
 
-def with_state(model: M, state: Mapping[str, Tensor]) -> M:
+def assign_state(model: Model, state: Mapping[str, Tensor]) -> Model:
     """Return `model` in eval mode with exactly these tensors as its parameters."""
-    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in state.items()}
-    if wanted != found:
-        names = sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n))
-        detail = ", ".join(f"{n} {found.get(n)} instead of {wanted.get(n)}" for n in names[:5])
+    if mismatch := state_mismatch(model, state):
         raise RunError(
-            f"{len(names)} tensors do not match the architecture: {detail}",
+            f"the weights do not match the architecture; {mismatch}",
             fix="the file is a mixture of two models: copy it again from its original place",
         )
     model.load_state_dict(dict(state), strict=True, assign=True)
     return model.eval()
+
+
+def state_mismatch(model: Model, state: Mapping[str, Tensor]) -> str:
+    """Name the first five missing, unexpected and misshapen tensors; empty if all of them fit."""
+    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in state.items()}
+    lists = {
+        "missing": [name for name in wanted if name not in found],
+        "unexpected": [name for name in found if name not in wanted],
+        "misshapen": [
+            f"{name} {found[name]} instead of {shape}"
+            for name, shape in wanted.items()
+            if found.get(name, shape) != shape
+        ],
+    }
+    return "; ".join(f"{kind}: {first_five(names)}" for kind, names in lists.items() if names)
+
+
+def first_five(names: Sequence[str]) -> str:
+    """Join the first five names and count the others."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def holds_timm(path: Path) -> bool:

@@ -12,14 +12,12 @@ from vitft.system.rundir import BASE, LATEST, MODEL
 def find_model(run: str | None) -> Path:
     """Return the checkpoint of a run.
 
-    Args:
-        run: A run folder, a .safetensors file, or `hf:owner/name[@revision]`, which is downloaded
-            and verified like pretrained weights. By default the latest run.
+    `run` is a run folder, a .safetensors file, or `hf:owner/name[@revision]`, which is downloaded
+    and verified like pretrained weights. By default it is the latest run.
 
     Raises:
         RunError: The run does not exist.
-        WeightsError: The hub has no such repository, or it can neither be reached nor found in
-            the cache.
+        WeightsError: The repository is neither on the hub nor in the cache.
     """
     if run is not None and run.startswith("hf:"):
         return fetch_model(run)

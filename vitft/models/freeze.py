@@ -48,12 +48,9 @@ def freeze_model(model: Model, freeze: str) -> list[str]:
             fix="use head (linear probe), lora or none (train all parameters)",
         )
     frozen = frozen_blocks(freeze, model.config.depth)
-    trained_names = []
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_trained(name, freeze, frozen))
-        if parameter.requires_grad:
-            trained_names.append(name)
-    return trained_names
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def is_trained(name: str, freeze: str, frozen: int | None) -> bool:

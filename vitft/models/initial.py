@@ -4,7 +4,7 @@ The initialisation itself is `VisionTransformer.init_weights`.
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor
@@ -13,30 +13,16 @@ from vitft.config.sections import ModelSpec, WeightsSpec
 from vitft.data.folder import Folder
 from vitft.data.inspection import OpenedImage, inspect_file
 from vitft.data.transforms import EvalTransform
-from vitft.models.pretrained import LoadReport, load_backbone
+from vitft.models.pretrained.load import load_backbone
+from vitft.models.pretrained.report import LoadReport
 from vitft.models.registry import describe_vit
 from vitft.models.timm_model import Model, untrained
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
+from vitft.models.vit_config import ViTConfig, as_pair
 from vitft.system.errors import DataError, ImageError
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
-
-NUM_INSPECTED = 32
-"""Number of images that are opened to find out their size and whether they are grey."""
-MAX_OWN_SIDE = 256
-"""Largest side in pixels at which a new model reads the images at their own size."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageFacts:
-    """Properties shared by a sample of a folder's images."""
-
-    size: tuple[int, int] | None
-    """Height and width in pixels; None if the images differ in size."""
-    is_grey: bool
-    """Whether no image has colours."""
 
 
 def load_initial_model(
@@ -50,52 +36,41 @@ def load_initial_model(
 ) -> tuple[Model, LoadReport]:
     """Return the model that training starts from, with a zero head, and log what was loaded.
 
-    Args:
-        weights: Which weights to load. The name `none` is a new model in the shape of `shape`;
-            `random:NAME` is the architecture and transform of NAME with new random weights, the
-            baseline that shows what pretraining contributes.
-        shape: The architecture of a new model; ignored for every other name.
-        folder: The images; gives the number of classes.
-        max_pixels: Images with more pixels are not read.
-        drop_path: Stochastic depth of the last block.
-        seed: Seed of random weights.
+    The weights `none` are a new model in the shape of `shape`, which is ignored for all others;
+    `random:NAME` is the architecture and transform of NAME with new random weights, the baseline
+    that shows what pretraining contributes. Images with more than `max_pixels` are not read.
 
     Raises:
         WeightsError: The weights cannot be found or loaded.
         DataError: A new model cannot be built for these images.
         UsageError: An image size that the patches do not tile.
     """
+    name = weights.name.removeprefix("random:")
+    model: Model
     if weights.name == "none":
-        new, report = new_model(
+        model, report = new_model(
             weights, shape, folder, max_pixels=max_pixels, drop_path=drop_path, seed=seed
         )
-        log_lines(report)
-        return new, report
-    name = weights.name.removeprefix("random:")
-    model, report = load_backbone(
-        name,
-        num_classes=len(folder.classes),
-        image_size=weights.image_size,
-        pre_logits=weights.pre_logits,
-        pos_embed=weights.pos_embed,
-        mean=weights.mean,
-        std=weights.std,
-        allow_pickle=weights.allow_pickle,
-        drop_path=drop_path,
-    )
+    else:
+        model, report = load_backbone(
+            name,
+            num_classes=len(folder.classes),
+            image_size=weights.image_size,
+            pre_logits=weights.pre_logits,
+            pos_embed=weights.pos_embed,
+            mean=weights.mean,
+            std=weights.std,
+            allow_pickle=weights.allow_pickle,
+            drop_path=drop_path,
+        )
     if name == weights.name:
-        log_lines(report)
+        for line in report.lines():
+            log.info(line)
         return model, report
     log.info(f"random weights in the architecture of {name}")
     torch.manual_seed(seed)
     model = untrained(model.config).eval()
     return model, replace(report, provenance={"name": weights.name}, positions="random")
-
-
-def log_lines(report: LoadReport) -> None:
-    """Log a report, one fact per line."""
-    for line in report.lines():
-        log.info(line)
 
 
 def new_model(
@@ -114,31 +89,23 @@ def new_model(
             or the number of channel statistics does not match them.
         UsageError: The patches do not tile the images.
     """
-    facts = sample_facts(folder, max_pixels)
-    channels = spec.channels or (1 if facts.is_grey else 3)
-    size = weights.image_size or common_size(folder, facts)
+    own_size, is_grey = sample_facts(folder, max_pixels)
+    # The settings are named like the fields of `ViTConfig`, but for two of them.
+    shape = asdict(spec) | {"patch_size": as_pair(spec.patch_size)}
+    shape["in_channels"] = shape.pop("channels") or (1 if is_grey else 3)
+    waves = shape.pop("positions") == "waves"
     config = ViTConfig(
-        image_size=size,
-        patch_size=(spec.patch_size, spec.patch_size),
-        in_channels=channels,
-        width=spec.width,
-        depth=spec.depth,
-        heads=spec.heads,
-        mlp_ratio=spec.mlp_ratio,
+        image_size=weights.image_size or checked_size(folder, own_size),
         num_classes=len(folder.classes),
-        pool=spec.pool,
         drop_path=drop_path,
-        norm=spec.norm,
-        layer_scale=spec.layer_scale,
-        registers=spec.registers,
-        convs=spec.convs,
+        **shape,
     )
     torch.manual_seed(seed)
     model = VisionTransformer(config).eval()
-    if spec.positions == "waves":
+    if waves:
         with torch.no_grad():
             model.pos_embed[0, config.num_prefix :] = sinusoidal_positions(config.grid, spec.width)
-    half = (0.5,) * channels
+    is_given = weights.mean is not None
     return model, LoadReport(
         source="none: random initialisation",
         flavour="vitft",
@@ -146,18 +113,16 @@ def new_model(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         loaded=0,
         dropped=(),
-        head=f"new, {len(folder.classes)} classes, zero",
+        head=f"new, {config.num_classes} classes, zero",
         pre_logits="none",
         positions="random",
         transform=EvalTransform(
-            image_size=size,
+            image_size=config.image_size,
             crop=1.0,  # the whole image
-            mean=checked_statistics(weights.mean, channels) or half,
-            std=checked_statistics(weights.std, channels) or half,
+            mean=checked_statistics(weights.mean, config.in_channels),
+            std=checked_statistics(weights.std, config.in_channels),
         ),
-        statistics_source="as given"
-        if weights.mean is not None
-        else "0.5 unless --mean and --std are given",
+        statistics_source="as given" if is_given else "0.5 unless --mean and --std are given",
         provenance={"name": "none"},
     )
 
@@ -174,14 +139,16 @@ def sinusoidal_positions(grid: tuple[int, int], width: int) -> Tensor:
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)
 
 
-def sample_facts(folder: Folder, max_pixels: int) -> ImageFacts:
-    """Open a few images spread over a folder and return what they have in common.
+def sample_facts(folder: Folder, max_pixels: int) -> tuple[tuple[int, int] | None, bool]:
+    """Open about 32 images spread over a folder and return what they have in common.
+
+    Returns:
+        Height and width in pixels, None if they differ; and whether no image has colours.
 
     Raises:
         DataError: None of them can be read.
     """
-    files = folder.files[:: max(1, len(folder.files) // NUM_INSPECTED)]
-    root = str(folder.root)
+    files, root = folder.files[:: max(1, len(folder.files) // 32)], str(folder.root)
     found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
     readable = [each for each in found if not isinstance(each, ImageError)]
     if not readable:
@@ -192,9 +159,7 @@ def sample_facts(folder: Folder, max_pixels: int) -> ImageFacts:
             fix=f"run `vitft check {root}` to find out what is wrong with them",
         )
     sizes = {size for size, _ in readable}
-    return ImageFacts(
-        sizes.pop() if len(sizes) == 1 else None, is_grey=all(is_grey for _, is_grey in readable)
-    )
+    return sizes.pop() if len(sizes) == 1 else None, all(is_grey for _, is_grey in readable)
 
 
 def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
@@ -204,29 +169,27 @@ def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
     return (image.height, image.width), red == green == blue
 
 
-def common_size(folder: Folder, facts: ImageFacts) -> tuple[int, int]:
-    """Return the size of the images themselves, if they all have the same small size."""
-    if facts.size is None:
+def checked_size(folder: Folder, size: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the common size of the images, if they have one and it is small."""
+    if size is None:
         raise DataError(
             f"the images of {folder.root} differ in size, so a new model needs an input size",
             fix="choose one, e.g. --image-size 64",
         )
-    if max(facts.size) > MAX_OWN_SIDE:
+    if max(size) > 256:
         raise DataError(
-            f"the images of {folder.root} have {facts.size[1]}x{facts.size[0]} pixels, which is "
-            "too large for the default input size of a new model",
+            f"the images of {folder.root} have {size[1]}x{size[0]} pixels, which is too large for "
+            "the default input size of a new model",
             fix="choose an input size, e.g. --image-size 64",
         )
-    return facts.size
+    return size
 
 
-def checked_statistics(values: tuple[float, ...] | None, channels: int) -> tuple[float, ...] | None:
-    """Return channel statistics given by the user.
-
-    Raises:
-        DataError: There is not exactly one value per channel.
-    """
-    if values is not None and len(values) != channels:
+def checked_statistics(values: tuple[float, ...] | None, channels: int) -> tuple[float, ...]:
+    """Return channel statistics given by the user, or 0.5 for each channel."""
+    if values is None:
+        return (0.5,) * channels
+    if len(values) != channels:
         raise DataError(
             f"{len(values)} channel statistics are given, but the images have "
             f"{count(channels, 'channel')}",

@@ -23,7 +23,7 @@ from vitft.system.imports import require_extra
 
 
 def add_adapters(model: Model, spec: TrainSpec) -> None:
-    """Add an adapter to each linear layer named in `spec.lora_targets`, in place.
+    """Add an adapter to each linear layer but the head named in `spec.lora_targets`, in place.
 
     The adapters start at zero, so the outputs of the model do not change. A model that has
     adapters already is left as it is.
@@ -42,7 +42,14 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
         )
     if adapted_layers(model):
         return
-    targets = [name for name, _ in linear_layers(model, spec.lora_targets.split(","))]
+    names = spec.lora_targets.split(",")
+    targets = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and path.rpartition(".")[2] in names
+        and not re.match(r"(head|pre_logits)\b", path)
+    ]
     if not targets:
         raise UsageError(
             f"the model has no linear layers called {spec.lora_targets}",
@@ -53,17 +60,6 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
     config = LoraConfig(r=spec.lora_rank, lora_alpha=spec.lora_alpha, target_modules=targets)
     inject_adapter_in_model(config, model)
     model.to(device)
-
-
-def linear_layers(model: nn.Module, names: list[str]) -> list[tuple[str, nn.Linear]]:
-    """Return the linear layers whose last path component is in `names`, except for heads."""
-    return [
-        (path, module)
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and path.rpartition(".")[2] in names
-        and not re.match(r"(head|pre_logits)\b", path)
-    ]
 
 
 def adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
@@ -91,14 +87,10 @@ def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
 def write_adapter(
     folder: Path, matrices: Mapping[str, Tensor], model: nn.Module, spec: TrainSpec, *, base: str
 ) -> None:
-    """Write adapters and head as a folder that `peft.PeftModel` opens.
+    """Write adapters and head to a new folder that `peft.PeftModel` opens.
 
-    Args:
-        folder: A new folder.
-        matrices: The return value of `merge_adapters`.
-        model: The model as saved, whose head is calibrated.
-        spec: Rank and scale of the adapters.
-        base: Name of the pretrained weights.
+    `matrices` is the return value of `merge_adapters`, `model` the model as saved, whose head is
+    calibrated, and `base` the name of the pretrained weights.
 
     Raises:
         RunError: The folder cannot be written.

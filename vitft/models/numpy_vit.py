@@ -23,13 +23,11 @@ from typing import Any
 import numpy as np
 
 from vitft.data.transforms import EvalTransform
-from vitft.metrics.softmax import softmax
+from vitft.metrics.calibration import softmax
 
 Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 Uint8Array = np.ndarray[Any, np.dtype[np.uint8]]
 
-MAX_HEADER = 100_000_000
-"""Largest header in bytes, as in the safetensors library."""
 ROWS = 16
 """Rows of the hidden layer whose GELU is computed at once, so that they stay in the CPU cache."""
 TAIL = (
@@ -75,7 +73,7 @@ def map_file(path: Path) -> MappedFile | None:
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            if size > MAX_HEADER:
+            if size > 100_000_000:  # the limit of the safetensors library
                 return None
             header = json.loads(file.read(size))
             mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[8 + size :]
@@ -100,7 +98,7 @@ class NumpyModel:
     """A Vision Transformer that needs only NumPy.
 
     Args:
-        settings: The card's `architecture`, as written by `ViTConfig.to_json`.
+        settings: The card's `architecture`, which has the fields of `ViTConfig`.
         weights: Tensors under timm's names.
         threads: Number of threads for the layers that treat tokens independently.
     """

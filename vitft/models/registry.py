@@ -42,10 +42,8 @@ def create_model(
 ) -> VisionTransformer:
     """Build an untrained model by the name of its architecture, in float32 on the default device.
 
-    Args:
-        name: One of `architecture_names`; the last number is the side of the image.
-        image_size: Side or (height, width) in pixels, instead of the one in the name.
-        fields: Any other field of `ViTConfig`, e.g. num_classes=5, pool="mean", norm="post".
+    The last number of the name is the side of the image, unless `image_size` gives the side or
+    (height, width) in pixels. `fields` are those of `ViTConfig`, e.g. num_classes=5, pool="mean".
 
     Raises:
         UsageError: Unknown name or field, or an image that the patches do not tile.
@@ -59,14 +57,12 @@ def create_model(
     return VisionTransformer(replace(config, image_size=size, **fields))
 
 
-LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
-
-
 def describe_vit(config: ViTConfig) -> str:
     """Return an architecture as papers write it, e.g. "ViT-B/16 224 px"."""
     named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
     name = named.get((config.width, config.depth, config.heads))
-    size = f"-{LETTERS[name]}" if name else ""
+    letters = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+    size = f"-{letters[name]}" if name else ""
     extras = [] if name else [f"{config.depth} blocks {config.width} wide, {config.heads} heads"]
     if config.stem is not None:
         extras.append(f"ResNet stem {'-'.join(str(n) for n in config.stem) or 'of one layer'}")

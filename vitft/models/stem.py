@@ -11,21 +11,10 @@ Sources: Kolesnikov et al. 2020 (BiT), https://arxiv.org/abs/1912.11370; Qiao et
 standardisation), 1903.10520; Huang et al. 2016 (stochastic depth), 1603.09382; Touvron et al. 2021
 (LayerScale), 2103.17239; Xiao et al. 2021 (convolutions before the patches), 2106.14881;
 google-research/vision_transformer.
-
-The ResNet of hybrids, whose feature map is cut into patches: weight-standardised convolutions with
-GroupNorm, padded as TensorFlow's SAME, under timm's names (`patch_embed.backbone.*`). A few plain
-convolutions of the same kind in its place, for models that begin at random. And what stands on the
-branches of a block: LayerScale and stochastic depth.
-
-Letters: B images, N tokens, D width, F feature channels, h and w the sides of a feature map.
-
-Sources: Kolesnikov et al. 2020 (BiT), https://arxiv.org/abs/1912.11370; Qiao et al. 2019 (weight
-standardisation), 1903.10520; Huang et al. 2016 (stochastic depth), 1603.09382; Touvron et al. 2021
-(LayerScale), 2103.17239; Xiao et al. 2021 (convolutions before the patches), 2106.14881;
-google-research/vision_transformer.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import torch
@@ -46,11 +35,6 @@ def stem_stride(stages: tuple[int, ...]) -> int:
     return 4 * 2 ** max(0, len(stages) - 1)
 
 
-def stem_channels(stages: tuple[int, ...]) -> int:
-    """Return the channels of the feature map."""
-    return 256 * 2 ** (len(stages) - 1) if stages else 64
-
-
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
     """Pad like TensorFlow's SAME: ceil(side / stride) outputs, an odd pixel right and below."""
     pads: list[int] = []
@@ -69,14 +53,8 @@ class StdConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
         kernels = (self.weight - mean) * torch.rsqrt(variance + 1e-8)
-        return F.conv2d(
-            pad_same(x, self.kernel_size[0], self.stride[0]), kernels, stride=self.stride
-        )
-
-
-def group_norm(channels: int) -> nn.GroupNorm:
-    """Return GroupNorm with 32 groups and torch's eps of 1e-5, as in timm and BiT."""
-    return nn.GroupNorm(32, channels)
+        x = pad_same(x, self.kernel_size[0], self.stride[0])
+        return F.conv2d(x, kernels, stride=self.stride)
 
 
 class Root(nn.Module):
@@ -85,23 +63,11 @@ class Root(nn.Module):
     def __init__(self, in_channels: int) -> None:
         super().__init__()
         self.conv = StdConv2d(in_channels, 64, 7, stride=2)
-        self.norm = group_norm(64)
+        self.norm = nn.GroupNorm(32, 64)
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = F.relu(self.norm(self.conv(pixels)))
         return F.max_pool2d(pad_same(x, 3, 2, value=-float("inf")), 3, stride=2)
-
-
-class Shortcut(nn.Module):
-    """1x1 convolution that gives the input of a stage the shape of its output."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv = StdConv2d(inputs, outputs, 1, stride=stride)
-        self.norm = group_norm(outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.conv(x))
 
 
 class Bottleneck(nn.Module):
@@ -110,10 +76,13 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, *, is_first: bool) -> None:
         super().__init__()
         inner = outputs // 4
-        self.downsample = Shortcut(inputs, outputs, stride) if is_first else nn.Identity()
-        self.conv1, self.norm1 = StdConv2d(inputs, inner, 1), group_norm(inner)
-        self.conv2, self.norm2 = StdConv2d(inner, inner, 3, stride=stride), group_norm(inner)
-        self.conv3, self.norm3 = StdConv2d(inner, outputs, 1), group_norm(outputs)
+        self.downsample: nn.Module = nn.Identity()
+        if is_first:  # the input gets the shape of the output
+            conv, norm = StdConv2d(inputs, outputs, 1, stride=stride), nn.GroupNorm(32, outputs)
+            self.downsample = nn.Sequential(OrderedDict(conv=conv, norm=norm))
+        self.conv1, self.norm1 = StdConv2d(inputs, inner, 1), nn.GroupNorm(32, inner)
+        self.conv2, self.norm2 = StdConv2d(inner, inner, 3, stride=stride), nn.GroupNorm(32, inner)
+        self.conv3, self.norm3 = StdConv2d(inner, outputs, 1), nn.GroupNorm(32, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         branch = F.relu(self.norm1(self.conv1(x)))
@@ -121,33 +90,19 @@ class Bottleneck(nn.Module):
         return F.relu(self.norm3(self.conv3(branch)) + self.downsample(x))
 
 
-class ResNetStage(nn.Module):
-    """Bottlenecks of one width; the first halves the feature map, except in the first stage."""
+def build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
+    """Return a ResNet trunk: pixels (B, channels, S, S) to a feature map (B, F, h, w).
 
-    def __init__(self, inputs: int, outputs: int, depth: int, stride: int) -> None:
-        super().__init__()
-        first = Bottleneck(inputs, outputs, stride, is_first=True)
+    The first bottleneck of a stage halves the feature map, except in the first stage.
+    """
+    trunk, inputs = nn.Sequential(), 64
+    for i, depth in enumerate(stages):
+        outputs = 256 * 2**i
+        first = Bottleneck(inputs, outputs, stride=1 if i == 0 else 2, is_first=True)
         others = (Bottleneck(outputs, outputs, 1, is_first=False) for _ in range(depth - 1))
-        self.blocks = nn.Sequential(first, *others)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(x)
-
-
-class ResNet(nn.Module):
-    """ResNet trunk: pixels (B, channels, S, S) to a feature map (B, F, h, w)."""
-
-    def __init__(self, in_channels: int, stages: tuple[int, ...]) -> None:
-        super().__init__()
-        self.stem = Root(in_channels)
-        self.stages = nn.Sequential()
-        channels = 64
-        for i, depth in enumerate(stages):
-            self.stages.append(ResNetStage(channels, 256 * 2**i, depth, stride=1 if i == 0 else 2))
-            channels = 256 * 2**i
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.stages(self.stem(pixels))
+        trunk.append(nn.Sequential(OrderedDict(blocks=nn.Sequential(first, *others))))
+        inputs = outputs
+    return nn.Sequential(OrderedDict(stem=Root(in_channels), stages=trunk))
 
 
 def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, ...]:
@@ -161,31 +116,16 @@ def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, .
     return (1,) * (len(convs) - halvings) + (2,) * halvings
 
 
-class ConvNorm(nn.Module):
-    """3x3 convolution, GroupNorm, ReLU: (B, inputs, h, w) to (B, outputs, h/stride, w/stride)."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv = StdConv2d(inputs, outputs, 3, stride=stride)
-        groups = math.gcd(8, outputs, outputs // 2)  # a group needs more than one value
-        self.norm = nn.GroupNorm(groups, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.norm(self.conv(x)))
-
-
-def stride_of(
-    stages: tuple[int, ...] | None, convs: tuple[int, ...], patch: tuple[int, int]
-) -> int:
-    """Return the side in pixels of one cell of the output of `build_stem`."""
-    return math.prod(conv_strides(convs, patch)) if stages is None else stem_stride(stages)
+def conv_norm(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    """Return 3x3 convolution, GroupNorm, ReLU: (B, inputs, h, w) to (B, outputs, h/stride, ...)."""
+    conv = StdConv2d(inputs, outputs, 3, stride=stride)
+    groups = math.gcd(8, outputs, outputs // 2)  # a group needs more than one value
+    norm = nn.GroupNorm(groups, outputs)
+    return nn.Sequential(OrderedDict(conv=conv, norm=norm, relu=nn.ReLU()))
 
 
 def build_stem(
-    in_channels: int,
-    stages: tuple[int, ...] | None,
-    convs: tuple[int, ...],
-    patch: tuple[int, int],
+    in_channels: int, stages: tuple[int, ...] | None, convs: tuple[int, ...], patch: tuple[int, int]
 ) -> tuple[nn.Module, int]:
     """Return the module between pixels and patches, and its output channels.
 
@@ -193,10 +133,10 @@ def build_stem(
     convolutions; or the identity.
     """
     if stages is not None:
-        resnet = ResNet(in_channels, stages) if stages else Root(in_channels)
-        return resnet, stem_channels(stages)
+        resnet = build_resnet(in_channels, stages) if stages else Root(in_channels)
+        return resnet, 256 * 2 ** (len(stages) - 1) if stages else 64
     inputs, strides = (in_channels, *convs), conv_strides(convs, patch)
-    layers = [ConvNorm(*each) for each in zip(inputs, convs, strides, strict=False)]
+    layers = [conv_norm(*each) for each in zip(inputs, convs, strides, strict=False)]
     return nn.Sequential(*layers) if layers else nn.Identity(), inputs[-1]
 
 

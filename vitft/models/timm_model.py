@@ -7,7 +7,7 @@ of them); `forward` is `classify(features(pixels))`. The names in a `state_dict`
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
-
-ARCHITECTURE = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +36,8 @@ class TimmConfig:
     pre_logits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not ARCHITECTURE.fullmatch(self.timm) or min(*self.image_size, self.in_channels) < 1:
+        is_name = re.fullmatch(r"[a-z0-9_]{1,100}", self.timm)
+        if not is_name or min(*self.image_size, self.in_channels) < 1:
             raise UsageError(
                 f"invalid timm model: {self.timm!r} for {self.image_size} pixels",
                 fix="choose a name from timm.list_models() and a size in pixels",
@@ -47,15 +46,6 @@ class TimmConfig:
     def without_head(self) -> Self:
         """Return the configuration of the part that computes features."""
         return replace(self, num_classes=0)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read the output of `to_json`, where tuples have become lists."""
-        pairs: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-        return cls(**pairs)
 
 
 class TimmModel(nn.Module):
@@ -87,13 +77,11 @@ class TimmModel(nn.Module):
         self.feature_size = outer.in_channels if isinstance(outer, nn.Conv2d) else outer.in_features
         self.net.reset_classifier(0)
         self.pre_logits = nn.Identity()
-        self.head = (
-            nn.Linear(self.feature_size, config.num_classes)
-            if config.num_classes
-            else nn.Identity()
-        )
-        for parameter in self.head.parameters():
-            nn.init.zeros_(parameter)
+        self.head: nn.Module = nn.Identity()
+        if config.num_classes:
+            self.head = nn.Linear(self.feature_size, config.num_classes)
+            for parameter in self.head.parameters():
+                nn.init.zeros_(parameter)
         self.register_state_dict_post_hook(rename_to_timm)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(rename_from_timm)  # type: ignore[no-untyped-call]
 
@@ -120,17 +108,11 @@ def create_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 -
         )
     options: dict[str, Any] = {"img_size": config.image_size} if config.sized else {}
     if file is not None:
-        options |= {
-            "pretrained": True,
-            "pretrained_cfg_overlay": {"file": str(file), "custom_load": False},
-        }
+        overlay = {"file": str(file), "custom_load": False}
+        options |= {"pretrained": True, "pretrained_cfg_overlay": overlay}
+    options |= {"num_classes": max(1, config.num_classes), "in_chans": config.in_channels}
     try:
-        return timm.create_model(
-            config.timm,
-            num_classes=max(1, config.num_classes),
-            in_chans=config.in_channels,
-            **options,
-        ).eval()
+        return timm.create_model(config.timm, **options).eval()
     except TypeError as error:
         if "img_size" not in str(error):
             raise
@@ -147,10 +129,8 @@ def rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: obj
         tensor, inner = state.pop(name), name.removeprefix(prefix)
         part, rest = inner.split(".", 1)
         if part == "head":
-            flat = model.is_conv and rest == "weight"
-            state[f"{prefix}{model.head_name}.{rest}"] = (
-                tensor[:, :, None, None] if flat else tensor
-            )
+            tensor = tensor[:, :, None, None] if model.is_conv and rest == "weight" else tensor
+            state[f"{prefix}{model.head_name}.{rest}"] = tensor
         else:
             state[prefix + rest] = tensor
 
@@ -161,9 +141,8 @@ def rename_from_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: o
     for name in [n for n in state if n.startswith(prefix)]:
         tensor, known = state.pop(name), name.removeprefix(prefix)
         if known.removeprefix(f"{model.head_name}.") in ("weight", "bias"):
-            state[f"{prefix}head.{known.rpartition('.')[2]}"] = (
-                tensor.flatten(1) if tensor.ndim == 4 else tensor
-            )
+            tensor = tensor.flatten(1) if tensor.ndim == 4 else tensor
+            state[f"{prefix}head.{known.rpartition('.')[2]}"] = tensor
         else:
             state[f"{prefix}net.{known}"] = tensor
 
@@ -173,8 +152,9 @@ AnyConfig = ViTConfig | TimmConfig
 
 
 def config_from_json(fields: Mapping[str, Any]) -> AnyConfig:
-    """Return the configuration of either kind of model from the output of `to_json`."""
-    return TimmConfig.from_json(fields) if "timm" in fields else ViTConfig.from_json(fields)
+    """Return the configuration of either kind of model from its fields, with lists for tuples."""
+    pairs: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return TimmConfig(**pairs) if "timm" in fields else ViTConfig(**pairs)
 
 
 def untrained(config: AnyConfig) -> Model:

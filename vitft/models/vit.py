@@ -4,9 +4,6 @@ It does not depend on file formats, on the origin of the weights or on training.
 are timm's, so that `load_state_dict(strict=True)` works in both directions. `stem` contains the
 additions of later models.
 
-It does not know file formats, where weights come from or how it is trained. Its parameter names
-are timm's, so a `state_dict` goes both ways with strict=True. `hybrid` has what later models added.
-
 Letters of the shape comments:
     B images, P patches, N tokens (prefix + P), D width, H heads, K head width (D / H),
     C classes, S image side in pixels, g grid side in patches; `pixels` are (B, 3, S, S).
@@ -77,9 +74,7 @@ class Attention(nn.Module):
 
     def for_class_token(self, x: Tensor) -> Tensor:
         """Return only the rows of `forward` that the heads read, (B, 1 or 2, D)."""
-        if (
-            type(self.qkv) is not nn.Linear
-        ):  # LoRA: the weight of the queries alone is not available
+        if type(self.qkv) is not nn.Linear:  # LoRA: the queries have no weight of their own
             q, k, v = self.split_heads(x)
             mixed = weighted_values(q[:, :, : self.num_read], k, v)
             return self.proj(mixed.transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
@@ -136,14 +131,10 @@ class Block(nn.Module):
         self.is_post, self.num_read = config.norm == "post", config.num_read
         self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.attn = Attention(config)
-        self.ls1 = (
-            LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
-        )
+        self.ls1 = layer_scale(config)
         self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config)
-        self.ls2 = (
-            LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
-        )
+        self.ls2 = layer_scale(config)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -163,6 +154,11 @@ class Block(nn.Module):
             return self.norm2(rows + self.drop_path(self.ls2(self.mlp(rows))))
         rows = rows + self.drop_path(self.ls1(attend(self.norm1(x))))
         return rows + self.drop_path(self.ls2(self.mlp(self.norm2(rows))))
+
+
+def layer_scale(config: ViTConfig) -> nn.Module:
+    """Return LayerScale, or the identity if the model has none."""
+    return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
 
 
 class VisionTransformer(nn.Module):
@@ -190,7 +186,9 @@ class VisionTransformer(nn.Module):
         norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.norm = norm if config.pool == "cls" else nn.Identity()
         self.fc_norm = norm if config.pool == "mean" else nn.Identity()
-        self.pre_logits = representation_layer(config) if config.pre_logits else nn.Identity()
+        self.pre_logits: nn.Module = nn.Identity()
+        if config.pre_logits:  # Linear + Tanh from pretraining (section 3.1)
+            self.pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))
         self.head = linear_head(config)
         self.head_dist = linear_head(config) if config.distilled else None
         if not self.cls_token.is_meta:  # pretrained weights are about to be loaded
@@ -278,11 +276,6 @@ class VisionTransformer(nn.Module):
         for token, std in ((self.cls_token, 1e-6), (self.reg_token, 1e-6), (self.dist_token, 0.02)):
             if token is not None:
                 nn.init.normal_(token, std=std)
-
-
-def representation_layer(config: ViTConfig) -> nn.Module:
-    """Return the "pre-logits": Linear + Tanh from pretraining (Dosovitskiy et al., section 3.1)."""
-    return nn.Sequential(OrderedDict(fc=nn.Linear(config.width, config.width), act=nn.Tanh()))
 
 
 def linear_head(config: ViTConfig) -> nn.Module:

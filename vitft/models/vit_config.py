@@ -6,11 +6,12 @@ Sources: Dosovitskiy et al. 2021, table 1, https://arxiv.org/abs/2010.11929 (bas
 Touvron et al. 2021 (DeiT), 2012.12877, and Steiner et al. 2021 (AugReg), 2106.10270 (tiny, small).
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Self
 
-from vitft.models.stem import stride_of
+from vitft.models.stem import conv_strides, stem_stride
 from vitft.system.errors import UsageError
 
 Pool = Literal["cls", "mean"]
@@ -120,7 +121,9 @@ class ViTConfig:
     @property
     def stride(self) -> int:
         """Side in pixels of one cell of the feature map that is cut into patches."""
-        return stride_of(self.stem, self.convs, self.patch_size)
+        if self.stem is not None:
+            return stem_stride(self.stem)
+        return math.prod(conv_strides(self.convs, self.patch_size))
 
     @property
     def num_prefix(self) -> int:
@@ -135,15 +138,6 @@ class ViTConfig:
     def without_head(self) -> Self:
         """Return the configuration of the part that computes features."""
         return replace(self, num_classes=0, pre_logits=False, drop_path=0.0)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read the output of `to_json`, where tuples have become lists."""
-        pairs: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-        return cls(**pairs)
 
 
 def as_pair(side: int | tuple[int, int]) -> tuple[int, int]:

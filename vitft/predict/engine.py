@@ -34,30 +34,21 @@ class Engine(Protocol):
     in_workers: bool
     """Whether each worker also scores the batch that it has decoded, on one core."""
 
-    @property
-    def transform(self) -> EvalTransform: ...
-
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-
-    @property
-    def feature_size(self) -> int: ...
+    transform: EvalTransform
+    classes: tuple[str, ...]
+    feature_size: int
 
     def view(self, data: bytes, name: str) -> Views:
         """Preprocess an image file: (S, S, 3); ImageError if it cannot be decoded."""
-        ...
 
     def scores(self, views: Views) -> Scores:
         """Compute float32 scores of views (B, S, S, 3)."""
-        ...
 
     def enter_worker(self) -> None:
         """Prepare a worker thread; called before each batch."""
-        ...
 
     def running(self) -> contextlib.AbstractContextManager[None]:
         """Enter a prediction run; on exit, process-wide settings are restored."""
-        ...
 
 
 class LoadedImage(NamedTuple):
@@ -90,7 +81,8 @@ class Pipeline:
             loaded = [load_image(engine, source) for source in chunk]
             return self.predict_batch(loaded) if engine.in_workers else loaded
 
-        chunks = in_chunks(with_fetched(sources), engine.batch)
+        fetched = with_fetched(sources)
+        chunks = iter(lambda: list(islice(fetched, engine.batch)), [])
         results = in_order(work, chunks, workers=engine.workers, ahead=2 * max(1, engine.workers))
         with engine.running(), contextlib.closing(results):
             for chunk in results:
@@ -105,23 +97,12 @@ class Pipeline:
         if usable:
             scores = self.engine.scores(np.stack([view for _, view in usable]))
             scored = iter(self.postprocess([path for path, _ in usable], scores))
-        predictions = []
-        for item in loaded:
-            if item.view is None:
-                predictions.append(Prediction(path=item.path, error=item.error))
-            else:
-                prediction = next(scored)
-                if self.keep_views:
-                    prediction = replace(prediction, view=item.view)
-                predictions.append(prediction)
-        return predictions
-
-
-def in_chunks(sources: Iterable[ImageSource], size: int) -> Iterator[list[ImageSource]]:
-    """Yield `size` sources at a time."""
-    remaining = iter(sources)
-    while chunk := list(islice(remaining, size)):
-        yield chunk
+        if self.keep_views:
+            scored = (replace(p, view=view) for p, (_, view) in zip(scored, usable, strict=True))
+        return [
+            Prediction(path=item.path, error=item.error) if item.view is None else next(scored)
+            for item in loaded
+        ]
 
 
 def load_image(engine: Engine, source: ImageSource) -> LoadedImage:
@@ -136,11 +117,7 @@ def load_image(engine: Engine, source: ImageSource) -> LoadedImage:
 def decode_view(
     data: bytes, name: str, transform: EvalTransform, *, max_pixels: int = MAX_PIXELS
 ) -> Views:
-    """Decode an image file and apply the evaluation transform: (S, S, 3).
-
-    Raises:
-        ImageError: It cannot be decoded.
-    """
+    """Decode an image file and apply the evaluation transform: (S, S, 3), or raise ImageError."""
     return transform.pixels(decode(data, name, max_pixels=max_pixels).image)
 
 
@@ -150,21 +127,10 @@ class MirroredEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.batch, self.workers = engine.batch, engine.workers
-        self.in_workers = engine.in_workers
-        self.view = engine.view
-        self.enter_worker, self.running = engine.enter_worker, engine.running
-
-    @property
-    def transform(self) -> EvalTransform:
-        return self.engine.transform
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.engine.classes
-
-    @property
-    def feature_size(self) -> int:
-        return self.engine.feature_size
+        self.in_workers, self.transform = engine.in_workers, engine.transform
+        self.classes, self.feature_size = engine.classes, engine.feature_size
+        self.view, self.enter_worker = engine.view, engine.enter_worker
+        self.running = engine.running
 
     def scores(self, views: Views) -> Scores:
         original = self.engine.scores(views)

@@ -8,7 +8,6 @@ import contextlib
 import difflib
 import hashlib
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -33,9 +32,9 @@ from vitft.metrics.results import EvaluatedData, EvaluationResults
 from vitft.models.checkpoint import Card
 from vitft.models.find import find_model
 from vitft.predict.engine import Views
+from vitft.predict.output import format_csv_cell
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
-from vitft.predict.rows import format_csv_cell
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.predict.validation import read_json
 from vitft.system import console
@@ -48,8 +47,7 @@ log = logging.getLogger(__name__)
 
 TRAINED_NOTE = "trained this model"
 """Note on an image that was left out."""
-MOST_NAMED = 10
-"""Unreadable files that are named in the log."""
+MOST_NAMED = 10  # unreadable files in the log
 PREDICTION_COLUMNS = (
     "path", "label", "class", "probability", "label_probability", "correct", "notes", "error",
 )  # fmt: skip
@@ -100,7 +98,7 @@ class HashedImage(NamedTuple):
     label: str
     sha256: str = ""
     view: Views | None = None
-    is_trained: bool = False
+    notes: tuple[str, ...] = ()
     error: str = ""
 
 
@@ -126,16 +124,16 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     with console.Progress("evaluate", len(data.images)) as progress:
         for group in image_groups(data, predictor.card, splits):
             usable = [image for image in group if image.view is not None]
-            views = [image.view for image in usable if image.view is not None]
             scored: Iterator[Prediction] = iter(())
-            if views:
-                scores = predictor.scores(np.stack(views))
+            if usable:
+                scores = predictor.scores(np.stack([i.view for i in usable if i.view is not None]))
                 targets = [index[image.label] for image in usable]
                 scored = iter(postprocess([image.path for image in usable], scores, targets))
                 logits.append(scores.logits)
                 digests += [image.sha256 for image in usable]
             for image in group:
-                prediction = left_out(image) if image.view is None else next(scored)
+                left_out = Prediction(path=image.path, notes=image.notes, error=image.error)
+                prediction = left_out if image.view is None else next(scored)
                 predictions.append(LabelledPrediction(image.label, prediction))
             progress.advance(len(group))
     if not logits:
@@ -190,8 +188,8 @@ def read_splits(folder: Path, card: Card) -> Mapping[str, str] | None:
             f"the model was trained with another split than {path}",
             fix="restore the file, or evaluate a copy of the model in another folder",
         )
-    splits = {row.sha256: row.split for row in manifest.val}
-    return splits | {row.sha256: row.split for row in manifest.train}  # training takes precedence
+    rows = (*manifest.val, *manifest.train)  # training takes precedence
+    return {row.sha256: row.split for row in rows}
 
 
 def image_groups(
@@ -206,7 +204,7 @@ def image_groups(
             content = read_bytes(data.locate(path))
             digest = hashlib.sha256(content).hexdigest()
             if splits and splits.get(digest) == "train":
-                return HashedImage(path, label, digest, is_trained=True)
+                return HashedImage(path, label, digest, notes=(TRAINED_NOTE,))
             view = card.transform.pixels(read_image(content, path))
             return HashedImage(path, label, digest, view)
         except ImageError as error:
@@ -218,26 +216,17 @@ def image_groups(
             yield group
 
 
-def left_out(image: HashedImage) -> Prediction:
-    """Return the prediction of an image that is not evaluated."""
-    notes = (TRAINED_NOTE,) if image.is_trained else ()
-    return Prediction(path=image.path, notes=notes, error=image.error)
-
-
 def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> DataError:
     """Return the error for data without a single image to evaluate."""
     total = len(predictions)
-    trained = sum(TRAINED_NOTE in row.prediction.notes for row in predictions)
-    if trained:
+    if trained := sum(TRAINED_NOTE in row.prediction.notes for row in predictions):
         unread = f" and {total - trained} are unreadable" if total > trained else ""
         return DataError(
             f"{trained} of {total} images of {data.source} trained this model{unread}, so none is "
             "left to evaluate it on",
             fix="use images that the model has not seen",
         )
-    examples = "; ".join(
-        f"{row.prediction.path}: {row.prediction.error}" for row in predictions[:3]
-    )
+    examples = "; ".join(f"{p.path}: {p.error}" for _, p in predictions[:3])
     return DataError(
         f"none of {total} images of {data.source} can be read ({examples})",
         fix="check the paths: those of a table are relative to its folder",
@@ -254,9 +243,8 @@ def before_temperature(
     if not isinstance(temperature, float | int) or not temperature > 0:
         return None, None
     raw = logits.double().numpy() * temperature
-    return calibration_error(bin_by_confidence(*confidence_and_correctness(raw, labels.numpy())))[
-        0
-    ], float(temperature)
+    bins = bin_by_confidence(*confidence_and_correctness(raw, labels.numpy()))
+    return calibration_error(bins)[0], float(temperature)
 
 
 def evaluated_data(
@@ -267,14 +255,16 @@ def evaluated_data(
 ) -> EvaluatedData:
     """Return the source of the images, and how many are left out, validated or duplicates."""
     rows = [row.prediction for row in predictions]
+    trained = validated = None
+    if splits is not None:
+        trained = sum(TRAINED_NOTE in row.notes for row in rows)
+        validated = sum(splits.get(digest) == "val" for digest in digests)
     return {
         "path": str(data.source),
         "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
-        "trained": None if splits is None else sum(TRAINED_NOTE in row.notes for row in rows),
-        "validated": None
-        if splits is None
-        else sum(splits.get(digest) == "val" for digest in digests),
-        "copies": sum(number - 1 for number in Counter(digests).values()),
+        "trained": trained,
+        "validated": validated,
+        "copies": len(digests) - len({*digests}),
     }
 
 

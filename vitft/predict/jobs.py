@@ -7,10 +7,10 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from vitft.data.sources import ImageSource, sources
 from vitft.models.find import find_model
@@ -19,6 +19,7 @@ from vitft.predict.numpy_engine import FEW_IMAGES, NumpyEngine, start_digest
 from vitft.predict.output import (
     ProcessShard,
     ResumePoint,
+    RowWriter,
     check_output,
     count_errors,
     find_resume_point,
@@ -30,15 +31,10 @@ from vitft.predict.output import (
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.prediction import Prediction
 from vitft.predict.request import PredictRequest
-from vitft.predict.rows import RowWriter
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import plan_run
 from vitft.system.text import count
-
-if TYPE_CHECKING:
-    from vitft.predict.torch_engine import Predictor
-
 
 log = logging.getLogger(__name__)
 
@@ -46,30 +42,20 @@ Illustrator = Callable[[Engine, Iterator[Prediction], Path], Iterator[Prediction
 """Passes predictions on and writes a picture of each into a folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobSummary:
-    """Outcome of a prediction job."""
-
-    rows: int
-    errors: int
-    """Rows of images that could not be read."""
-
-
 def run_prediction(
     request: PredictRequest,
     *,
     write: Callable[[str], object],
-    stdin: BinaryIO | None = None,
-    illustrate: Illustrator | None = None,
-) -> JobSummary:
-    """Predict every image of a request and write one row for each.
+    stdin: BinaryIO,
+    illustrate: Illustrator,
+) -> int:
+    """Predict every image of a request, write one row for each, return the number of error rows.
 
     Args:
         request: What to predict, with which model, and where to write rows.
         write: Takes each line, without its end, if the request names no file.
         stdin: Read where the request names `-`.
-        illustrate: Needed if the request asks for explanations: `vitft.explain.explainer`,
-            which is in a higher package.
+        illustrate: Function of `vitft.explain.explainer`, which is in a higher package.
 
     Raises:
         VitftError: The request cannot be met; see `vitft.system.errors`.
@@ -79,7 +65,7 @@ def run_prediction(
     checkpoint = find_model(request.run)
     threshold = request.threshold or 0.0
     if request.precision is not None:
-        from vitft.predict.threshold import choose_threshold  # it imports simplejpeg
+        from vitft.predict.validation import choose_threshold  # it imports simplejpeg
 
         chosen = choose_threshold(checkpoint.parent, request.precision)
         log.info(str(chosen))
@@ -90,8 +76,7 @@ def run_prediction(
     images = sources(request.images, lists=request.lists, stdin=stdin)
     engine, images = choose_engine(request, checkpoint, images)
     shard = replace(request.shard, chunk=engine.batch)
-    done = finished_job(request, shard)
-    if done is not None:
+    if (done := finished_job(request, shard)) is not None:
         return done
     postprocess = Postprocess.for_run(
         checkpoint.parent,
@@ -105,7 +90,6 @@ def run_prediction(
     with open_destination(request, shard, images, write) as (rows, remaining):
         predictions = pipeline.predict(remaining)
         if pictures is not None:
-            assert illustrate is not None
             predictions = illustrate(engine, predictions, pictures)
         for prediction in predictions:
             rows.add(prediction)
@@ -114,7 +98,7 @@ def run_prediction(
         log.info(f"{count(rows.count, 'row')}{errors}: {request.out}")
     if pictures is not None:
         log.info(f"pictures: {pictures}/")
-    return JobSummary(rows.count, rows.errors)
+    return rows.errors
 
 
 def choose_engine(
@@ -131,39 +115,34 @@ def choose_engine(
         engine = NumpyEngine.open(checkpoint)
         if engine is not None:
             return engine, images
-    predictor = load_predictor(request, checkpoint)
+    digest = start_digest(checkpoint)  # in a thread, while torch is imported
+    with heavy_imports():
+        from vitft.predict.torch_engine import Predictor
+
+    predictor = Predictor.from_run(
+        request.run, device=request.device, precision=request.dtype, digest=digest
+    )
     if request.engine == "numpy":
         raise UsageError(
             "the NumPy engine does not support this model (a hybrid, or one of timm's)",
             fix="leave --engine numpy out",
         )
-    if are_few:
-        predictor.use_all_cores_per_batch()
+    if are_few:  # too few to occupy each core alone: all cores score one batch at a time
+        predictor.in_workers = False
     return predictor, images
 
 
-def load_predictor(request: PredictRequest, checkpoint: Path) -> "Predictor":
-    """Load torch's engine; the checkpoint is verified while torch is imported."""
-    digest = start_digest(checkpoint)
-    with heavy_imports():
-        from vitft.predict.torch_engine import Predictor
-
-    return Predictor.from_run(
-        request.run, device=request.device, precision=request.dtype, digest=digest
-    )
-
-
-def finished_job(request: PredictRequest, shard: ProcessShard) -> JobSummary | None:
-    """Return the outcome of a resumed job whose file is already complete, else None."""
+def finished_job(request: PredictRequest, shard: ProcessShard) -> int | None:
+    """Return the number of error rows of a resumed job that is already complete, else None."""
     if not request.resume or request.out is None:
         return None
     out = Path(request.out)
     if out.exists():
         log.info(f"{request.out} is already finished")
-        return JobSummary(0, count_errors(out, request.style))
+        return count_errors(out, request.style)
     if finished_path(out, shard).exists():
         merge_shards(out, request.style, shard)
-        return JobSummary(0, 0)
+        return 0
     return None
 
 
@@ -182,7 +161,10 @@ def open_destination(
         rows.close()
         return
     out, start = Path(request.out), ResumePoint()
-    own, part = select_shard(images, shard), part_path(out, shard)
+    own, part = images, part_path(out, shard)
+    if shard.world > 1:
+        numbered = enumerate(images)
+        own = (s for i, s in numbered if i // shard.chunk % shard.world == shard.rank)
     if request.resume and part.exists():
         history = SourceHistory(own, shard.chunk)
         start = find_resume_point(part, style, top_k, history.names(), shard.chunk)
@@ -211,14 +193,3 @@ class SourceHistory:
         """Return the sources after the first `count`; recent ones among them are repeated."""
         again = list(self.recent)[len(self.recent) - (self.count - count) :]
         return chain(again, self.images)
-
-
-def select_shard(images: Iterator[ImageSource], shard: ProcessShard) -> Iterator[ImageSource]:
-    """Return the sources of this process."""
-    if shard.world == 1:
-        return images
-    return (
-        source
-        for index, source in enumerate(images)
-        if index // shard.chunk % shard.world == shard.rank
-    )

@@ -38,7 +38,7 @@ class NumpyEngine:
         classes: tuple[str, ...],
     ) -> None:
         self.path, self.model, self.mapped = path, model, mapped
-        self.transform, self.classes = transform, classes
+        self.transform, self.classes, self.feature_size = transform, classes, model.feature_size
         self.workers = min(FEW_IMAGES, MAX_THREADS)
         self.is_verified = False
         self.verification = threading.Thread(target=self.verify, name="vitft-digest", daemon=True)
@@ -56,11 +56,6 @@ class NumpyEngine:
             return cls(path, model, mapped, transform, tuple(card["classes"]))
         except (KeyError, TypeError, ValueError):
             return None
-
-    @property
-    def feature_size(self) -> int:
-        """Dimensions of the feature of one image."""
-        return self.model.feature_size
 
     def verify(self) -> None:
         """Compare the digest of the whole file with the recorded one."""

@@ -1,8 +1,7 @@
-"""Files of predictions: renamed when complete, resumed after an interruption, merged from shards.
+"""Rows of predictions, one for each image, on the terminal and in files.
 
 A file is written as `NAME.part`, from which an interrupted run is resumed. Several processes write
-`NAME.part-0-of-2` and so on; the last one to finish merges the rows in order. The format of a row
-is defined in `prediction` and `rows`.
+`NAME.part-0-of-2` and so on; the last one to finish merges the rows in order.
 """
 
 import contextlib
@@ -16,16 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
-from vitft.predict.prediction import Prediction, column_names
-from vitft.predict.rows import RowWriter
+from vitft.predict.prediction import DECIMALS, Prediction, column_names
 from vitft.system.console import visible
 from vitft.system.errors import RunError
 from vitft.system.files import temporary_file, writing
-from vitft.system.text import csv_line, escape_formula
+from vitft.system.text import csv_line, escape_formula, json_line, percent
 
 RESUMABLE = ("jsonl", "csv")
-ROW_GROUP = 1024
-"""Rows that are written to Parquet at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +43,92 @@ class ProcessShard:
 
 
 class ResumePoint(NamedTuple):
-    """How much of an unfinished file is kept."""
+    """Complete rows of an unfinished file, in whole chunks; their bytes with the header."""
 
     rows: int = 0
-    """Complete rows, a multiple of the chunk."""
     size: int = 0
-    """Bytes of these rows and the header."""
     errors: int = 0
     """Error rows among them."""
+
+
+class RowWriter:
+    """Writes predictions as a table, json, jsonl or csv; `write` takes a line without its end."""
+
+    def __init__(self, style: str, top_k: int, write: Callable[[str], object]) -> None:
+        self.style, self.top_k, self.write = style, top_k, write
+        self.count = self.errors = 0
+        self.has_begun = False
+        self.pending_json = ""
+        """The last line of JSON, which ends in a comma only if another one follows."""
+        self.unaligned: list[tuple[str, str]] | None = [("path", "prediction")]
+        """Rows held back until the width of the first column is known."""
+        self.width = 0
+
+    def begin(self) -> None:
+        """Write what comes before the first row, once."""
+        if not self.has_begun and self.style in ("csv", "json"):
+            self.write(csv_line(column_names(self.top_k)) if self.style == "csv" else "[")
+        self.has_begun = True
+
+    def add(self, prediction: Prediction) -> None:
+        """Write one prediction."""
+        self.begin()
+        self.count += 1
+        self.errors += bool(prediction.error)
+        self.write_row(prediction)
+
+    def write_row(self, prediction: Prediction) -> None:
+        """Write the row of a prediction."""
+        if self.style == "csv":
+            self.write(csv_line([*map(format_csv_cell, prediction.to_cells(self.top_k))]))
+        elif self.style == "jsonl":
+            self.write(json_line(prediction.to_dict()))
+        elif self.style == "json":
+            if self.pending_json:
+                self.write(f"{self.pending_json},")
+            self.pending_json = f"  {json_line(prediction.to_dict())}"
+        else:
+            self.write_table_row(visible(prediction.path), summarise(prediction))
+
+    def write_table_row(self, path: str, text: str) -> None:
+        """Write a row of the table as soon as the width of its first column is known."""
+        if self.unaligned is None:
+            self.write(f"{path:<{self.width}}  {text}")
+            return
+        self.unaligned.append((path, text))
+        if len(self.unaligned) > 100:
+            self.align()
+
+    def align(self) -> None:
+        """Write the rows that were held back, which determine the width of the first column."""
+        rows, self.unaligned = self.unaligned or [], None
+        self.width = max((len(path) for path, _ in rows), default=0)
+        for path, text in rows:
+            self.write_table_row(path, text)
+
+    def close(self) -> None:
+        """Write what comes after the last row."""
+        self.begin()
+        if self.style == "json":
+            if self.pending_json:
+                self.write(self.pending_json)
+            self.write("]")
+        elif self.style == "table" and self.unaligned is not None:
+            self.align()
+
+
+def format_csv_cell(cell: str | float | None) -> str:
+    """Format one cell of CSV: a probability with all its decimals, nothing for None."""
+    return f"{cell:.{DECIMALS}f}" if isinstance(cell, float) else cell or ""
+
+
+def summarise(prediction: Prediction) -> str:
+    """Format a prediction in words, such as `rose 97.1 %, lily 2.0 % (not sure)`."""
+    if prediction.error:
+        return visible(f"error: {prediction.error}")
+    pairs = zip(prediction.classes, prediction.probabilities, strict=True)
+    best = ", ".join(f"{visible(name)} {percent(probability)}" for name, probability in pairs)
+    return f"{best} ({', '.join(prediction.notes)})" if prediction.notes else best
 
 
 def part_path(out: Path, shard: ProcessShard) -> Path:
@@ -227,8 +301,8 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
     The parts are removed only after the merged file has its name. Two processes that finish at the
     same time write the same bytes.
     """
-    world = shard.world
-    parts = [finished_path(out, ProcessShard(rank=rank, world=world)) for rank in range(world)]
+    shards = [ProcessShard(rank=rank, world=shard.world) for rank in range(shard.world)]
+    parts = [finished_path(out, other) for other in shards]
     if not all(part.exists() for part in parts):
         return
     with contextlib.ExitStack() as stack:
@@ -267,7 +341,9 @@ def open_parquet(out: Path, top_k: int) -> Iterator[RowWriter]:
     with writing(out), temporary_file(out) as (descriptor, temporary):
         os.close(descriptor)
         with pq.ParquetWriter(temporary, schema) as writer:
-            rows = ParquetRowWriter(top_k, lambda t: writer.write_table(pa.table(t, schema=schema)))
+            rows = ParquetRowWriter(
+                top_k, lambda group: writer.write_table(pa.Table.from_pylist(group, schema=schema))
+            )
             yield rows
             rows.close()
         temporary.replace(out)
@@ -276,28 +352,21 @@ def open_parquet(out: Path, top_k: int) -> Iterator[RowWriter]:
 class ParquetRowWriter(RowWriter):
     """Collects rows and writes them one row group at a time."""
 
-    def __init__(self, top_k: int, write_table: Callable[[dict[str, list[Any]]], None]) -> None:
+    def __init__(self, top_k: int, write_group: Callable[[list[dict[str, Any]]], None]) -> None:
         super().__init__("parquet", top_k, write=lambda _: None)
-        self.write_table = write_table
-        self.pending: list[list[str | float | None]] = []
+        self.write_group = write_group
+        self.pending: list[dict[str, Any]] = []
 
     def write_row(self, prediction: Prediction) -> None:
-        cells = prediction.to_cells(self.top_k)
-        self.pending.append(
-            [
-                cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
-                for cell in cells
-            ]
+        cells = (
+            cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
+            for cell in prediction.to_cells(self.top_k)
         )
-        if len(self.pending) >= ROW_GROUP:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the collected rows."""
-        names = column_names(self.top_k)
-        columns = [*zip(*self.pending, strict=True)] or [()] * len(names)
-        self.write_table({name: [*cells] for name, cells in zip(names, columns, strict=True)})
-        self.pending = []
+        self.pending.append(dict(zip(column_names(self.top_k), cells, strict=True)))
+        if len(self.pending) >= 1024:
+            self.close()
 
     def close(self) -> None:
-        self.flush()
+        """Write the collected rows."""
+        self.write_group(self.pending)
+        self.pending = []

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from vitft.features.ood import Reference, read_reference
-from vitft.metrics.softmax import softmax
+from vitft.metrics.calibration import softmax
 from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.system.errors import RunError
 
@@ -74,30 +74,22 @@ class Postprocess:
                 fix="train again with a lower learning rate",
             )
         probabilities = softmax(scores.logits.astype(np.float64))  # (B, C)
-        order = ranked(probabilities, self.top_k)  # (B, k)
-        are_unlike = [False] * len(paths)
+        if self.top_k == 1:
+            order = probabilities.argmax(axis=1)[:, None]  # (B, k)
+        else:  # stable: ties keep the model's order, as with argmax
+            order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.top_k]
+        unlike = [False] * len(paths)
         if self.reference is not None:
-            are_unlike = self.reference.are_unlike(scores.features)
+            unlike = self.reference.are_unlike(scores.features)
         predictions = []
         for i, path in enumerate(paths):
-            best = probabilities[i, order[i]].tolist()
-            notes = (NOT_SURE,) * (best[0] < self.threshold) + (OUT_OF_DISTRIBUTION,) * are_unlike[
-                i
-            ]
-            predictions.append(
-                Prediction(
-                    path=path,
-                    classes=tuple(self.classes[index] for index in order[i]),
-                    probabilities=tuple(best),
-                    notes=notes,
-                    target_probability=float(probabilities[i, targets[i]]) if targets else 0.0,
-                )
+            best = tuple(probabilities[i, order[i]].tolist())
+            prediction = Prediction(
+                path=path,
+                classes=tuple(self.classes[index] for index in order[i]),
+                probabilities=best,
+                notes=(NOT_SURE,) * (best[0] < self.threshold) + (OUT_OF_DISTRIBUTION,) * unlike[i],
+                target_probability=float(probabilities[i, targets[i]]) if targets else 0.0,
             )
+            predictions.append(prediction)
         return predictions
-
-
-def ranked(probabilities: np.ndarray[Any, Any], top_k: int) -> np.ndarray[Any, Any]:
-    """Return the indices (B, k) of the most probable classes; ties keep the model's order."""
-    if top_k == 1:
-        return probabilities.argmax(axis=1)[:, None]
-    return np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]

@@ -51,16 +51,12 @@ class Prediction:
         """Return the row of JSON, JSONL and the server."""
         if self.error:
             return {"path": self.path, "error": self.error}
-        row: PredictionDict = {
-            "path": self.path,
-            "classes": [
-                {"class": name, "probability": round(probability, DECIMALS)}
-                for name, probability in zip(self.classes, self.probabilities, strict=True)
-            ],
-        }
-        if self.notes:
-            row["notes"] = [*self.notes]
-        return row
+        pairs = zip(self.classes, self.probabilities, strict=True)
+        classes: list[ClassProbability] = [
+            {"class": name, "probability": round(value, DECIMALS)} for name, value in pairs
+        ]
+        row: PredictionDict = {"path": self.path, "classes": classes}
+        return {**row, "notes": [*self.notes]} if self.notes else row
 
     def to_cells(self, top_k: int) -> list[str | float | None]:
         """Return the row of CSV and Parquet under `column_names(top_k)`, with None for missing."""

@@ -1,11 +1,15 @@
 """The request of a prediction job, checked before anything expensive is imported."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from vitft.predict.output import RESUMABLE, ProcessShard
-from vitft.predict.rows import choose_format
 from vitft.system.errors import UsageError
+from vitft.system.imports import require_extra
 
+ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet")
+FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
+                    ".parquet": "parquet", ".pq": "parquet", ".txt": "table"}  # fmt: skip
 ENGINES = ("auto", "numpy", "torch")
 
 
@@ -27,7 +31,7 @@ class PredictRequest:
     top_k: int = 1
     """Classes per image."""
     format: str | None = None
-    """One of `rows.ROW_FORMATS`; None: table, or what the suffix of `out` implies."""
+    """One of `ROW_FORMATS`; None: table, or what the suffix of `out` implies."""
     out: str | None = None
     """File of rows; None: rows are passed to `write` of `run_prediction`."""
     resume: bool = False
@@ -57,31 +61,6 @@ class PredictRequest:
             raise UsageError(
                 "no IMAGE was given", fix="name files, folders, addresses, - or --list FILE"
             )
-        self.check_numbers()
-        is_resumable = self.out is not None and self.style in RESUMABLE
-        if self.resume and not is_resumable:
-            raise UsageError(
-                "--resume needs a file of rows", fix="add --out FILE.jsonl or FILE.csv"
-            )
-        if self.shard.world > 1 and (not is_resumable or "-" in self.images):
-            raise UsageError(
-                "several processes need inputs that all can read, and rows that can be merged",
-                fix="add --out FILE.jsonl (or .csv), and give a list instead of standard input",
-            )
-        if self.engine == "numpy":
-            for option, is_used in (
-                ("--explain", self.explain is not None),
-                ("--dtype bf16", self.dtype != "fp32"),
-            ):
-                if is_used:
-                    raise UsageError(f"{option} needs torch", fix="leave --engine numpy out")
-
-    def check_numbers(self) -> None:
-        """Refuse counts and fractions outside of their range.
-
-        Raises:
-            UsageError: With the value.
-        """
         if self.top_k < 1:
             raise UsageError(f"invalid --top-k {self.top_k}", fix="use at least 1")
         if self.threshold is not None and self.precision is not None:
@@ -93,3 +72,46 @@ class PredictRequest:
                 raise UsageError(
                     f"invalid --{option} {value}", fix="use a number above 0, up to 1, e.g. 0.95"
                 )
+        self.check_combinations()
+
+    def check_combinations(self) -> None:
+        """Refuse options that contradict each other, with a UsageError."""
+        is_resumable = self.out is not None and self.style in RESUMABLE
+        if self.resume and not is_resumable:
+            raise UsageError(
+                "--resume needs a file of rows", fix="add --out FILE.jsonl or FILE.csv"
+            )
+        if self.shard.world > 1 and (not is_resumable or "-" in self.images):
+            raise UsageError(
+                "several processes need inputs that all can read, and rows that can be merged",
+                fix="add --out FILE.jsonl (or .csv), and give a list instead of standard input",
+            )
+        if self.engine == "numpy":
+            used = ["--explain"] * (self.explain is not None)
+            used += ["--dtype bf16"] * (self.dtype != "fp32")
+            if used:
+                raise UsageError(f"{used[0]} needs torch", fix="leave --engine numpy out")
+
+
+def choose_format(wanted: str | None, out: str | None) -> str:
+    """Return the format that was asked for, or that the suffix of the file implies.
+
+    Raises:
+        UsageError: Neither names one; or Parquet is asked for without a file or pyarrow.
+    """
+    style = wanted or (
+        "table" if out is None else FORMAT_OF_SUFFIX.get(Path(out).suffix.lower(), "")
+    )
+    if not style:
+        raise UsageError(
+            f"the suffix of --out {out} implies no format; known suffixes are "
+            f"{', '.join(FORMAT_OF_SUFFIX)}",
+            fix="add --format jsonl (or csv, json, table, parquet)",
+        )
+    if style == "parquet":
+        if out is None:
+            raise UsageError(
+                "Parquet cannot be written to the terminal", fix="add --out predictions.parquet"
+            )
+        require_extra("parquet", feature="--format parquet")
+    return style

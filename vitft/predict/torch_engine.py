@@ -15,7 +15,6 @@ from torch import Tensor
 
 from vitft.data.images import MAX_PIXELS
 from vitft.data.sources import ImageSource
-from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, build_model, load_checkpoint
 from vitft.models.find import find_model
 from vitft.models.timm_model import Model, TimmModel
@@ -44,7 +43,7 @@ class Predictor:
     Args:
         model: Ours or timm's, with a head.
         card: The card of its checkpoint.
-        device: auto, cpu, cuda, cuda:1, mps.
+        device: `train.device`.
         precision: `bf16` computes features with bf16 weights and decodes JPEGs the fast way; images
             whose best class could have changed by that are computed again in float32.
     """
@@ -59,6 +58,8 @@ class Predictor:
             )
         self.device = pick_device(local_device(device))
         self.model, self.card, self.precision = model.eval().to(self.device), card, precision
+        self.classes, self.transform = card.classes, card.transform
+        self.feature_size = model.feature_size
         self.batch, self.workers = WORKER_BATCH_SIZE[self.device.type], torch.get_num_threads()
         self.in_workers = self.device.type == "cpu"
         self.bf16_prefix: Prefix | None = None if precision == "fp32" else bf16_copy(model)
@@ -82,21 +83,6 @@ class Predictor:
         state, card = load_checkpoint(find_model(run), digest=digest)
         return cls(build_model(state, card.architecture), card, device=device, precision=precision)
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names in the order of the logits."""
-        return self.card.classes
-
-    @property
-    def feature_size(self) -> int:
-        """Dimensions of the feature of one image."""
-        return self.model.feature_size
-
-    @property
-    def transform(self) -> EvalTransform:
-        """The evaluation transform."""
-        return self.card.transform
-
     def stream(self, paths: Iterable[str], *, top_k: int = 1) -> Iterator[Prediction]:
         """Yield one prediction per path, in order; an unusable file gets an error instead."""
         pipeline = Pipeline(self, Postprocess(classes=self.classes, top_k=top_k))
@@ -110,10 +96,6 @@ class Predictor:
             yield
         finally:
             torch.set_num_threads(before)
-
-    def use_all_cores_per_batch(self) -> None:
-        """Score one batch at a time on all cores, for too few images to occupy each core alone."""
-        self.in_workers = False
 
     def enter_worker(self) -> None:
         """Limit torch to one core in this worker, so that threads do not wait for each other."""
@@ -129,8 +111,7 @@ class Predictor:
         if self.bf16_prefix is not None:
             from vitft.data.jpeg import fast_view  # simplejpeg
 
-            fast = fast_view(data, self.transform, max_pixels=MAX_PIXELS)
-            if fast is not None:
+            if (fast := fast_view(data, self.transform, max_pixels=MAX_PIXELS)) is not None:
                 return fast[0]
         return decode_view(data, name, self.transform)
 

@@ -1,4 +1,4 @@
-"""Predictions of a finished run for its validation images, read from the run's files alone.
+"""Predictions of a finished run for its validation images, and a threshold that is based on them.
 
 The report, the thumbnails and the comparison of runs read the same predictions, so they show the
 same mistakes in the same order. Nothing here imports torch or opens an image.
@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from vitft.data.split import Manifest, Row
+from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.results import Interval
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
-from vitft.system.errors import RunError
+from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import RunDir
+from vitft.system.text import count, interval, percent
 
-LOGITS_FILE = "validation.npz"
 THUMBS = "thumbs"
-DIGEST_DIGITS = 16
-"""Leading hexadecimal digits of an image's sha256 that name its thumbnail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ class ValidationPrediction:
 
 
 def thumb_name(sha256: str, *, attention: bool = False) -> str:
-    """Return the file name of an image's thumbnail, or of the one with its attention overlaid."""
-    return f"{sha256[:DIGEST_DIGITS]}{'-attention' if attention else ''}.jpg"
+    """Return the name of an image's thumbnail, or of the one with its attention overlaid."""
+    return f"{sha256[:16]}{'-attention' if attention else ''}.jpg"
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
@@ -107,7 +107,7 @@ def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
     Raises:
         RunError: They are damaged or belong to another split.
     """
-    path = run / LOGITS_FILE
+    path = run / "validation.npz"
     if not path.is_file():
         return None
     try:
@@ -130,7 +130,7 @@ def read_validation_predictions(run: Path) -> tuple[ValidationPrediction, ...]:
         DataError: split.csv is damaged.
     """
     classes = read_classes(run)
-    rows = tuple(row for row in read_rows(run, classes) if row.split == "val")
+    rows = [row for row in read_rows(run, classes) if row.split == "val"]
     return validation_predictions(run, rows, classes)
 
 
@@ -159,7 +159,7 @@ def validation_predictions(
 
 def mistakes(predictions: Sequence[ValidationPrediction]) -> list[ValidationPrediction]:
     """Return the wrong predictions, the most confident first."""
-    wrong = [prediction for prediction in predictions if not prediction.is_correct]
+    wrong = (p for p in predictions if not p.is_correct)
     return sorted(wrong, key=lambda p: (-p.probability, p.path))
 
 
@@ -175,3 +175,71 @@ def least_confident(
             counts[prediction.label] += 1
             found.append(prediction)
     return found[:most]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """The smallest probability above which predictions reach a requested precision."""
+
+    value: float
+    """Predictions with a smaller probability are noted as not sure."""
+    precision: float
+    """Fraction of correct predictions among the `covered` ones."""
+    interval: Interval
+    """95 % interval of the precision; the threshold was chosen on the same images."""
+    covered: int
+    """Validation images at or above the threshold."""
+    images: int
+    """All validation images."""
+
+    def __str__(self) -> str:
+        return (
+            f"threshold {percent(self.value)}: precision {percent(self.precision)} "
+            f"(95 % interval {interval(self.interval)}) on {self.covered:,} of "
+            f"{count(self.images, 'validation image')}"
+        )
+
+
+def choose_threshold(run: Path, precision: float) -> Threshold:
+    """Return the smallest threshold at which a run reaches a precision on its validation images.
+
+    Raises:
+        RunError: The run has no validation predictions.
+        UsageError: No threshold reaches the precision.
+    """
+    predictions = read_validation_predictions(run)
+    if not predictions:
+        raise RunError(
+            f"cannot choose a threshold: {run} has no validation predictions",
+            fix="give the probability itself: --threshold 0.8",
+        )
+    threshold = smallest_threshold(predictions, precision)
+    if threshold is None:
+        highest = max(p.probability for p in predictions if not p.is_correct)
+        raise UsageError(
+            f"no threshold reaches a precision of {percent(precision)}: a validation image was "
+            f"misclassified with a probability of {percent(highest)}",
+            fix="ask for a lower --precision, or check the doubtful labels: vitft report",
+        )
+    return threshold
+
+
+def smallest_threshold(
+    predictions: Sequence[ValidationPrediction], precision: float
+) -> Threshold | None:
+    """Return the smallest probability at or above which enough predictions are correct."""
+    ranking = sorted(predictions, key=lambda p: -p.probability)
+    threshold: Threshold | None = None
+    correct = 0
+    for covered, prediction in enumerate(ranking, start=1):
+        correct += prediction.is_correct
+        is_tied = covered < len(ranking) and ranking[covered].probability == prediction.probability
+        if not is_tied and correct >= precision * covered:
+            threshold = Threshold(
+                value=prediction.probability,
+                precision=correct / covered,
+                interval=wilson_interval(correct, covered),
+                covered=covered,
+                images=len(ranking),
+            )
+    return threshold

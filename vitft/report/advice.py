@@ -9,9 +9,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.intervals import sample_size, wilson_interval
 from vitft.metrics.results import Interval
-from vitft.metrics.significance import sample_size
 from vitft.predict.validation import mistakes
 from vitft.report.run_files import Run
 from vitft.system.text import count, interval, percent, points

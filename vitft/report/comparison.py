@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_interval
 from vitft.metrics.results import Interval
-from vitft.metrics.significance import holm, mcnemar, paired_interval
 from vitft.predict.validation import ValidationPrediction
 from vitft.report import charts
 from vitft.report.html import render
@@ -26,8 +25,6 @@ from vitft.system.text import count, interval, percent, points
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """Labels of the runs."""
-SIGNIFICANT = 0.05
-"""A difference with a lower corrected p-value is significant."""
 MAX_DISPUTED = 60
 """Images shown on which the runs disagree."""
 Proportion = tuple[float, Interval]
@@ -146,7 +143,7 @@ class RunComparison:
         if pair.difference < 0:
             better, worse = worse, better
         by = points(abs(pair.difference)).lstrip("+")
-        if pair.p < SIGNIFICANT:
+        if pair.p < 0.05:
             return f"{better} is better than {worse} on these images by {by} (p {p_text(pair.p)})"
         if pair.difference == 0:
             return f"{better} and {worse} are equally accurate on these images"
@@ -245,11 +242,8 @@ def comparison_notes(
 ) -> list[str]:
     """Return what limits the comparison.
 
-    Args:
-        runs: The runs.
-        by_digest: Predictions of each run by the digest of the image.
-        common: Number of validation images that all runs share.
-        relabelled: How many of these have different labels.
+    `common` validation images are shared by all runs, and `relabelled` of these have different
+    labels.
     """
     notes = []
     sizes = [len(table) for table in by_digest]

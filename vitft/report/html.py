@@ -29,18 +29,13 @@ def render(template: str, view: Mapping[str, object]) -> str:
 
     css = (TEMPLATES / "page.css").read_text(encoding="utf-8") + style_sheet()
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
-    return (
-        template_engine()
-        .get_template(template)
-        .render(
-            **view,
-            css=Markup(css),
-            script=Markup(script),
-            policy=content_policy(css, script),
-            version=version("vitft"),
-            svg=Markup,
-        )
+    policy = (  # allows this style sheet, this script and embedded images only
+        f"default-src 'none'; style-src {digest_source(css)}; script-src {digest_source(script)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
+    markup = {"css": Markup(css), "script": Markup(script), "svg": Markup}
+    page = template_engine().get_template(template)
+    return page.render(**view, **markup, policy=policy, version=version("vitft"))
 
 
 @functools.cache
@@ -76,14 +71,6 @@ def printable(value: Any) -> Any:  # noqa: ANN401 - any value of a template
 def no_break_percent(text: str) -> str:
     """Put a no-break space before each percent sign that follows a space."""
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
-
-
-def content_policy(css: str, script: str) -> str:
-    """Return a policy that allows this style sheet, this script and embedded images only."""
-    return (
-        f"default-src 'none'; style-src {digest_source(css)}; script-src {digest_source(script)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
 
 
 def digest_source(text: str) -> str:

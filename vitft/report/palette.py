@@ -65,19 +65,17 @@ def css_variables(name: str, theme: Mapping[str, str]) -> str:
     return " ".join(lines)
 
 
-def css_classes() -> str:
-    """Return CSS classes for the fills and strokes of charts and for the shades of cells."""
+def style_sheet() -> str:
+    """Return the style sheet of the colours: light or dark on a screen, light on paper.
+
+    It has classes for the fills and strokes of charts and for the shades of cells.
+    """
+    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
     rules = [f".f-{key}{{fill:var(--{key})}}.s-{key}{{stroke:var(--{key})}}" for key in LIGHT]
     for meaning in ("right", "wrong"):
         rules += [f".{meaning}-{i}{{background:var(--{meaning}-{i})}}" for i in range(NUM_SHADES)]
-    return "\n".join(rules)
-
-
-def style_sheet() -> str:
-    """Return the style sheet of the colours: light or dark on a screen, light on paper."""
-    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
     return (
         f":root {{ {light} }}\n"
         f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        f"{css_classes()}\n"
+        + "".join(f"{rule}\n" for rule in rules)
     )

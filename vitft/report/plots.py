@@ -1,13 +1,13 @@
 """PNG figures drawn with matplotlib, which only this module imports (extra `plots`).
 
-The figures use neither a display nor the global state of matplotlib. `vitft explain --model` and
-`vitft study` write them; the charts of the pages are SVG and do not need matplotlib.
+The figures use neither a display nor the global state of matplotlib. Titles have two lines.
 """
 
 import io
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,30 +19,22 @@ from numpy.typing import NDArray
 from vitft.system.console import visible
 from vitft.system.text import count, percent
 
-DPI = 120
-MAX_TITLE = 48
-"""Characters of a title; longer ones are shortened."""
-
+MAX_TITLE, MAX_LABEL = 48, 26
+"""Characters; longer texts are shortened."""
 LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
 """Colours that are distinct in every kind of colour vision, each with 4.5:1 on white."""
 BASELINE_COLOURS = ("#4a4a4a", "#6e6e6e")
 MARKERS, BASELINE_MARKERS = "os^Dv<>", "xP"
-TICK_COLOUR, GRID_COLOUR = "#30353a", "#d7dbe0"
 LABEL_SIZE = 8.5
 """Font size of the labels in points; two of them need 1.25 times as much between them."""
-MAX_LABEL = 26
-"""Characters of a label; longer ones are shortened."""
 
 
 def filters_png(
     components: NDArray[np.float32], variance: NDArray[np.float32], title: str
 ) -> bytes:
-    """Draw principal components (n, k, k, 3), in rows of seven.
+    """Draw principal components (n, k, k, 3) from 0 to 1, in rows of seven.
 
-    Args:
-        components: Values from 0 to 1, the first component first.
-        variance: Fraction of the variance that each component explains, (n,).
-        title: First line of the title.
+    `variance` (n,) is the fraction of the variance that each component explains.
     """
     columns = min(7, len(components))
     rows = -(-len(components) // columns)
@@ -81,11 +73,7 @@ def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
 def distance_png(distance: NDArray[np.float32], images: int, uniform: float, title: str) -> bytes:
     """Draw the mean attention distance (L, H) in pixels, one marker per head over its block.
 
-    Args:
-        distance: Mean over the images.
-        images: Number of images.
-        uniform: Distance of a head with uniform attention, drawn as a dashed line.
-        title: First line of the title.
+    The distance of a head with uniform attention is drawn as a dashed line.
     """
     depth, heads = distance.shape
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
@@ -101,9 +89,8 @@ def distance_png(distance: NDArray[np.float32], images: int, uniform: float, tit
     axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, None))
     axes.set_xticks(range(0, depth, 1 if depth <= 16 else 2))
     axes.spines[["top", "right"]].set_visible(False)
-    add_title(
-        figure, title, f"one marker per head, the line is their mean; {count(images, 'image')}"
-    )
+    detail = f"one marker per head, the line is their mean; {count(images, 'image')}"
+    add_title(figure, title, detail)
     return to_png(figure)
 
 
@@ -128,14 +115,8 @@ def accuracy_curves_png(
     """Draw the curves of a study with their intervals as bands.
 
     Each line is labelled at its end, so that no legend has to be matched by colour. Markers differ
-    as well, and baselines are dashed and grey.
-
-    Args:
-        shots: Training images per class, rising.
-        curves: The lines, with one accuracy and interval per number of shots.
-        majority: Accuracy of always predicting the largest class, drawn as a dotted line.
-        title: First line of the title.
-        detail: Second line of the title.
+    as well, and baselines are dashed and grey. A dotted line is the accuracy of always predicting
+    the largest class.
     """
     figure = Figure(figsize=(7.2, 4.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
@@ -145,13 +126,15 @@ def accuracy_curves_png(
     axes.set_ylabel("accuracy on test images (%)")
     axes.set_xticks(shots, [str(s) for s in shots])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(axis="y", color=GRID_COLOUR, linewidth=0.8)
+    axes.grid(axis="y", color="#d7dbe0", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=TICK_COLOUR)
+    axes.tick_params(colors="#30353a")
     axes.axhline(100 * majority, color=BASELINE_COLOURS[1], linewidth=1, linestyle=":")
-    labels = []
-    for curve, (colour, marker, dashes) in zip(curves, line_styles(curves), strict=True):
+    labels, lines = [], zip(cycle(LINE_COLOURS), cycle(MARKERS))
+    baselines = zip(cycle(BASELINE_COLOURS), cycle(BASELINE_MARKERS))
+    for curve in curves:
+        colour, marker = next(baselines if curve.is_baseline else lines)
         low, high = zip(*curve.intervals, strict=True)
         axes.fill_between(
             shots, [100 * v for v in low], [100 * v for v in high], color=colour, alpha=0.13, lw=0
@@ -159,28 +142,15 @@ def accuracy_curves_png(
         percents = [100 * v for v in curve.accuracies]
         axes.plot(
             shots, percents, color=colour, marker=marker, markersize=5, linewidth=1.8,
-            linestyle=dashes,
+            linestyle="--" if curve.is_baseline else "-",
         )  # fmt: skip
-        labels.append((shorten_label(curve.name), percents[-1], colour))
+        name = visible(curve.name)  # paths differ at their end
+        text = name if len(name) <= MAX_LABEL else f"...{name[3 - MAX_LABEL :]}"
+        labels.append((text, percents[-1], colour))
     labels.append(("largest class", 100 * majority, BASELINE_COLOURS[1]))
     label_lines(axes, labels, height_inches=figure.get_figheight())
     add_title(figure, title, detail)
     return to_png(figure)
-
-
-def line_styles(curves: Sequence[AccuracyCurve]) -> list[tuple[str, str, str]]:
-    """Return colour, marker and line style of each curve."""
-    styles, baselines, others = [], 0, 0
-    for curve in curves:
-        if curve.is_baseline:
-            i = baselines % len(BASELINE_COLOURS)
-            styles.append((BASELINE_COLOURS[i], BASELINE_MARKERS[i], "--"))
-            baselines += 1
-        else:
-            i = others % len(LINE_COLOURS)
-            styles.append((LINE_COLOURS[i], MARKERS[i], "-"))
-            others += 1
-    return styles
 
 
 def label_lines(
@@ -192,17 +162,10 @@ def label_lines(
     heights = spread_apart([height for _, height, _ in labels], spacing)
     for (text, _, colour), height in zip(labels, heights, strict=True):
         axes.annotate(
-            text,
-            (1.0, height),
-            (4, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            va="center",
-            color=colour,
-            fontsize=LABEL_SIZE,
-            annotation_clip=False,
-            parse_math=False,
-        )
+            text, (1.0, height), (4, 0), xycoords=("axes fraction", "data"),
+            textcoords="offset points", va="center", color=colour, fontsize=LABEL_SIZE,
+            annotation_clip=False, parse_math=False,
+        )  # fmt: skip
 
 
 def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:
@@ -233,12 +196,6 @@ def lowest_in_block(block: Sequence[int], heights: Sequence[float], spacing: flo
     return max(0.0, min(low, 100.0 - spacing * (len(block) - 1)))
 
 
-def shorten_label(name: str) -> str:
-    """Cut a long name at its beginning, because paths differ at their end."""
-    text = visible(name)
-    return text if len(text) <= MAX_LABEL else f"...{text[3 - MAX_LABEL :]}"
-
-
 def add_title(figure: Figure, title: str, detail: str) -> None:
     """Write two lines above a figure, without parsing markup: the title may be a folder name."""
     text = visible(title)
@@ -252,5 +209,5 @@ def to_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings():  # a character that the font lacks is drawn as a box
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+        figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
     return buffer.getvalue()

@@ -44,12 +44,10 @@ class Run:
 
     path: Path
     config: Mapping[str, JsonObject]
-    """Sections of config.toml."""
     config_text: str
     classes: tuple[str, ...]
     rows: tuple[Row, ...]
     predictions: tuple[ValidationPrediction, ...]
-    """Predictions on the validation images."""
     results: RunResults
     """eval.json; some keys may be missing in an older run."""
     log: tuple[JsonObject, ...]
@@ -57,11 +55,9 @@ class Run:
     environment: JsonObject
     audit: AuditResults
     card: JsonObject
-    """Card of model.safetensors."""
     digest: str
     """SHA-256 of the card and the tensors of the model."""
     parameters: int
-    """Number of parameters of the model."""
 
     @property
     def name(self) -> str:
@@ -69,7 +65,6 @@ class Run:
 
     @property
     def data_name(self) -> str:
-        """Name of the data folder."""
         return Path(str(self.setting("data", "path") or "")).name
 
     def setting(self, section: str, name: str) -> Any:  # noqa: ANN401 - any value of TOML
@@ -128,10 +123,8 @@ def find_run(run: str | None) -> Path:
             f"there is no finished run in {BASE}/",
             fix="run `vitft finetune --data DIR --weights NAME` first, or name a run folder",
         )
-    raise RunError(
-        f"{run} is not a run folder",
-        fix="name a folder that `vitft finetune` wrote, e.g. runs/latest",
-    )
+    fix = "name a folder that `vitft finetune` wrote, e.g. runs/latest"
+    raise RunError(f"{run} is not a run folder", fix=fix)
 
 
 def read_run(path: Path) -> Run:

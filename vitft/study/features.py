@@ -17,12 +17,11 @@ from vitft.data.folder import File, Folder
 from vitft.data.images import open_image
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.loading import in_order
-from vitft.data.transforms import EvalTransform
+from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.extract import vanished_error
 from vitft.features.pipeline import build_pipeline, inspect_dataset
-from vitft.features.views import eval_view
-from vitft.models.pretrained import load_backbone
 from vitft.models.pretrained.catalog import CatalogEntry
+from vitft.models.pretrained.load import load_backbone
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.timm_weights import complete_entry, timm_transform
 from vitft.models.timm_model import Model, TimmConfig, untrained

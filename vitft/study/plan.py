@@ -43,7 +43,6 @@ class Plan:
     """Numbers of shots that are impossible because the smallest class is too small."""
     seeds: int
     out: Path
-    """Folder for the results."""
 
 
 def check_study(

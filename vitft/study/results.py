@@ -76,7 +76,6 @@ class StudyResults:
     plan: Plan
     """The plan, with the shots that are possible without unreadable files and copies."""
     images: int
-    """Number of distinct images."""
     test_images: int
     """Of each seed."""
     majority: float

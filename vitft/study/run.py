@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitft.config.run import Config
-from vitft.data.inspection import InspectedFile, InspectedFolder
-from vitft.data.summary import log_inspection
+from vitft.data.inspection import InspectedFile, InspectedFolder, log_inspection
 from vitft.features.cache import default_folder, prune
-from vitft.features.cross_validation import CV_FOLDS, choose_penalty
+from vitft.features.head import CV_FOLDS, choose_penalty
 from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
 from vitft.features.pipeline import inspect_dataset
 from vitft.study.features import BackboneFeatures, baseline_features

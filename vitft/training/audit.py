@@ -17,8 +17,8 @@ from vitft.check.audit import AuditedImage, audit_images, audit_summary
 from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
-from vitft.features.cross_validation import CV_IMAGES, HeldOutLogits, stratified_subset
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.features.head import CV_IMAGES, HeldOutLogits, stratified_subset
 from vitft.features.label_errors import (
     DEFAULT_L2,
     find_mislabels,
@@ -36,9 +36,6 @@ log = logging.getLogger(__name__)
 MIN_SIMILARITY = 0.75
 """Cosine of centred features from which two images are candidates for near copies. Features alone
 do not tell copies from similar motifs (docs/experiments.md); the fingerprints decide."""
-MAX_PAIR_FRACTION, MAX_PAIRS = 0.1, 500
-"""Candidate pairs: at most this fraction of the number of images, and at most so many."""
-
 REFERENCE_IMAGES = 20_000
 """Images from which the distribution of the features is estimated, at most."""
 
@@ -90,10 +87,7 @@ def log_audit(audit: AuditResults, data: Dataset, run: RunDir) -> None:
 
 
 def write_reference(inputs: StageInputs, run: RunDir) -> None:
-    """Write the distribution of the training features, for out-of-distribution detection.
-
-    Only where one feature per image is cached.
-    """
+    """Write the distribution of the training features, if one per image is cached."""
     if not inputs.cut.pooled:
         return
     manifest = inputs.data.manifest
@@ -128,7 +122,7 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
 def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
     """Return pairs of near copies among the distinct images with features (n, D), as positions."""
     distinct = data.distinct
-    most = min(MAX_PAIRS, round(MAX_PAIR_FRACTION * len(distinct)))
+    most = min(500, round(0.1 * len(distinct)))
     pairs = most_similar(features, most) if len(distinct) <= CV_IMAGES else []
     rows = sorted({row for pair in pairs for row in pair})
     digests, fingerprints = [distinct[row].sha256 for row in rows], Fingerprints(cache)

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from vitft.config.run import Config
 from vitft.config.sections import OptimSpec, TrainSpec
-from vitft.data.in_memory import Shifts, default_padding, draw_shifts, shift_and_flip
+from vitft.data.augment import Shifts, default_padding, draw_shifts, shift_and_flip
 from vitft.data.sampling import images_per_epoch, repeat_counts, sample_order
 from vitft.data.split import Row
-from vitft.data.transforms import CropTransform, EvalTransform
+from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views, eval_view
 from vitft.features.cut import Cut, run_prefix
-from vitft.features.views import View, crop_views, eval_view
 from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.loop import Batch
 

@@ -12,7 +12,7 @@ from vitft.data.folder import scan
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import RunDir, plan_run
-from vitft.training.tracker_clients import check_trackers
+from vitft.training.trackers import check_trackers
 
 RESUME_CHANGES = frozenset(
     {"data.path", "train.device", "train.cache", "train.tracker", "train.timeout"}

@@ -11,14 +11,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitft.data.in_memory import fits
+from vitft.data.augment import fits
 from vitft.data.loading import decode_images, stack_batches
 from vitft.data.split import Manifest, Row
-from vitft.data.transforms import CropTransform, EvalTransform
+from vitft.data.transforms import CropTransform, EvalTransform, View, eval_view
 from vitft.features.cut import Cut
 from vitft.features.extract import Extractor, vanished_error
 from vitft.features.label_errors import number_groups
-from vitft.features.views import View, eval_view
 from vitft.system import console
 from vitft.training.distributed import ProcessGroup
 

@@ -23,9 +23,6 @@ from vitft.training.run import run_finetuning
 
 log = logging.getLogger(__name__)
 
-SHOWN = 6
-"""Validation images that are predicted, spread over the classes."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResults:
@@ -58,7 +55,7 @@ def run_demo() -> DemoResults:
     run, pretrained = finetune_demo(config)
     manifest = Manifest.read(RunDir(run).split, Path(config.data.path))
     images = [str(manifest.locate(row)) for row in manifest.val]
-    shown = images[:: max(1, len(images) // SHOWN)]
+    shown = images[:: max(1, len(images) // 6)]  # six, spread over the classes
     export = run / "export"
     compared = export_safetensors(str(run), export)
     return DemoResults(

@@ -17,7 +17,7 @@ from vitft.metrics.classification import calibrated_metrics, classification_metr
 from vitft.metrics.results import RunResults
 from vitft.models.checkpoint import Card, save_checkpoint
 from vitft.models.lora import write_adapter
-from vitft.models.pretrained import LoadReport
+from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir

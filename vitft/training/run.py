@@ -41,8 +41,7 @@ from vitft.training.state import (
     remove_temporary_files,
 )
 from vitft.training.thumbnails import write_thumbnails
-from vitft.training.tracker_clients import short_timeouts
-from vitft.training.trackers import connect_trackers
+from vitft.training.trackers import connect_trackers, short_timeouts
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import File, Folder, scan
-from vitft.data.inspection import InspectedFolder
+from vitft.data.inspection import InspectedFolder, log_inspection
 from vitft.data.sampling import describe_epoch, images_per_epoch
-from vitft.data.split import Manifest, Row, draw, split
-from vitft.data.summary import log_inspection, log_split
+from vitft.data.split import Manifest, Row, draw, log_split, split
+from vitft.data.transforms import View, eval_view
 from vitft.features.cache import default_folder, prune
 from vitft.features.extract import Extractor, vanished_error
 from vitft.features.fingerprints import Fingerprints
@@ -32,10 +32,9 @@ from vitft.features.pipeline import (
     inspect_dataset,
     load_pipeline,
 )
-from vitft.features.views import View, eval_view
 from vitft.models.freeze import freeze_model
 from vitft.models.lora import add_adapters
-from vitft.models.pretrained import LoadReport
+from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.device import describe_device

@@ -12,10 +12,9 @@ from torch.nn import functional as F
 
 from vitft.config.run import Config
 from vitft.data.augment import batch_augmentation
-from vitft.features.cross_validation import HeldOutLogits, cross_validate
-from vitft.features.head import SolvedHead, solve_head
+from vitft.data.transforms import View, eval_view
+from vitft.features.head import HeldOutLogits, SolvedHead, cross_validate, solve_head
 from vitft.features.neighbours import nearest_neighbours
-from vitft.features.views import View, eval_view
 from vitft.metrics.classification import classification_metrics
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console

@@ -1,7 +1,6 @@
 """Thumbnails of the images that the report may show, written into the run directory.
 
-The report is made from the run directory alone, so thumbnails are written while the data is at
-hand: of mistakes, of correct answers with a low probability and of images that the audit names; for
+They show mistakes, correct answers with a low probability and images that the audit names, and for
 the mistakes of highest probability also the attention. They hold no metadata of the originals.
 """
 
@@ -12,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,16 +44,11 @@ log = logging.getLogger(__name__)
 
 THUMBNAIL_SIDE = 112
 """Longer side in pixels."""
-MISTAKES, AUDITED, UNSURE, UNSURE_PER_CLASS = 200, 80, 60, 3
-"""Largest number of images of each kind."""
-ATTENTION_IMAGES = 12
-"""Mistakes of which the attention is drawn as well."""
 ATTENTION_BATCH = 4
 """Images whose attention is computed together, on one core of a CPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Thumbnail:
+class Thumbnail(NamedTuple):
     """An image as it is written into the run directory."""
 
     sha256: str
@@ -73,10 +68,9 @@ def write_thumbnails(
 ) -> int:
     """Write `thumbs/` of a run and return the number of images in it.
 
-    Images are chosen by `validation.npz` and `audit.json`. A file that was deleted meanwhile is
-    left out, and errors are only logged: the run itself is complete. In bf16 the attention takes
-    half the time; on real photos the result differs from float32 by one or two grey levels on
-    average (docs/experiments.md).
+    A file that was deleted meanwhile is left out, and errors are only logged: the run itself is
+    complete. In bf16 the attention takes half the time; on real photos the result differs from
+    float32 by one or two grey levels on average (docs/experiments.md).
     """
     try:
         predicted, rows = select_images(run.path, manifest)
@@ -118,10 +112,8 @@ class ThumbnailMaker:
             return
         model, names = self.model.eval(), list(views)
         on_cpu = next(model.parameters()).device.type == "cpu"
-        parts = [
-            names[start : start + ATTENTION_BATCH]
-            for start in range(0, len(names), ATTENTION_BATCH)
-        ]
+        starts = range(0, len(names), ATTENTION_BATCH)
+        parts = [names[start : start + ATTENTION_BATCH] for start in starts]
 
         def draw(part: Sequence[str]) -> list[tuple[str, bytes]]:
             torch.set_num_threads(1)  # in this thread: as in `extract`, one core per batch
@@ -187,31 +179,25 @@ def select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[R
         each distinct one once.
     """
     predictions = read_validation_predictions(run)
-    wrong = mistakes(predictions)[:MISTAKES]
-    named = audited_paths(read_json(run / "audit.json"))[:AUDITED]
-    unsure = least_confident(predictions, per_class=UNSURE_PER_CLASS, most=UNSURE)
+    wrong = mistakes(predictions)[:200]
+    audit: AuditResults | None = read_json(run / "audit.json")
+    named = [item["path"] for item in audit["mislabels"]] if audit else []
+    for group in audit["duplicates"] if audit else ():
+        named += [member["path"] for member in group["members"][:6]]
+    unsure = least_confident(predictions, per_class=3, most=60)
     by_path = {row.path: row for row in manifest.rows}
-    paths = [p.path for p in wrong] + named + [p.path for p in unsure]
+    paths = [p.path for p in wrong] + named[:80] + [p.path for p in unsure]
     rows = {by_path[path].sha256: by_path[path] for path in paths if path in by_path}
-    place = {name: number for number, name in enumerate(manifest.classes)}
-    predicted = {p.sha256: place[p.predicted] for p in wrong[:ATTENTION_IMAGES]}
+    index = {name: number for number, name in enumerate(manifest.classes)}
+    predicted = {p.sha256: index[p.predicted] for p in wrong[:12]}
     return predicted, list(rows.values())
-
-
-def audited_paths(audit: AuditResults | None) -> list[str]:
-    """Return the paths of images that are probably mislabelled, then those of copies."""
-    if audit is None:
-        return []
-    paths = [item["path"] for item in audit["mislabels"]]
-    for group in audit["duplicates"]:
-        paths += [member["path"] for member in group["members"][:6]]
-    return paths
 
 
 def thumbnail_jpeg(image: Image.Image) -> bytes:
     """Return a small JPEG without EXIF, comment or colour profile."""
-    small = image.copy() if max(image.size) <= THUMBNAIL_SIDE else image
-    if small is image:
+    if max(image.size) <= THUMBNAIL_SIDE:
+        small = image.copy()
+    else:
         small = image.resize(thumbnail_size(image.size), Image.Resampling.LANCZOS, reducing_gap=3.0)
     small.info.clear()
     buffer = io.BytesIO()

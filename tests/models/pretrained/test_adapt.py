@@ -10,7 +10,8 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from vitft.models.pretrained.adapt import adapt, resize_positions
-from vitft.models.pretrained.infer import Hints, check_fit, infer_config
+from vitft.models.pretrained.infer import check_fit, infer_config
+from vitft.models.pretrained.sidecar import SidecarFacts
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import WeightsError
@@ -106,7 +107,7 @@ def test_a_grid_that_is_not_square_must_be_told() -> None:
 def test_an_architecture_is_read_off_its_tensors(config: ViTConfig) -> None:
     tensors = weights(config)
 
-    inferred = infer_config(tensors)
+    inferred = infer_config(tensors, SidecarFacts())
 
     check_fit(tensors, inferred)
     ratio = pytest.approx(config.mlp_ratio, abs=0.01)  # 1.3 * 192 is not whole
@@ -117,8 +118,8 @@ def test_an_architecture_is_read_off_its_tensors(config: ViTConfig) -> None:
 def test_hints_decide_only_what_tensors_leave_open() -> None:
     tensors = weights(replace(CONFIG, image_size=(16, 64)))
 
-    hinted = infer_config(tensors, Hints(heads=6, image_size=(16, 64)))
-    misled = infer_config(tensors, Hints(image_size=(512, 512)))
+    hinted = infer_config(tensors, SidecarFacts(heads=6, image_size=(16, 64)))
+    misled = infer_config(tensors, SidecarFacts(image_size=(512, 512)))
 
     assert (hinted.heads, hinted.image_size) == (6, (16, 64))
     assert misled.image_size == (32, 32)  # 16 positions are a square too
@@ -153,16 +154,16 @@ def test_tensors_that_make_no_model_are_named(
             tensors[name] = torch.zeros(shape)
 
     with pytest.raises(WeightsError, match=message):
-        check_fit(tensors, infer_config(tensors))
+        check_fit(tensors, infer_config(tensors, SidecarFacts()))
 
 
 def test_heads_that_nothing_tells_are_asked_for() -> None:
     tensors = weights(replace(CONFIG, width=96, heads=2))
 
     with pytest.raises(WeightsError, match=r"heads is unknown for a width of 96"):
-        infer_config(tensors)
+        infer_config(tensors, SidecarFacts())
     with pytest.raises(WeightsError, match=r"not a multiple of 7 heads"):
-        infer_config(tensors, Hints(heads=7))
+        infer_config(tensors, SidecarFacts(heads=7))
 
 
 def test_a_new_head_is_zero_and_the_old_one_is_reported() -> None:

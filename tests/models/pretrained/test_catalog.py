@@ -13,9 +13,9 @@ import torch
 import transformers
 from timm.models import get_pretrained_cfg
 
-from vitft.models.pretrained import catalog, check_weights_name
+from vitft.models.pretrained import catalog
 from vitft.models.pretrained.catalog import CatalogEntry
-from vitft.models.pretrained.locate import bundled_file, locate
+from vitft.models.pretrained.locate import bundled_file, check_weights_name, locate
 from vitft.models.registry import architecture_config
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
@@ -268,7 +268,7 @@ def test_the_error_for_an_unknown_name_lists_the_five_nearest() -> None:
 
 def test_names_are_checked_without_torch_and_without_the_hub_client() -> None:
     code = (
-        "import sys; from vitft.models.pretrained import check_weights_name as check;"
+        "import sys; from vitft.models.pretrained.locate import check_weights_name as check;"
         "check('vit_base_patch16_224_in21k'); print({'torch', 'huggingface_hub'} & {*sys.modules})"
     )
 

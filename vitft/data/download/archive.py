@@ -17,8 +17,8 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vitft.data.download.entries import (
     ArchiveEntry,
@@ -30,32 +30,19 @@ from vitft.data.download.entries import (
 from vitft.system.errors import DataError, ResourceError
 from vitft.system.files import writing
 
-LONGEST_PART, LONGEST_NAME = 255, 1000
-"""Longest part of a name and longest name, in bytes."""
-RESOURCE_FORKS = "__MACOSX"
+# Raised by Python's readers on incomplete or damaged archives.
 ARCHIVE_ERRORS = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    gzip.BadGzipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    NotImplementedError,
-    RecursionError,
-    ValueError,
-)
-"""Raised by Python's readers on incomplete or damaged archives."""
+    tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, struct.error, EOFError,
+    NotImplementedError, RecursionError, ValueError,
+)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveContents:
-    """Summary of a whole archive."""
+class ArchiveContents(NamedTuple):
+    """Number of files, their bytes, and the folders that contain everything."""
 
     files: int
     content: int
-    """Bytes."""
     wrapper: tuple[str, ...]
-    """Folders that contain everything."""
 
 
 def unpack(
@@ -63,16 +50,12 @@ def unpack(
 ) -> ArchiveContents:
     """Unpack an archive into an empty folder, without the folder that wraps everything in it.
 
-    Args:
-        archive: A .tar, .tar.gz or .zip file, whatever its name.
-        folder: Exists and is empty; after an error the caller removes its content.
-        name: Name of the archive, for messages.
-        limits: Limits on the content.
+    The archive is a .tar, .tar.gz or .zip file, whatever its name; `name` is for messages. After
+    an error the caller removes the content of the folder.
 
     Raises:
         DataError: Not an archive, incomplete, damaged, or with a refused entry; only damage inside
-            a
-            file of a zip is detected after something was written.
+            a file of a zip is detected after something was written.
         ResourceError: The disk is or would be full.
     """
     limits = limits or ArchiveLimits()
@@ -107,25 +90,14 @@ def as_data_error(name: str) -> Iterator[None]:
             fix="nothing was kept; get the archive from another source, or unpack the files "
             "that you trust yourself",
         ) from refusal
-    except ARCHIVE_ERRORS as error:
-        raise damaged_archive(name, error) from error
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # zipfile seeks to a negative position
-            raise
-        raise damaged_archive(name, error) from error
-
-
-def damaged_archive(name: str, error: Exception) -> DataError:
-    """Return the error for an incomplete or damaged archive."""
-    return DataError(
-        f"{name} is incomplete or damaged ({short_error(error)})",
-        fix="nothing was kept; fetch it again, or get it from another source",
-    )
-
-
-def short_error(error: BaseException) -> str:
-    """Return the first line of an exception, shortened."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+    except (*ARCHIVE_ERRORS, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise  # EINVAL: zipfile seeks to a negative position
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise DataError(
+            f"{name} is incomplete or damaged ({reason})",
+            fix="nothing was kept; fetch it again, or get it from another source",
+        ) from error
 
 
 def accepted_entries(
@@ -162,7 +134,7 @@ def accepted_entries(
         folders |= above
         if not entry.is_folder:
             files.add(parts)
-        if parts[0] != RESOURCE_FORKS:
+        if parts[0] != "__MACOSX":  # resource forks
             yield entry, parts
 
 
@@ -171,8 +143,7 @@ def parts_of(entry: ArchiveEntry) -> tuple[str, ...]:
 
     Raises:
         ArchiveRefusedError: The entry is of a refused kind, or its name leads out of the folder or
-            is
-            not a valid file name.
+            is not a valid file name.
     """
     why, name = entry.refused, entry.name
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
@@ -183,8 +154,7 @@ def parts_of(entry: ArchiveEntry) -> tuple[str, ...]:
     elif not why and ("\\" in name or "\0" in name):
         why = "has a backslash or a zero byte in its name"
     elif not why and (
-        any(len(os.fsencode(part)) > LONGEST_PART for part in parts)
-        or len(os.fsencode(name)) > LONGEST_NAME
+        any(len(os.fsencode(part)) > 255 for part in parts) or len(os.fsencode(name)) > 1000
     ):
         why = "has a name that is too long"
     elif not why and not parts and not entry.is_folder:

@@ -5,7 +5,6 @@ with its end marker; gzip and zip have checksums. `download.archive` decides whi
 accepted.
 """
 
-import contextlib
 import gzip
 import os
 import stat
@@ -30,12 +29,9 @@ class ArchiveLimits:
     """Limits on the content of an archive."""
 
     entries: int = 1_000_000
-    content: int = 100 * 10**9
-    """Total bytes of all files."""
-    ratio: int = 200
-    """Bytes of content per byte of the archive."""
-    small: int = 2**24
-    """Bytes up to which the ratio is ignored."""
+    content: int = 100 * 10**9  # bytes of all files
+    ratio: int = 200  # bytes of content per byte of the archive
+    small: int = 2**24  # bytes up to which the ratio is ignored
 
     def allows(self, content: int, packed: int) -> bool:
         """Return whether so much content may come from an archive of this size."""
@@ -47,11 +43,9 @@ class ArchiveEntry:
     """One entry as described by its header."""
 
     name: str
-    """As stored in the archive."""
     size: int = 0
     is_folder: bool = False
-    refused: str = ""
-    """Why its kind is refused, or an empty string."""
+    refused: str = ""  # why its kind is refused
     content: Callable[[], Iterator[bytes]] = lambda: iter(())
 
 
@@ -60,11 +54,7 @@ class ArchiveRefusedError(Exception):
 
 
 def archive_kind(file: BinaryIO) -> ArchiveKind:
-    """Return the kind of an archive by its first bytes.
-
-    Raises:
-        ArchiveRefusedError: Neither tar, gzip nor zip.
-    """
+    """Return the kind of an archive by its first bytes; refuse what is neither tar nor zip."""
     file.seek(0)
     head = file.read(TAR_BLOCK)
     if head[:2] == b"\x1f\x8b":
@@ -96,8 +86,7 @@ class TarStream:
     def __init__(self, file: IO[bytes], packed: int, limits: ArchiveLimits) -> None:
         self.file, self.packed, self.limits = file, packed, limits
         self.place = 0
-        self.last = b""
-        """Result of the last read."""
+        self.last = b""  # the last read
 
     def tell(self) -> int:
         return self.place
@@ -132,9 +121,7 @@ class TarStream:
     def finish(self) -> None:
         """Check that the last header block and everything after it are zeros.
 
-        Raises:
-            ArchiveRefusedError: tarfile takes any invalid header for the end; then entries are
-                missing.
+        tarfile takes any invalid header for the end; then entries are missing.
         """
         if len(self.last) < TAR_BLOCK:
             raise ArchiveRefusedError("its end is missing")
@@ -149,11 +136,10 @@ def tar_entries(
     file: BinaryIO, packed: int, limits: ArchiveLimits, *, is_zipped: bool
 ) -> Generator[ArchiveEntry, None, None]:
     """Yield the entries of a tar, read once from front to back."""
-    with contextlib.ExitStack() as stack:
-        raw = gzip.GzipFile(fileobj=file) if is_zipped else file
-        stream = TarStream(cast("IO[bytes]", raw), packed, limits)
-        # A TarStream has the methods that tarfile calls.
-        tar = stack.enter_context(tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:"))
+    raw = gzip.GzipFile(fileobj=file) if is_zipped else file
+    stream = TarStream(cast("IO[bytes]", raw), packed, limits)
+    # A TarStream has the methods that tarfile calls.
+    with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:") as tar:
         while (member := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined] # else all members stay in memory
             yield tar_entry(member, stream)

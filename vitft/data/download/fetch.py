@@ -24,8 +24,6 @@ from vitft.system.errors import DataError, LockedError, RunError, UsageError
 from vitft.system.files import atomic_folder, write_atomically, writing
 
 ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
-MAX_NESTING = 5
-"""Most folders that may wrap an image folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +33,7 @@ class FetchedFolder:
     root: Path
     """The image folder: the target or a folder inside it."""
     folder: Folder
-    sha256: str
-    """Digest of the archive."""
+    sha256: str  # of the archive
     record: Path | None = None
     """File in which the digest was recorded, if it was not known before."""
 
@@ -53,17 +50,10 @@ def fetch_folder(
     A partial download of an earlier process is resumed. If the archive is refused, nothing is
     left of it; after a broken connection or with a full disk the partial download is kept.
 
-    Args:
-        archive: Its address, and what is known about it.
-        target: Must not exist.
-        limits: Limits on the content.
-        patience: Limits on the download.
-
     Raises:
         RunError: `target` exists already, or cannot be written.
-        DataError: The archive cannot be fetched, has another digest, is refused (`archive.unpack`),
-            or
-            contains no image folder.
+        DataError: The archive cannot be fetched, has another digest, is refused (`archive.unpack`)
+            or contains no image folder.
         ResourceError: The disk is or would be full.
         LockedError: Another process fetches it.
     """
@@ -74,7 +64,8 @@ def fetch_folder(
     with locked_target(target):
         check_target(target)  # again, now that it is locked
         fetch_to_part(archive.url, part, size=archive.size, limits=patience)
-        sha256 = archive_sha256(part)
+        with part.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         record, recorded = target.with_name(f"{target.name}.sha256"), ""
         try:
             recorded = check_digest(archive, sha256, part.stat().st_size, record)
@@ -87,7 +78,7 @@ def fetch_folder(
         remove_part(part)
         is_new = not (archive.sha256 or recorded)
         if is_new:
-            record_digest(record, sha256, archive.url)
+            write_atomically(record, f"{read_record(record)}{sha256}  {archive.url}\n")
     return FetchedFolder(
         root=target / inside,
         folder=scan(target / inside),
@@ -97,11 +88,7 @@ def fetch_folder(
 
 
 def check_target(target: Path) -> None:
-    """Check that nothing exists at the target.
-
-    Raises:
-        RunError: Something does, even if it is an empty folder.
-    """
+    """Raise a RunError if something exists at the target, even an empty folder."""
     if target.exists() or target.is_symlink():
         raise RunError(
             f"{target} exists already; nothing was fetched or overwritten",
@@ -111,11 +98,7 @@ def check_target(target: Path) -> None:
 
 @contextlib.contextmanager
 def locked_target(target: Path) -> Iterator[None]:
-    """Lock the target against other processes; the lock of a dead process has no effect.
-
-    Raises:
-        LockedError: A live process holds the lock.
-    """
+    """Lock the target against other processes; the lock of a dead process has no effect."""
     try:
         import fcntl
     except ImportError:  # a system without it
@@ -137,18 +120,8 @@ def locked_target(target: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def archive_sha256(path: Path) -> str:
-    """Return the hexadecimal sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
-    """Compare an archive with what is known about it; return the digest recorded earlier.
-
-    Raises:
-        DataError: It is a different archive.
-    """
+    """Compare an archive with what is known about it; return the digest recorded earlier."""
     if archive.size not in (None, size):
         raise DataError(
             f"{archive.url} has {size:,} bytes instead of {archive.size:,}",
@@ -159,7 +132,9 @@ def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
             f"{archive.url} has the sha256 {sha256} instead of {archive.sha256}",
             fix="nothing was kept; run it again, or use another source with --url",
         )
-    recorded = "" if archive.sha256 else recorded_digest(record, archive.url)
+    lines = (line.partition("  ") for line in read_record(record).splitlines())
+    known = next((digest for digest, _, address in lines if address == archive.url), "")
+    recorded = "" if archive.sha256 else known
     if recorded and recorded != sha256:
         raise DataError(
             f"{archive.url} has changed: its sha256 is {sha256}, but {recorded} was recorded in "
@@ -169,33 +144,18 @@ def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
     return recorded
 
 
-def recorded_digest(record: Path, url: str) -> str:
-    """Return the digest recorded for this address, or an empty string."""
+def read_record(record: Path) -> str:
+    """Return the recorded digests in the format of `sha256sum`; empty if there are none."""
     try:
-        lines = record.read_text(encoding="utf-8").splitlines()
+        return record.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
-    found = (line.partition("  ") for line in lines)
-    return next((sha256 for sha256, _, address in found if address == url), "")
-
-
-def record_digest(record: Path, sha256: str, url: str) -> None:
-    """Append the digest of an address to the record, in the format of `sha256sum`."""
-    try:
-        before = record.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        before = ""
-    write_atomically(record, f"{before}{sha256}  {url}\n")
 
 
 def image_root(folder: Path, name: str) -> Path:
-    """Return the first folder with classes in the unpacked archive, from the top down.
-
-    Raises:
-        DataError: There is none.
-    """
+    """Return the first folder with classes in the unpacked archive, from the top down."""
     place, problem = folder, ""
-    for _ in range(MAX_NESTING):
+    for _ in range(5):  # most folders that may wrap an image folder
         try:
             scan(place)
             return place
@@ -216,24 +176,8 @@ def image_root(folder: Path, name: str) -> Path:
     )
 
 
-def check_address(url: str) -> None:
-    """Check that a URL is an http or https address.
-
-    Raises:
-        UsageError: It is not.
-    """
-    if not is_url(url):
-        raise UsageError(
-            f"{url!r} is not a web address", fix="give one that begins with https:// or http://"
-        )
-
-
 def folder_name(url: str) -> str:
-    """Return the folder name for an address: the last part of its path, without `.tar.gz`.
-
-    Raises:
-        UsageError: The path has no usable name.
-    """
+    """Return the folder name for an address: the last part of its path, without `.tar.gz`."""
     last = PurePosixPath(unquote(urlsplit(url).path)).name
     name = re.sub(r"[^\w.-]+", "_", ARCHIVE_SUFFIX.sub("", last)).strip("._")
     if not name:
@@ -250,11 +194,7 @@ def select_archive(
 ) -> Archive:
     """Return the archive to download: a known one, also from another address, or any address.
 
-    Args:
-        name: Name of a known archive.
-        url: Address of the archive; default: the published one.
-        folder: Name of the folder to create; default: from the name or the address.
-        sha256: Expected digest, in hexadecimal.
+    The name of the folder is taken from the name or the address if `folder` is None.
 
     Raises:
         UsageError: The name is unknown, the address or the digest invalid, or both are missing.
@@ -269,8 +209,10 @@ def select_archive(
             f"unknown dataset {name!r}",
             fix=f"did you mean {near[0]}?" if near else f"{also}; --url accepts any archive",
         )
-    if url is not None:
-        check_address(url)
+    if url is not None and not is_url(url):
+        raise UsageError(
+            f"{url!r} is not a web address", fix="give one that begins with https:// or http://"
+        )
     if name is not None:
         archive = replace(KNOWN_ARCHIVES[name], url=url or KNOWN_ARCHIVES[name].url)
     else:

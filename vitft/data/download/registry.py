@@ -11,13 +11,10 @@ from dataclasses import dataclass
 class Archive:
     """One archive that contains an image folder."""
 
-    name: str
-    """Also the name of the folder."""
+    name: str  # also of the folder
     url: str
-    size: int | None = None
-    """Bytes, if known."""
-    sha256: str = ""
-    """Hexadecimal digest of the archive; empty if unknown."""
+    size: int | None = None  # bytes, if known
+    sha256: str = ""  # of the archive; empty if unknown
     what: str = ""
     licence: str = ""
 

@@ -17,7 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitft.data.download.web_image import Deadline, WebLimits, connection_failure, open_url
+from vitft.data.download.web_image import (
+    Deadline,
+    WebLimits,
+    connection_failure,
+    open_url,
+    status_line,
+)
 from vitft.system import console
 from vitft.system.errors import DataError, ResourceError
 from vitft.system.files import write_atomically, writing
@@ -35,8 +41,7 @@ class DownloadLimits:
     pace: int = 2**16
     attempts: int = 4
     """Consecutive times that a connection may break off with fewer than `pace` bytes."""
-    wait_s: float = 1.0
-    """Seconds before the second attempt; doubles with every further one."""
+    wait_s: float = 1.0  # before the second attempt; doubles with every further one
 
 
 class BrokeOffError(Exception):
@@ -50,8 +55,7 @@ class RemoteVersion:
     url: str
     etag: str = ""
     modified: str = ""
-    size: int | None = None
-    """Bytes of the whole file."""
+    size: int | None = None  # bytes of the whole file
 
     @property
     def validator(self) -> str:
@@ -64,11 +68,7 @@ def fetch_to_part(
 ) -> None:
     """Download a file into `part`, resuming from what is there.
 
-    Args:
-        url: http or https.
-        part: Collects the bytes; it and `part`.json are left to the caller.
-        size: Expected bytes, if known.
-        limits: Limits on size, pace and attempts.
+    The part and its version file are left to the caller.
 
     Raises:
         DataError: The file does not exist, has another size, is too large, or no bytes arrive.
@@ -86,11 +86,10 @@ def fetch_to_part(
             failures = failures + 1 if file_size(part) - before < limits.pace else 1
             if failures >= limits.attempts:
                 kept = f"; {file_size(part) / 1e6:.1f} MB are kept" if file_size(part) else ""
+                again = "check the address and the network, and run it again"
                 raise DataError(
                     f"{url} cannot be fetched: {broke}{kept}",
-                    fix="run it again later to resume"
-                    if kept
-                    else "check the address and the network, and run it again",
+                    fix="run it again later to resume" if kept else again,
                 ) from broke
             wait = limits.wait_s * 2 ** (failures - 1)
             log.info(f"{broke!s}; trying again in {wait:g} s")
@@ -137,7 +136,7 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
 
 def error_for_status(url: str, part: Path, error: urllib.error.HTTPError) -> Exception:
     """Return the error for a response other than the file."""
-    status = f"the server responded with {error.code} {error.reason}".splitlines()[0][:160]
+    status = status_line(error)
     if error.code == 416:  # the remote file is shorter than the part
         remove_part(part)
         return BrokeOffError(f"{status}: starting again")
@@ -164,7 +163,13 @@ def receive(
         )
     if (total or 0) > limits.max_bytes:
         raise file_too_large(url, limits)
-    check_free_space(part, (total or size or 0) - start)
+    needed, free = (total or size or 0) - start, shutil.disk_usage(part.parent).free
+    if needed > free:
+        raise ResourceError(
+            f"the download takes {needed / 1e9:.1f} GB more, but only {free / 1e9:.1f} GB are "
+            f"free in {part.parent}",
+            fix="free some space, or choose a folder on another disk with --to",
+        )
     header = answer.headers.get
     version = RemoteVersion(
         url=url, etag=header("ETag", ""), modified=header("Last-Modified", ""), size=total
@@ -189,11 +194,7 @@ def receive(
 
 
 def body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN401
-    """Return the bytes of the whole file, if known, and the start of this response.
-
-    Raises:
-        BrokeOffError: The server sends another range than requested.
-    """
+    """Return the bytes of the whole file, if known, and the start of this response."""
     announced = answer.headers.get("Content-Length", "")
     if answer.status != 206:
         return (int(announced) if announced.isdecimal() else None), 0
@@ -232,21 +233,6 @@ def copy_body(
         with writing(part, option="--to"):
             file.flush()
     return done
-
-
-def check_free_space(part: Path, needed: int) -> None:
-    """Check the free disk space.
-
-    Raises:
-        ResourceError: It is less than needed.
-    """
-    free = shutil.disk_usage(part.parent).free
-    if needed > free:
-        raise ResourceError(
-            f"the download takes {needed / 1e9:.1f} GB more, but only {free / 1e9:.1f} GB are "
-            f"free in {part.parent}",
-            fix="free some space, or choose a folder on another disk with --to",
-        )
 
 
 def file_too_large(url: str, limits: DownloadLimits) -> DataError:

@@ -27,8 +27,7 @@ class WebLimits:
     """Limits of one request."""
 
     max_bytes: int = 64 * 2**20
-    seconds: float = 30.0
-    """From the first connection to the last byte, including redirects."""
+    seconds: float = 30.0  # from the first connection to the last byte, including redirects
     redirects: int = 5
 
 
@@ -95,9 +94,7 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
             reason = error.reason
         except urllib.error.HTTPError as error:
             with error:  # closes the connection
-                reason = f"the server responded with {error.code} {error.reason}".splitlines()[0][
-                    :160
-                ]
+                reason = status_line(error)
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = connection_failure(error)
         if clock.is_up:
@@ -143,6 +140,11 @@ def read_body(url: str, answer: Any, limits: WebLimits, clock: Deadline) -> byte
 def image_too_large(url: str, limits: WebLimits) -> ImageError:
     """Return the error for a response above the size limit."""
     return ImageError(url, f"larger than {limits.max_bytes / 2**20:g} MB")
+
+
+def status_line(error: urllib.error.HTTPError) -> str:
+    """Return the status of a response as a reason."""
+    return f"the server responded with {error.code} {error.reason}".splitlines()[0][:160]
 
 
 def connection_failure(error: Exception) -> str:

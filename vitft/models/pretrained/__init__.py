@@ -15,29 +15,5 @@ What they use:
     sidecar       facts from the config.json next to a weight file
     weights       `open_pretrained`: locate to infer, giving checked `PretrainedWeights`
     timm_weights  timm:NAME, any timm model
-    report        `LoadReport`: what was loaded, dropped and resized
-    inspect       what a file contains and what loading it would do
-
-Modules that import torch are imported on first use.
+    report        what a file contains, and what loading it did or would do
 """
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from vitft.models.pretrained.locate import check_weights_name
-
-if TYPE_CHECKING:
-    from vitft.models.pretrained.load import load_backbone as load_backbone
-    from vitft.models.pretrained.load import load_pretrained as load_pretrained
-    from vitft.models.pretrained.report import LoadReport as LoadReport
-
-LAZY_IMPORTS = {"LoadReport": "report", "load_backbone": "load", "load_pretrained": "load"}
-"""Modules of this package that define the names imported on first use."""
-
-__all__ = ["LoadReport", "check_weights_name", "load_backbone", "load_pretrained"]
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name not in LAZY_IMPORTS:
-        raise AttributeError(f"module 'vitft.models.pretrained' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{LAZY_IMPORTS[name]}"), name)

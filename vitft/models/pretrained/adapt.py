@@ -8,7 +8,7 @@ Letters: B images, P patches, N tokens, D width, C classes, g grid side in patch
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,11 +16,15 @@ from torch.nn import functional as F
 
 from vitft.models.pretrained.infer import square
 from vitft.models.stem import conv_strides
-from vitft.models.vit_config import ViTConfig
+from vitft.models.vit_config import ViTConfig, as_pair
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.text import count
 
 PosEmbed = Literal["bicubic", "jax"]
+Sides = int | tuple[int, int] | None
+"""Side or (height, width) in pixels; None: as trained."""
+Statistics = tuple[float, ...] | None
+"""One value per channel; None: those of the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +47,17 @@ def resize_positions(
     source_grid: tuple[int, int] | None = None,
     mode: PosEmbed = "bicubic",
 ) -> Tensor:
-    """Resample learned positions for another image size.
-
-    Prefix tokens ([CLS], registers) have no position in the image and are not changed.
+    """Resample learned positions for another image size, in the dtype and on the device of `pos`.
 
     Args:
         pos: Position table, (1, prefix + rows*columns, D), patches in row-major order.
         grid: Target rows and columns in patches (image side / patch side), not in pixels.
-        prefix: Number of leading rows of the table that are not patches.
+        prefix: Number of leading rows for [CLS] and registers, which are not changed.
         source_grid: Rows and columns that `pos` was trained with; default: a square.
         mode: `bicubic` is timm's rule (antialiased); `jax` is Google's, scipy's zoom of order 1.
 
     Returns:
-        (1, prefix + rows*columns, D) for the target grid, in the dtype and on the device of `pos`.
+        The position table for the target grid, (1, prefix + rows*columns, D).
 
     Raises:
         WeightsError: The patch rows do not form a square, or not the given `source_grid`.
@@ -88,23 +90,16 @@ def adapt(
     new_head: bool,
     pos_embed: PosEmbed = "bicubic",
 ) -> Adapted:
-    """Turn the weights of `source` into weights of `target`.
+    """Turn the weights of `source` into weights of `target`; `tensors` are not modified.
 
-    Args:
-        tensors: Weights that match `source`; not modified.
-        source: Configuration of the weights.
-        target: The same except for image size, patch size, channel count, class count, pre_logits
-            or pooling.
-        new_head: Replace the head by a zero head, even if the class counts are equal.
-        pos_embed: How positions are resampled.
+    The configurations may differ in image size, patch size, channel count, class count, pre_logits
+    and pooling. `new_head` replaces the head by a zero head, even if the class counts are equal.
     """
     result, dropped, notes = dict(tensors), [], []
     is_headless = new_head or not target.num_classes
     gone = [n for n in result if is_headless and n.startswith(("head.", "head_dist."))]
     if source.distilled and not target.distilled:
-        registers = [
-            t for n in ("dist_token", "reg_token") if (t := result.pop(n, None)) is not None
-        ]
+        registers = [result.pop(n) for n in ("dist_token", "reg_token") if n in result]
         result["reg_token"] = torch.cat(registers, dim=1)
         notes.append("the distillation token becomes a register; the head reads the class token")
     if not target.pre_logits:
@@ -133,11 +128,22 @@ def adapt(
     return Adapted(tensors=result, loaded=loaded, dropped=tuple(dropped), notes=tuple(notes))
 
 
-def without_distillation(config: ViTConfig) -> ViTConfig:
-    """Return the configuration for a new head, with the distillation token as a register."""
-    if not config.distilled:
-        return config
-    return replace(config, distilled=False, registers=config.registers + 1)
+def target_config(
+    source: ViTConfig,
+    num_classes: int | None,
+    image_size: Sides,
+    **changes: Any,  # noqa: ANN401 - fields of ViTConfig
+) -> ViTConfig:
+    """Return the configuration for another class count and image size; None keeps either.
+
+    A model with a new head has no distillation token: it becomes a register.
+    """
+    if num_classes is not None:
+        registers = source.registers + source.distilled
+        changes |= {"num_classes": num_classes, "distilled": False, "registers": registers}
+    if image_size is not None:
+        changes["image_size"] = as_pair(image_size)
+    return replace(source, **changes)
 
 
 def adapt_statistics(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
@@ -148,7 +154,7 @@ def adapt_statistics(values: tuple[float, ...], channels: int) -> tuple[float, .
 
 
 def check_statistics(
-    mean: tuple[float, ...] | None, std: tuple[float, ...] | None, channels: int
+    mean: Statistics, std: Statistics, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Return mean and std as given by the user; None if neither is given.
 

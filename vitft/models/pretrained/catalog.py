@@ -48,10 +48,8 @@ class CatalogEntry:
     """Whether the file contains the Linear + Tanh in front of the head."""
     aliases: tuple[str, ...] = ()
     note: str = ""
-    """Remark to show when these weights are loaded."""
     sha256: str = ""
-    """Digest of the file if its publisher states one; otherwise the digest announced by the hub is
-    used."""
+    """Digest that the publisher states; if empty, the hub announces one."""
     was: str = ""
     """File name of the same weights in older tools."""
 
@@ -77,21 +75,19 @@ class CatalogEntry:
             "name": self.name,
             "also": ", ".join(self.aliases),
             "from": f"{self.repo}/{self.file} ({self.revision})" if self.repo else self.path,
-            "model": " ".join(
-                [self.architecture, *(f"{key}={value}" for key, value in self.options.items())]
-            ),
+            "model": " ".join([self.architecture, *(f"{k}={v}" for k, v in self.options.items())]),
             "trained on": self.data,
             "licence": self.licence,
-            "head": "" if self.path else head,
-            "pre_logits": "yes" if self.pre_logits else "" if self.path else "no",
-            "pixels": ""
-            if self.path  # stated in the file's own card
-            else f"{self.image_size[0]}x{self.image_size[1]}, {self.interpolation}, crop "
+            "head": head,
+            "pre_logits": "yes" if self.pre_logits else "no",
+            "pixels": f"{self.image_size[0]}x{self.image_size[1]}, {self.interpolation}, crop "
             f"{self.crop}, mean {self.mean}, std {self.std}",
             "sha256": self.sha256 or ("as stated by the hub" if self.repo else ""),
             "formerly": self.was,
             "note": self.note,
         }
+        if self.path:  # bundled weights have a card, which states these
+            rows |= dict.fromkeys(("head", "pre_logits", "pixels"), "")
         return [f"{key + ':':<12}{value}" for key, value in rows.items() if value]
 
 
@@ -104,36 +100,19 @@ def read_catalog() -> Mapping[str, Any]:
 @functools.cache
 def catalog_entries() -> tuple[CatalogEntry, ...]:
     """Return all entries of the catalogue, in its order."""
-    table = read_catalog()
-    return tuple(parse_entry(row, table["family"]) for row in table["weights"])
+    families = read_catalog()["family"]
+    return tuple(parse_entry(row, families[row["family"]]) for row in read_catalog()["weights"])
 
 
-def parse_entry(row: Mapping[str, Any], families: Mapping[str, Any]) -> CatalogEntry:
+def parse_entry(row: Mapping[str, Any], family: Mapping[str, Any]) -> CatalogEntry:
     """Return an entry of the catalogue, completed by the settings of its family."""
-    fields: dict[str, Any] = {**families[row["family"]], **row}
+    options = {**family.get("options", {}), **row.get("options", {})}
+    fields: dict[str, Any] = {**family, **row, "options": options}
     del fields["family"]
-    fields["options"] = {**families[row["family"]].get("options", {}), **row.get("options", {})}
-    pairs: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    if pairs.get("repo", "").startswith("timm/"):
-        pairs["aliases"] = (*pairs.get("aliases", ()), pairs["repo"])
+    if fields.get("repo", "").startswith("timm/"):
+        fields["aliases"] = [*fields.get("aliases", ()), fields["repo"]]
+    pairs: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     return CatalogEntry(**pairs)
-
-
-@functools.cache
-def refusals() -> Mapping[str, str]:
-    """Return patterns of well-known names that vitft does not support, each with the reason."""
-    refused: Mapping[str, str] = read_catalog()["refused"]
-    return refused
-
-
-def names() -> tuple[str, ...]:
-    """Return every name and alias, in the order of the catalogue."""
-    return tuple(entries_by_name())
-
-
-def in_catalog(name: str) -> bool:
-    """Return whether the catalogue contains this name or alias."""
-    return name in entries_by_name()
 
 
 def find_entry(name: str) -> CatalogEntry:
@@ -144,7 +123,7 @@ def find_entry(name: str) -> CatalogEntry:
     """
     rows = entries_by_name()
     if name not in rows:
-        for pattern, reason in refusals().items():
+        for pattern, reason in read_catalog()["refused"].items():
             if fnmatch.fnmatchcase(name.removeprefix("timm/"), pattern):
                 raise WeightsError(
                     f"vitft does not support {name}: {reason}",
@@ -172,19 +151,17 @@ def entries_by_name() -> Mapping[str, CatalogEntry]:
 def select_entries(
     *, size: str | None = None, licence: str | None = None, data: str | None = None
 ) -> list[CatalogEntry]:
-    """Return the entries that match all filters.
+    """Return the entries that match all filters; `data` is part of the name of the training data.
 
-    Args:
-        size: tiny, small, base, large or huge.
-        licence: A licence such as apache-2.0, or `commercial` for all without a -nc clause.
-        data: Part of the name of the training data, such as 21k.
+    The licence `commercial` stands for all licences without a -nc clause.
     """
-    wanted = licence.lower() if licence else None
+    wanted = (licence or "").lower()
     return [
         entry
         for entry in catalog_entries()
         if (not size or entry.size == size)
-        and (wanted != "commercial" or "-nc" not in entry.licence)
-        and (wanted in (None, "commercial") or entry.licence == wanted)
+        and (
+            "-nc" not in entry.licence if wanted == "commercial" else wanted in ("", entry.licence)
+        )
         and (not data or data.lower() in entry.data)
     ]

@@ -9,16 +9,6 @@ Letters: D width, H heads, K head width.
 Sources: transformers' `modeling_vit.py` (old and new names), `modeling_deit.py` and
 `modeling_dinov2.py`; vit_jax `checkpoint.py`, big_vision `models/vit.py` (Google's layout); timm's
 `_convert_dinov2` (Meta's names).
-
-Every key of a file is mapped, named as dropped or named in an error; nothing is passed over in
-silence. Shapes are not judged here (`source` does). Values stay as they are, but for one case: the
-class token's position is added to it where register tokens follow, as in timm.
-
-Letters: D width, H heads, K head width.
-
-Sources: transformers' `modeling_vit.py` (old and new names), `modeling_deit.py` and
-`modeling_dinov2.py`; vit_jax `checkpoint.py`, big_vision `models/vit.py` (Google's layout); timm's
-`_convert_dinov2` (Meta's names).
 """
 
 import re
@@ -29,12 +19,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vitft.models.checkpoint import first_five
 from vitft.system.errors import WeightsError
 
 Flavour = Literal["timm", "hf", "npz", "vitft"]
-
-PREFIXES = ("module.", "_orig_mod.", "model.")
-"""Prefixes that DistributedDataParallel, torch.compile and training scripts add to every name."""
 
 VITFT_NAMES = re.compile(
     r"cls_token|dist_token|reg_token|pos_embed|patch_embed\.proj\.(weight|bias)"
@@ -46,9 +34,6 @@ VITFT_NAMES = re.compile(
     r"(conv[123]\.weight|norm[123]\.(weight|bias)|downsample\.(conv\.weight|norm\.(weight|bias)))"
 )
 """Every name of vitft's Vision Transformers, except for `convs`, which only a card describes."""
-
-UNUSED_TENSORS = ("mask_token", "embeddings.mask_token")
-"""Tensors of masked pretraining that no image classifier uses."""
 
 HF_PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers)\.")
 HF_TOKENS = {
@@ -104,6 +89,7 @@ NPZ_OUTER = {
 }
 NPZ_BLOCK = {
     "LayerNorm_0": "norm1",
+    "LayerNorm_1": "norm2",  # big_vision
     "MultiHeadDotProductAttention_1/query": "attn.q",
     "MultiHeadDotProductAttention_1/key": "attn.k",
     "MultiHeadDotProductAttention_1/value": "attn.v",
@@ -111,14 +97,6 @@ NPZ_BLOCK = {
     "LayerNorm_2": "norm2",
     "MlpBlock_3/Dense_0": "mlp.fc1",
     "MlpBlock_3/Dense_1": "mlp.fc2",
-    # big_vision numbers each kind separately
-    "MultiHeadDotProductAttention_0/query": "attn.q",
-    "MultiHeadDotProductAttention_0/key": "attn.k",
-    "MultiHeadDotProductAttention_0/value": "attn.v",
-    "MultiHeadDotProductAttention_0/out": "attn.proj",
-    "LayerNorm_1": "norm2",
-    "MlpBlock_0/Dense_0": "mlp.fc1",
-    "MlpBlock_0/Dense_1": "mlp.fc2",
 }
 NPZ_LEAF = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
@@ -158,36 +136,24 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
     names = strip_prefixes(tensors)
     flavour = flavour_of(names)
     heads: int | None = None
-    unused = tuple(f"{n} {tuple(names.pop(n).shape)}" for n in UNUSED_TENSORS if n in names)
+    masks = [n for n in ("mask_token", "embeddings.mask_token") if n in names]  # of pretraining
+    unused = tuple(f"{name} {tuple(names.pop(name).shape)}" for name in masks)
     if flavour == "hf":
-        names = convert_hf(names)
+        names = fuse_qkv(rename_all(names, hf_name))
     elif flavour == "npz":
         names, heads = convert_npz(names)
-    names = fold_class_position(names)
+    if "register_tokens" in names and {"cls_token", "pos_embed"} <= names.keys():
+        names["reg_token"] = names.pop("register_tokens")  # which have no positions
+        names["cls_token"] = names["cls_token"] + names["pos_embed"][:, :1]  # as in timm
+        names["pos_embed"] = names["pos_embed"][:, 1:]
     refuse_unmapped(name for name in names if not VITFT_NAMES.fullmatch(name))
     return Converted(flavour=flavour, tensors=in_float32(names), heads=heads, dropped=unused)
 
 
-def fold_class_position(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add the class token's position to it where register tokens follow, as timm does.
-
-    Meta's register tokens have no positions.
-    """
-    names = dict(tensors)
-    if "register_tokens" in names and {"cls_token", "pos_embed"} <= names.keys():
-        names["reg_token"] = names.pop("register_tokens")
-        names["cls_token"] = names["cls_token"] + names["pos_embed"][:, :1]
-        names["pos_embed"] = names["pos_embed"][:, 1:]
-    return names
-
-
 def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove prefixes that all names have."""
-    names = dict(tensors)
-    while names:
-        prefix = next((p for p in PREFIXES if all(n.startswith(p) for n in names)), None)
-        if prefix is None:
-            break
+    """Remove what DistributedDataParallel, torch.compile and training scripts add to every name."""
+    names, known = dict(tensors), ("module.", "_orig_mod.", "model.")
+    while prefix := next((p for p in known if names and all(n.startswith(p) for n in names)), ""):
         names = {name.removeprefix(prefix): value for name, value in names.items()}
     return names
 
@@ -207,11 +173,6 @@ def flavour_of(names: Iterable[str]) -> Flavour:
         else "the file contains no tensors",
         fix="use a ViT of timm, Hugging Face or Google, e.g. one from `vitft weights list`",
     )
-
-
-def convert_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert Hugging Face's ViT, with the names of its files or of transformers >= 5 in memory."""
-    return fuse_qkv(rename_all(tensors, hf_name))
 
 
 def hf_name(name: str) -> str | None:
@@ -258,7 +219,10 @@ def npz_name(name: str) -> str | None:
     stem, _, leaf = name.rpartition("/")
     block = re.fullmatch(r"Transformer/encoderblock_(\d{1,4})/(.+)", stem)
     unit = re.fullmatch(r"block(\d)/unit(\d{1,2})/(conv|gn)(\d|_proj)", stem)
-    ours = NPZ_BLOCK.get(block[2]) if block else NPZ_OUTER.get(stem)
+    ours = NPZ_OUTER.get(stem)
+    if block:  # big_vision numbers attention and MLP by themselves
+        layer = block[2].replace("Attention_0/", "Attention_1/").replace("Block_0/", "Block_3/")
+        ours = NPZ_BLOCK.get(layer)
     if unit:
         kind = "conv" if unit[3] == "conv" else "norm"
         part = f"downsample.{kind}" if unit[4] == "_proj" else f"{kind}{unit[4]}"
@@ -329,13 +293,10 @@ def refuse_unmapped(names: Iterable[str]) -> None:
     unknown = sorted(names)
     if not unknown:
         return
-    causes = [
-        cause for sign, cause in LIKELY_CAUSES.items() if any(sign in name for name in unknown)
-    ]
-    more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+    found = (cause for sign, cause in LIKELY_CAUSES.items() if any(sign in n for n in unknown))
+    cause = next(found, None)
     raise WeightsError(
-        f"unknown tensors {', '.join(unknown[:5])}{more}"
-        + (f", which suggest {causes[0]}" if causes else ""),
+        f"unknown tensors {first_five(unknown)}" + (f", which suggest {cause}" if cause else ""),
         fix="use a plain Vision Transformer, or remove these tensors if they have no effect",
     )
 

@@ -14,25 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vitft.models.pretrained import hub
 from vitft.models.pretrained.catalog import CatalogEntry
-from vitft.models.pretrained.hub import (
-    DownloadBar,
-    check_disk,
-    describe_failure,
-    http_error,
-    not_a_hub,
-    plain_http,
-    readable_errors,
-    short_message,
-    status_of,
-)
 from vitft.models.pretrained.locate import bundled_file
 from vitft.system.errors import WeightsError
 
 log = logging.getLogger(__name__)
 
-CONNECT_S = 1.5
-"""Seconds after which a hub that does not accept a connection counts as unreachable."""
 ANSWER_S = 5.0
 """Seconds to wait for the response to a metadata request."""
 ATTEMPTS = 3
@@ -41,8 +29,6 @@ FIRST_WAIT_S = 0.5
 """Seconds before the second attempt; doubled before each further one."""
 BUSY_PATIENCE_S = 60.0
 """Seconds for which requests to a busy hub are repeated; the hub may state when to retry."""
-STALE_S = 600.0
-"""Age in seconds from which a partial download counts as left by a killed process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +36,8 @@ class Fetched:
     """A local file and its origin."""
 
     path: Path
-    repo: str = ""
     revision: str = ""
-    """Commit of the repository, not the branch."""
+    """Commit of the repository, not the branch; empty for a file that is part of vitft."""
     sha256: str
 
 
@@ -89,7 +74,7 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
             log_leftovers(path)
             if entry.is_hub_repository:
                 fetch_sidecars(entry, revision=path.parent.name)
-            return Fetched(path=path, repo=entry.repo, revision=path.parent.name, sha256=digest)
+            return Fetched(path=path, revision=path.parent.name, sha256=digest)
         delete_cached(path)
         log.info(f"deleted a damaged copy of {entry.repo}/{entry.file}: {damage}")
     raise WeightsError(
@@ -102,20 +87,18 @@ def find_damage(path: Path, sha256: str, published: str) -> str:
     """Describe how a cached file differs from what was announced; empty if it does not.
 
     The name under which huggingface_hub stores a file is the hub's ETag: the sha256 of a large
-    file, git's sha1 of a small one.
-
-    Args:
-        path: The cached file.
-        sha256: Digest of its content.
-        published: The sha256 stated by the publisher; empty if it states none.
+    file, git's sha1 of a small one. `published` is the sha256 that the publisher states, if any.
     """
     announced = path.resolve().name
     if published and published != sha256:
         return f"sha256 {sha256}, published {published}"
     if re.fullmatch(r"[0-9a-f]{64}", announced) and announced != sha256:
         return f"sha256 {sha256}, announced {announced}"
-    if re.fullmatch(r"[0-9a-f]{40}", announced) and announced != git_sha1(path):
-        return f"git sha1 {git_sha1(path)}, announced {announced}"
+    if re.fullmatch(r"[0-9a-f]{40}", announced):
+        content = path.read_bytes()
+        header = b"blob %d\0" % len(content)
+        found = hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
+        return f"git sha1 {found}, announced {announced}" if found != announced else ""
     return ""
 
 
@@ -129,12 +112,6 @@ def sha256_of(path: Path) -> str:
     """Return the hexadecimal sha256 of a file's content (about 1 s per GB)."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def git_sha1(path: Path) -> str:
-    """Return the object name that git gives to a file's content."""
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEntry:
@@ -165,11 +142,8 @@ def fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
 
 def log_leftovers(path: Path) -> None:
     """Log partial downloads of this repository that killed processes left in the cache."""
-    parts = [
-        part
-        for part in path.resolve().parent.glob("*.incomplete")
-        if time.time() - part.stat().st_mtime > STALE_S
-    ]
+    partial = path.resolve().parent.glob("*.incomplete")
+    parts = [part for part in partial if time.time() - part.stat().st_mtime > 600]  # seconds
     if parts:
         size = sum(part.stat().st_size for part in parts) / 1e6
         log.info(
@@ -198,10 +172,9 @@ def from_cache(entry: CatalogEntry, *, why: str) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    repo, file, revision = entry.repo, entry.file, entry.revision
     try:
-        return Path(
-            hf_hub_download(entry.repo, entry.file, revision=entry.revision, local_files_only=True)
-        )
+        return Path(hf_hub_download(repo, file, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError as error:
         raise WeightsError(
             f"offline and not in the cache: {entry.name} ({entry.repo}); {why}",
@@ -211,68 +184,65 @@ def from_cache(entry: CatalogEntry, *, why: str) -> Path:
 
 
 def check_reachable(entry: CatalogEntry) -> str:
-    """Request the metadata of the file, repeatedly if the hub is busy.
+    """Request the metadata of the file; return why the hub cannot be reached, empty if it can.
 
-    Returns:
-        Why the hub cannot be reached; empty if it can.
+    The request is repeated if the hub is busy.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(entry.repo, entry.file, revision=entry.revision)
-    timeout: Any = (CONNECT_S, ANSWER_S, ANSWER_S, ANSWER_S)  # connect, read, write, pool
+    timeout: Any = (1.5, ANSWER_S, ANSWER_S, ANSWER_S)  # seconds to connect, read, write, pool
     started = time.monotonic()
     for attempt in range(1, 10):
         try:
-            with readable_errors(entry):
+            with hub.readable_errors(entry):
                 metadata = get_hf_file_metadata(url, timeout=timeout)
-        except http_error() as error:
+        except hub.http_error() as error:
             if type(error).__name__ in ("ConnectError", "ConnectTimeout"):
-                return short_message(error)
+                return hub.short_message(error)
             wait = retry_delay(error, attempt)
             is_late = wait is None or time.monotonic() - started + wait > BUSY_PATIENCE_S
-            if is_late or (attempt >= ATTEMPTS and status_of(error) is None):
+            if is_late or (attempt >= ATTEMPTS and hub.status_of(error) is None):
                 raise download_error(entry, error) from error
-            log.info(f"{constants.ENDPOINT}: {describe_failure(error)}; retrying in {wait:.1f} s")
+            log.info(
+                f"{constants.ENDPOINT}: {hub.describe_failure(error)}; retrying in {wait:.1f} s"
+            )
             time.sleep(wait or 0)
             continue
         if metadata.commit_hash is None or metadata.etag is None:
-            raise not_a_hub()
+            raise hub.not_a_hub()
         return ""
-    raise not_a_hub()
+    raise hub.not_a_hub()
 
 
 def download_from_hub(entry: CatalogEntry) -> Path:
     """Download the file into the cache, again if the connection is interrupted."""
     from huggingface_hub import hf_hub_download
 
+    options: Any = {"revision": entry.revision, "etag_timeout": ANSWER_S}
+    options["tqdm_class"] = hub.DownloadBar
     failure: Exception | None = None
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            with readable_errors(entry), plain_http():
-                return Path(
-                    hf_hub_download(
-                        entry.repo,
-                        entry.file,
-                        revision=entry.revision,
-                        etag_timeout=ANSWER_S,
-                        tqdm_class=DownloadBar,
-                    )
-                )
-        except (http_error(), OSError) as error:  # OSError: the content has another length
-            check_disk(entry, error)
+            with hub.readable_errors(entry), hub.plain_http():
+                return Path(hf_hub_download(entry.repo, entry.file, **options))
+        except (hub.http_error(), OSError) as error:  # OSError: the content has another length
+            hub.check_disk(entry, error)
             failure = error
             wait = retry_delay(error, attempt)
             was_retried = "Timeout" in type(error).__name__  # five times, by huggingface_hub
             if wait is None or was_retried or attempt == ATTEMPTS:
                 break
-            log.info(f"download of {entry.file} interrupted ({describe_failure(error)}); retrying")
+            log.info(
+                f"download of {entry.file} interrupted ({hub.describe_failure(error)}); retrying"
+            )
             time.sleep(min(wait, BUSY_PATIENCE_S / ATTEMPTS))
     raise download_error(entry, failure) from failure
 
 
 def retry_delay(error: Exception, attempt: int) -> float | None:
     """Return the seconds to wait before another attempt; None if it would fail as well."""
-    status = status_of(error)
+    status = hub.status_of(error)
     if status is not None and status not in (408, 429) and status < 500:
         return None
     if type(error).__name__ == "TooManyRedirects":
@@ -285,10 +255,10 @@ def retry_delay(error: Exception, attempt: int) -> float | None:
 
 def download_error(entry: CatalogEntry, error: Exception | None) -> WeightsError:
     """Return the error for a download that failed."""
-    if type(error).__name__ == "TooManyRedirects" or status_of(error or OSError()) == 404:
-        return not_a_hub()  # a hub describes what it does not find
+    if type(error).__name__ == "TooManyRedirects" or hub.status_of(error or OSError()) == 404:
+        return hub.not_a_hub()  # a hub describes what it does not find
     return WeightsError(
-        f"download of {entry.repo}/{entry.file} failed: {describe_failure(error)}; "
+        f"download of {entry.repo}/{entry.file} failed: {hub.describe_failure(error)}; "
         "no partial file was kept",
         fix="run the command again, or download the file by other means and give its path",
     )

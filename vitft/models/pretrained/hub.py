@@ -1,8 +1,4 @@
-"""The Hugging Face Hub client as vitft uses it: plain HTTP, readable errors, progress bar.
-
-Built on huggingface_hub, whose errors are turned into messages with a next step. huggingface_hub
-is imported on first use.
-"""
+"""The Hugging Face Hub client as vitft uses it: plain HTTP, readable errors, progress bar."""
 
 import contextlib
 import errno
@@ -13,9 +9,6 @@ from typing import Any
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.system import console
 from vitft.system.errors import ResourceError, WeightsError
-
-STALL_S = 8
-"""Seconds without data after which huggingface_hub reconnects, at most five times."""
 
 
 @contextlib.contextmanager
@@ -33,7 +26,8 @@ def plain_http() -> Iterator[None]:
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
     quiet.set_verbosity_error()  # its warnings contain signed URLs; vitft logs the same events
     constants.HF_HUB_DISABLE_XET = True
-    constants.HF_HUB_DOWNLOAD_TIMEOUT = min(timeout, STALL_S)
+    # Seconds without data after which huggingface_hub reconnects, at most five times.
+    constants.HF_HUB_DOWNLOAD_TIMEOUT = min(timeout, 8)
     try:
         yield
     finally:
@@ -145,16 +139,14 @@ def http_error() -> type[Exception]:
 
 def status_of(error: Exception) -> int | None:
     """Return the HTTP status of the response that caused an exception, if there was one."""
-    status: int | None = getattr(getattr(error, "response", None), "status_code", None)
-    return status
+    return getattr(getattr(error, "response", None), "status_code", None)
 
 
 def describe_failure(error: Exception | None) -> str:
     """Return the HTTP status or the first line of an exception."""
-    status = status_of(error) if error else None
-    sizes = re.search(r"should be of size (\d+) but has size (\d+)", str(error))
-    if sizes:
+    if sizes := re.search(r"should be of size (\d+) but has size (\d+)", str(error)):
         return f"received {sizes[2]} bytes instead of {sizes[1]}"
+    status = status_of(error) if error else None
     return f"status {status}" if status else short_message(error)
 
 

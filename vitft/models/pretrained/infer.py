@@ -6,29 +6,16 @@ Pure functions over tensors that already have vitft's names.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from vitft.models.checkpoint import state_mismatch
+from vitft.models.pretrained.sidecar import SidecarFacts
 from vitft.models.stem import stem_stride
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.errors import UsageError, WeightsError
-
-HEADS = {size.width: size.heads for size in SIZES.values()}
-"""Number of attention heads by width, for the named sizes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hints:
-    """Facts about a model that its tensors do not contain, if they are known."""
-
-    heads: int | None = None
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels."""
-    norm_eps: float | None = None
-    """Epsilon of the LayerNorms."""
 
 
 def square(count: int) -> tuple[int, int]:
@@ -42,8 +29,8 @@ def square(count: int) -> tuple[int, int]:
     return side, side
 
 
-def infer_config(tensors: Mapping[str, Tensor], hints: Hints = Hints()) -> ViTConfig:
-    """Infer the architecture from tensor shapes; only heads and eps are taken from elsewhere.
+def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfig:
+    """Infer the architecture from tensor shapes; only heads and eps are taken from `facts`.
 
     Raises:
         WeightsError: An essential tensor is missing, or the shapes contradict each other.
@@ -57,13 +44,16 @@ def infer_config(tensors: Mapping[str, Tensor], hints: Hints = Hints()) -> ViTCo
     registers = shape_of(tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
     prefix = 1 + ("dist_token" in tensors) + registers
     positions = shape_of(tensors, "pos_embed", 3)[1]
-    (rows, columns), prefix = grid_of(positions, prefix, patch, hints.image_size)
+    (rows, columns), prefix = grid_of(positions, prefix, patch, facts.image_size)
     hidden = shape_of(tensors, "blocks.0.mlp.fc1.weight", 2)[0]
     if shape_of(tensors, "blocks.0.mlp.fc2.weight", 2)[1] * 2 == hidden:
         raise WeightsError(
             "these weights have SwiGLU instead of an MLP, like the giant DINOv2",
             fix="use the large model; vitft supports Vision Transformers with a GELU MLP",
         )
+    ratio = hidden / width
+    if int(width * ratio) != hidden:  # as the model computes it
+        ratio = math.nextafter(ratio, math.inf)
     head = tensors.get("head.weight")
     try:
         return ViTConfig(
@@ -72,13 +62,13 @@ def infer_config(tensors: Mapping[str, Tensor], hints: Hints = Hints()) -> ViTCo
             in_channels=channels,
             width=width,
             depth=depth,
-            heads=heads_of(width, hints.heads),
-            mlp_ratio=ratio_of(hidden, width),
+            heads=heads_of(width, facts.heads),
+            mlp_ratio=ratio,
             qkv_bias="blocks.0.attn.qkv.bias" in tensors,
             num_classes=0 if head is None else head.shape[0],
             pre_logits="pre_logits.fc.weight" in tensors,
             pool="mean" if "fc_norm.weight" in tensors else "cls",
-            norm_eps=1e-6 if hints.norm_eps is None else hints.norm_eps,
+            norm_eps=1e-6 if facts.norm_eps is None else facts.norm_eps,
             layer_scale=1e-5 if "blocks.0.ls1.gamma" in tensors else 0.0,
             registers=registers,
             prefix_positions=prefix > 0,
@@ -99,9 +89,8 @@ def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
     if not found:
         return None
     blocks = {(int(m[1]), int(m[2])) for m in found if m[1]}
-    counts = [
-        sum(stage == i for stage, _ in blocks) for i in range(1 + max(blocks, default=(-1,))[0])
-    ]
+    last = max(blocks, default=(-1,))[0]
+    counts = [sum(stage == i for stage, _ in blocks) for i in range(last + 1)]
     if 0 in counts or len(counts) > 4:
         raise WeightsError(
             f"unsupported convolutional stem: its stages have {counts} blocks",
@@ -155,24 +144,18 @@ def grid_of(
 
 def heads_of(width: int, hinted: int | None) -> int:
     """Return the number of heads: as stated, as in the named size of this width, or width / 64."""
-    if hinted is not None and hinted > 0 and width % hinted == 0:
-        return hinted
-    if hinted is None and width in HEADS:
-        return HEADS[width]
-    if hinted is None and width % 64 == 0:
-        return width // 64
+    heads = hinted
+    if hinted is None:
+        named = {size.width: size.heads for size in SIZES.values()}
+        heads = named.get(width, width // 64 if width % 64 == 0 else None)
+    if heads and width % heads == 0:
+        return heads
     raise WeightsError(
         f"the number of attention heads is unknown for a width of {width}"
-        if hinted is None
-        else f"a width of {width} is not a multiple of {hinted} heads",
+        if heads is None
+        else f"a width of {width} is not a multiple of {heads} heads",
         fix='state it as "num_attention_heads" in a config.json in the same folder',
     )
-
-
-def ratio_of(hidden: int, width: int) -> float:
-    """Return the `mlp_ratio` from which the model computes exactly `hidden`."""
-    ratio = hidden / width
-    return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
 
 
 def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
@@ -182,28 +165,13 @@ def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
         WeightsError: Contains the first five missing, unexpected and misshapen tensors.
     """
     with torch.device("meta"):
-        model = VisionTransformer(config)
-    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in tensors.items()}
-    missing = [name for name in wanted if name not in found]
-    unexpected = [name for name in found if name not in wanted]
-    misshapen = [
-        f"{n} {found[n]} instead of {wanted[n]}"
-        for n in wanted
-        if found.get(n, wanted[n]) != wanted[n]
-    ]
-    lists = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
-    problems = [f"{kind}: {first_five(names)}" for kind, names in lists.items() if names]
-    if not problems:
-        return
-    cause = "incomplete or edited" if missing else "a mixture of two models"
-    raise WeightsError(
-        f"the weights do not match a width of {config.width}, {config.depth} blocks and patches of "
-        f"{config.patch_size[0]}x{config.patch_size[1]}; {'; '.join(problems)}",
-        fix=f"save or download the file again; it is probably {cause}",
-    )
-
-
-def first_five(names: list[str]) -> str:
-    """Join the first five names."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        mismatch = state_mismatch(VisionTransformer(config), tensors)
+    if mismatch:
+        cause = (
+            "incomplete or edited" if mismatch.startswith("missing") else "a mixture of two models"
+        )
+        raise WeightsError(
+            f"the weights do not match a width of {config.width}, {config.depth} blocks and "
+            f"patches of {config.patch_size[0]}x{config.patch_size[1]}; {mismatch}",
+            fix=f"save or download the file again; it is probably {cause}",
+        )

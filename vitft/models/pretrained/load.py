@@ -7,19 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import build_model, holds_timm
 from vitft.models.pretrained.adapt import (
     Adapted,
     PosEmbed,
+    Statistics,
     adapt,
     adapt_statistics,
     check_statistics,
-    without_distillation,
+    target_config,
 )
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
-from vitft.models.pretrained.report import LoadReport
+from vitft.models.pretrained.report import LoadReport, describe_positions
 from vitft.models.pretrained.timm_weights import load_timm, reload_timm
 from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
 from vitft.models.registry import describe_vit
@@ -54,9 +54,9 @@ def load_pretrained(  # noqa: PLR0913 - one choice each, all keyword-only
             file with the tensor names of timm, Hugging Face, Google or vitft; or a folder that
             contains model.safetensors.
         num_classes: Outputs of a new zero head; 0 for no head; None keeps the head of the file.
-        image_size: Side or (height, width) in pixels; default: as trained.
-        patch_size: Side or (height, width) in pixels; default: as trained.
-        in_channels: Channels of the input image; default: as trained.
+        image_size: Side or (height, width) in pixels; default, as for the next two: as trained.
+        patch_size: Side or (height, width) in pixels.
+        in_channels: Channels of the input image.
         pre_logits: Whether to keep the Linear + Tanh in front of the pretrained head.
         pool: Input of the head; default: as in the file.
         pos_embed: Resampling of positions: timm's rule (bicubic) or Google's (jax).
@@ -86,16 +86,15 @@ def load_pretrained(  # noqa: PLR0913 - one choice each, all keyword-only
         pool=source.pool if pool is None else pool,
         drop_path=drop_path,
     )
-    transform, statistics = transform_for(weights, target, mean, std)
+    weights = with_transform(weights, target, mean, std)
     adapted = adapt(
         weights.tensors, source, target, new_head=num_classes is not None, pos_embed=pos_embed
     )
     # Half-precision files are widened; float32 tensors stay memory-mapped, without a copy.
     model = build_model({n: tensor.float() for n, tensor in adapted.tensors.items()}, target)
-    report = make_report(
+    return model, make_report(
         model, weights, adapted, keeps_head=num_classes is None, pos_embed=pos_embed
     )
-    return model, replace(report, transform=transform, statistics_source=statistics)
 
 
 def load_backbone(
@@ -107,12 +106,8 @@ def load_backbone(
 ) -> tuple[Model, LoadReport]:
     """Load a model of either kind with a new zero head, ready to fine-tune.
 
-    Args:
-        name_or_path: As for `load_pretrained`, or `timm:NAME`, or a run of a timm model.
-        num_classes: Outputs of the head.
-        image_size: Side or (height, width) in pixels; default: as trained.
-        options: Other arguments of `load_pretrained`. A timm model accepts mean and std, and
-            refuses those that would change its architecture.
+    The arguments are those of `load_pretrained`; the name can also be `timm:NAME` or a run of a
+    timm model, which accepts mean and std and refuses what would change its architecture.
 
     Raises:
         WeightsError: Not found, refused, damaged, or an impossible combination.
@@ -120,37 +115,16 @@ def load_backbone(
     """
     found = locate(name_or_path)
     sizes: Any = {"num_classes": num_classes, "image_size": image_size}
-    if isinstance(found, CatalogEntry) and found.is_timm:
-        refuse_vit_options(options)
-        return load_timm(found, **sizes, mean=options.get("mean"), std=options.get("std"))
-    if isinstance(found, Path) and holds_timm(found):
-        refuse_vit_options(options)
-        return reload_timm(found, **sizes)
-    return load_pretrained(name_or_path, **sizes, **options)
-
-
-def refuse_vit_options(options: dict[str, Any]) -> None:
-    """Refuse options that only vitft's own Vision Transformer has."""
+    if not (found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found)):
+        return load_pretrained(name_or_path, **sizes, **options)
     if options.get("pre_logits") == "keep" or options.get("pos_embed", "bicubic") != "bicubic":
         raise UsageError(
             "timm models do not support weights.pre_logits and weights.pos_embed",
             fix="omit them; timm has its own rule for resizing positions",
         )
-
-
-def target_config(
-    source: ViTConfig,
-    num_classes: int | None,
-    image_size: int | tuple[int, int] | None,
-    **changes: Any,  # noqa: ANN401 - fields of ViTConfig
-) -> ViTConfig:
-    """Return the configuration for another class count and image size; None keeps either."""
-    return replace(
-        source if num_classes is None else without_distillation(source),
-        num_classes=source.num_classes if num_classes is None else num_classes,
-        image_size=source.image_size if image_size is None else as_pair(image_size),
-        **changes,
-    )
+    if isinstance(found, CatalogEntry):
+        return load_timm(found, **sizes, mean=options.get("mean"), std=options.get("std"))
+    return reload_timm(found, **sizes)
 
 
 def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int | None) -> None:
@@ -174,31 +148,21 @@ def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int |
         )
 
 
-def transform_for(
-    weights: PretrainedWeights,
-    target: ViTConfig,
-    mean: tuple[float, ...] | None,
-    std: tuple[float, ...] | None,
-) -> tuple[EvalTransform, str]:
-    """Return the evaluation transform of the target model and the origin of its mean and std."""
-    known, count = weights.transform, target.in_channels
+def with_transform(
+    weights: PretrainedWeights, target: ViTConfig, mean: Statistics, std: Statistics
+) -> PretrainedWeights:
+    """Return the weights with the evaluation transform of the target model."""
+    known, channels = weights.transform, target.in_channels
     origin = weights.statistics_source
-    if len(known.mean) != count:
-        origin += f", repeated for {count} channels" if count > 1 else ", averaged for one channel"
-    given = check_statistics(mean, std, count)
-    transform = replace(
-        known,
-        image_size=target.image_size,
-        mean=given[0] if given else adapt_statistics(known.mean, count),
-        std=given[1] if given else adapt_statistics(known.std, count),
-    )
-    return transform, "as given by --mean and --std" if given else origin
-
-
-def describe_positions(source: ViTConfig, target: ViTConfig, pos_embed: PosEmbed) -> str:
-    """Describe how the position table was resampled."""
-    before, after = (f"{rows}x{columns}" for rows, columns in (source.grid, target.grid))
-    return f"{before} as loaded" if before == after else f"{before} -> {after}, {pos_embed}"
+    if len(known.mean) != channels:
+        how = f"repeated for {channels} channels" if channels > 1 else "averaged for one channel"
+        origin += f", {how}"
+    if given := check_statistics(mean, std, channels):
+        origin = "as given by --mean and --std"
+    else:
+        given = adapt_statistics(known.mean, channels), adapt_statistics(known.std, channels)
+    transform = replace(known, image_size=target.image_size, mean=given[0], std=given[1])
+    return replace(weights, transform=transform, statistics_source=origin)
 
 
 def make_report(
@@ -209,7 +173,7 @@ def make_report(
     keeps_head: bool,
     pos_embed: PosEmbed,
 ) -> LoadReport:
-    """Return the report of a loaded model, with the transform that the weights state."""
+    """Return the report of a loaded model."""
     config, source = model.config, weights.architecture
     classes = config.num_classes
     notes = [*weights.notes, *adapted.notes]

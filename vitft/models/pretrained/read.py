@@ -7,7 +7,7 @@ import math
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitft.models.pretrained import catalog
+from vitft.models.pretrained.catalog import catalog_entries
 from vitft.models.pretrained.fetch import sha256_of
 from vitft.models.pretrained.hub import short_message
 from vitft.models.pretrained.locate import check_pickle, check_weight_file
@@ -24,10 +24,6 @@ from vitft.system.errors import WeightsError
 
 WRAPPERS = ("state_dict", "model", "model_state_dict", "model_ema", "net", "module")
 """Keys under which training scripts store the weights in a pickle."""
-MAX_UNPACKED = 16 * 2**30
-"""Largest unpacked size of a zip archive in bytes; ViT-H has 2.5 GB."""
-MAX_RATIO = 20
-"""Largest ratio of unpacked to packed size of a zip archive; weights hardly compress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +32,13 @@ class RawWeights:
 
     path: Path
     tensors: Mapping[str, Tensor]
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str]
     """Metadata in the header of a safetensors file."""
-    sha256: str | None = None
-    """Digest of the file, if it was computed."""
+    sha256: str
 
 
 def read_weights(
-    path: Path,
-    *,
-    allow_pickle: bool = False,
-    sha256: str | None = None,
-    verified: str | None = None,
+    path: Path, *, allow_pickle: bool = False, sha256: str | None = None, digest: str | None = None
 ) -> RawWeights:
     """Read all tensors of a weight file; those of a .safetensors file are memory-mapped.
 
@@ -55,7 +46,7 @@ def read_weights(
         path: The file; its suffix determines the format.
         allow_pickle: Also read .pth, .pt and .bin, with `weights_only=True`.
         sha256: Digest that the file must have.
-        verified: Digest of the file, if it was computed already.
+        digest: Digest that the file has, if it was computed already.
 
     Raises:
         WeightsError: Missing, damaged, refused, another digest, or values that are not finite.
@@ -63,7 +54,7 @@ def read_weights(
     if not path.exists():
         raise WeightsError(f"weights not found: {path}", fix="check the path")
     check_pickle(check_weight_file(path), allowed=allow_pickle)
-    digest = verified or sha256_of(path)
+    digest = digest or sha256_of(path)
     if sha256 is not None and sha256.lower() != digest:
         raise WeightsError(
             f"{path} has the sha256 {digest}, not {sha256}",
@@ -83,7 +74,7 @@ def read_weights(
 
 def check_published_digest(path: Path, digest: str) -> None:
     """Refuse other content under the name of a published file whose name contains its digest."""
-    published = {entry.was for entry in catalog.catalog_entries() if entry.was}
+    published = {entry.was for entry in catalog_entries() if entry.was}
     digits = re.search(r"-([0-9a-f]{8})\.", path.name)
     if path.name in published and digits and not digest.startswith(digits[1]):
         raise WeightsError(
@@ -171,12 +162,9 @@ def read_array(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
     Raises:
         ValueError: Damaged, or not plain floating point numbers.
     """
-    version = np.lib.format.read_magic(file)
-    header = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
+    npy = np.lib.format
+    is_first = npy.read_magic(file) == (1, 0)
+    header = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
     shape, fortran, dtype = header(file)
     if dtype.kind != "f" or dtype.itemsize > 8:
         raise ValueError(f"an array of type {dtype}, not of floating point numbers")
@@ -195,10 +183,11 @@ def open_archive(path: Path, kind: str) -> zipfile.ZipFile:
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise damaged_weights(kind, path, error) from error
     unpacked = sum(member.file_size for member in archive.infolist())
-    if unpacked > min(MAX_UNPACKED, MAX_RATIO * path.stat().st_size):
+    packed = path.stat().st_size
+    if unpacked > min(16 * 2**30, 20 * packed):  # ViT-H has 2.5 GB; weights hardly compress
         archive.close()
         raise WeightsError(
-            f"refused: {path} has {path.stat().st_size} bytes and unpacks to {unpacked}",
+            f"refused: {path} has {packed} bytes and unpacks to {unpacked}",
             fix="download it from its publisher; weights do not compress like that",
         )
     return archive

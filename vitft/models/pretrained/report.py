@@ -1,10 +1,16 @@
-"""`LoadReport`: what was loaded, dropped and resized when weights became a model."""
+"""Reports on weights: what a file contains, and what loading it did or would do."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Provenance
+from vitft.models.pretrained.adapt import PosEmbed, adapt, target_config
+from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
+from vitft.models.registry import describe_vit
+from vitft.models.vit_config import ViTConfig
+from vitft.system.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,28 +18,23 @@ class LoadReport:
     """Everything that was kept, dropped, resized or assumed when a model was loaded."""
 
     source: str
-    """File or repository of the weights."""
     flavour: str
     """Naming scheme of the file: timm, hf, npz or vitft."""
     architecture: str
     """Description for people, e.g. "ViT-B/16 224 px"."""
     parameters: int
-    """Number of parameters of the model as built."""
     loaded: int
     """Number of the model's tensors that come from the file."""
     dropped: tuple[str, ...]
     """Tensors of the file that were left out, each with its shape."""
     head: str
-    """Description of the classification head."""
     pre_logits: Literal["kept", "dropped", "none"]
     positions: str
     """For example "14x14 -> 24x24, bicubic" or "14x14 as loaded"."""
     transform: EvalTransform
-    """Evaluation transform of the model."""
     statistics_source: str
     """Origin of mean and std."""
     provenance: Provenance
-    """Origin of the weights, as stored in a checkpoint's card."""
     classes: tuple[str, ...] = ()
     """Class names of the head, if it was kept and the file states them."""
     notes: tuple[str, ...] = ()
@@ -59,3 +60,95 @@ def format_numbers(values: tuple[float, ...]) -> str:
     """Format channel statistics; equal values are shown once."""
     shown = values[:1] if len(set(values)) == 1 else values
     return " ".join(f"{value:.4g}" for value in shown)
+
+
+def describe_positions(source: ViTConfig, target: ViTConfig, pos_embed: PosEmbed) -> str:
+    """Describe how the position table was resampled."""
+    before, after = (f"{rows}x{columns}" for rows, columns in (source.grid, target.grid))
+    return f"{before} as loaded" if before == after else f"{before} -> {after}, {pos_embed}"
+
+
+def describe_file(weights: PretrainedWeights) -> list[str]:
+    """Return what is in a weight file, one fact per line."""
+    config, transform = weights.architecture, weights.transform
+    rows, columns = config.grid
+    prefix = config.num_prefix if config.prefix_positions else 0
+    count = sum(tensor.numel() for tensor in weights.tensors.values())
+    flavours = {
+        "timm": "timm's names",
+        "hf": "Hugging Face's names",
+        "npz": "Google's layout",
+        "vitft": "a vitft checkpoint",
+    }
+    facts = {
+        "file": weights.origin,
+        "sha256": weights.provenance.get("sha256", ""),
+        "flavour": flavours[weights.flavour],
+        "model": f"{describe_vit(config)}, {count:,} parameters",
+        "head": describe_head(weights),
+        "pre_logits": "yes" if config.pre_logits else "no",
+        "positions": f"{rows}x{columns} patches and {prefix} of other tokens",
+        "pixels": f"mean {format_numbers(transform.mean)}, std "
+        f"{format_numbers(transform.std)}, {transform.interpolation}, "
+        f"{transform.fit} {transform.crop:g}: {weights.statistics_source}",
+        "unused": ", ".join(weights.dropped) or "nothing",
+    }
+    lines = [f"{key + ':':<12}{value}" for key, value in facts.items()]
+    return lines + [f"{'note:':<12}{note}" for note in weights.notes]
+
+
+def inspect(
+    name_or_path: str | Path,
+    *,
+    classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    pos_embed: PosEmbed = "bicubic",
+    allow_pickle: bool = False,
+) -> list[str]:
+    """Return what is in weights, and with `classes` or `image_size` what loading them would do.
+
+    Raises:
+        WeightsError: Not found, refused, damaged, or not the weights of a supported ViT.
+        UsageError: The image size is not a multiple of the patch size.
+    """
+    weights = open_pretrained(name_or_path, allow_pickle=allow_pickle)
+    lines = describe_file(weights)
+    if classes is None and image_size is None:
+        return lines
+    source = weights.architecture
+    try:
+        target = target_config(
+            source, classes, image_size, pre_logits=source.pre_logits and classes is None
+        )
+    except UsageError as error:
+        raise UsageError(f"{weights.name}: {error.problem}", fix=error.fix) from error
+    adapted = adapt(
+        weights.tensors, source, target, new_head=classes is not None, pos_embed=pos_embed
+    )
+    new = [
+        f"{name} {tuple(tensor.shape)}"
+        for name, tensor in adapted.tensors.items()
+        if name.startswith(("head.", "head_dist.")) and tensor is not weights.tensors.get(name)
+    ]
+    positions = describe_positions(source, target, pos_embed)
+    rows = {
+        "kept": f"{adapted.loaded} tensors",
+        "dropped": ", ".join(adapted.dropped) or "nothing",
+        "new": ", ".join(new) or "nothing",
+        "resized": "nothing" if source.grid == target.grid else f"pos_embed {positions}",
+    }
+    lines += [f"would be {key + ':':<9}{value}" for key, value in rows.items()]
+    return lines + [f"would note:        {note}" for note in adapted.notes]
+
+
+def describe_head(weights: PretrainedWeights) -> str:
+    """Describe the classification head in the file."""
+    head = weights.tensors.get("head.weight")
+    if head is None:
+        return "none"
+    names = f" ({', '.join(weights.classes[:3])}, ...)" if weights.classes else ""
+    described = f"{head.shape[0]} classes{names}"
+    if not bool(head.any()):
+        return f"{described}, all zeros (untrained)"
+    reason = weights.unusable_head
+    return f"{described}; unusable here: {reason}" if reason else described

@@ -6,17 +6,15 @@ checked, nothing is built from them, and what concerns shapes is used only if th
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vitft.data.transforms import RESAMPLING, Fit
 from vitft.system.errors import WeightsError
 
-MAX_JSON_BYTES = 16 * 2**20
 MAX_IMAGE_SIDE = 16384
-MAX_CLASSES = 1_000_000
 PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers for filters, as transformers writes them."""
 
@@ -56,43 +54,34 @@ class JsonTable:
             f"{self.path}: {key} is {found} instead of {wanted}", fix="correct or remove that file"
         )
 
-    def table(self, key: str) -> "JsonTable":
+    def checked(self, key: str, wanted: str, is_right: Callable[[Any], bool]) -> Any:  # noqa: ANN401
         value = self.values.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise self.wrong(key, "an object")
+        if value is not None and not is_right(value):
+            raise self.wrong(key, wanted)
+        return value
+
+    def table(self, key: str) -> "JsonTable":
+        value = self.checked(key, "an object", lambda value: isinstance(value, dict))
         return JsonTable(self.path, value or {})
 
+    def text(self, key: str) -> str | None:
+        return self.checked(key, "a string", lambda value: isinstance(value, str))
+
     def whole(self, key: str, most: int) -> int | None:
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if type(value) is not int or not 0 <= value <= most:
-            raise self.wrong(key, f"a whole number up to {most}")
-        return value
+        return self.checked(
+            key, f"a whole number up to {most}", lambda n: type(n) is int and 0 <= n <= most
+        )
 
     def number(self, key: str) -> float | None:
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise self.wrong(key, "a number")
-        return float(value)
-
-    def text(self, key: str) -> str | None:
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, str):
-            raise self.wrong(key, "a string")
-        return value
+        value = self.checked(key, "a number", is_number)
+        return None if value is None else float(value)
 
     def numbers(self, key: str) -> tuple[float, ...] | None:
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not 0 < len(value) <= 16:
-            raise self.wrong(key, "a short list of numbers")
-        if not all(type(item) in (int, float) and math.isfinite(item) for item in value):
-            raise self.wrong(key, "a list of numbers")
-        return tuple(float(item) for item in value)
+        def is_right(items: Any) -> bool:  # noqa: ANN401
+            return isinstance(items, list) and 0 < len(items) <= 16 and all(map(is_number, items))
+
+        value = self.checked(key, "a short list of numbers", is_right)
+        return None if value is None else tuple(map(float, value))
 
     def size(self, key: str) -> tuple[int, int] | None:
         """Return height and width from 224, [224, 224] or [3, 224, 224]."""
@@ -103,6 +92,11 @@ class JsonTable:
         if len(sides) != 2 or not all(type(s) is int and 0 < s <= MAX_IMAGE_SIDE for s in sides):
             raise self.wrong(key, f"a size of 1 to {MAX_IMAGE_SIDE} pixels")
         return sides[0], sides[1]
+
+
+def is_number(value: object) -> bool:
+    """Return whether a JSON value is a finite number."""
+    return type(value) in (int, float) and math.isfinite(cast("float", value))
 
 
 def read_sidecar(path: Path) -> SidecarFacts:
@@ -123,20 +117,15 @@ def read_table_file(path: Path) -> JsonTable | None:
     """Return the object in a JSON file, or None if the file does not exist."""
     if not path.is_file():
         return None
-    if path.stat().st_size > MAX_JSON_BYTES:
-        raise WeightsError(
-            f"{path} is too large ({path.stat().st_size} bytes)", fix="remove that file"
-        )
+    fix = "correct or remove that file"
+    if path.stat().st_size > 16 * 2**20:
+        raise WeightsError(f"{path} is too large ({path.stat().st_size} bytes)", fix=fix)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise WeightsError(
-            f"{path} is not valid JSON: {str(error)[:100]}", fix="correct or remove that file"
-        ) from error
+        raise WeightsError(f"{path} is not valid JSON: {str(error)[:100]}", fix=fix) from error
     if not isinstance(values, dict):
-        raise WeightsError(
-            f"{path} does not contain a JSON object", fix="correct or remove that file"
-        )
+        raise WeightsError(f"{path} does not contain a JSON object", fix=fix)
     return JsonTable(path, values)
 
 
@@ -146,6 +135,8 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
     arguments = config.table("model_args")
     check_gelu(arguments, "act_layer")
     mean, std = cfg.numbers("mean"), cfg.numbers("std")
+    names = ("", "random", *RESAMPLING)  # "random" is a choice in training
+    known = cfg.checked("interpolation", f"one of {', '.join(RESAMPLING)}", names.__contains__)
     pool = arguments.text("global_pool") or config.text("global_pool")
     return SidecarFacts(
         averages=pool in ("avg", "avgmax", "max"),
@@ -154,7 +145,7 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
         mean=mean if std else None,
         std=std if mean else None,
         crop=cfg.number("crop_pct"),
-        interpolation=known_filter(cfg, cfg.text("interpolation")),
+        interpolation=known if known in RESAMPLING else None,
         fit="squash" if cfg.text("crop_mode") == "squash" else "crop",
         classes=stated_classes(cfg, "label_names") or stated_classes(config, "label_names"),
         source=f"from {config.path}" if mean and std else "",
@@ -164,16 +155,14 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
 def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
     """Return the facts of a config.json and preprocessor_config.json by transformers."""
     check_gelu(config, "hidden_act")
-    epsilon = config.number("layer_norm_eps")
-    if epsilon is not None and not 0 < epsilon < 1:
-        raise config.wrong("layer_norm_eps", "a number between 0 and 1")
-    preprocessing = hf_preprocessing(processor) if processor else {}
     return SidecarFacts(
         heads=config.whole("num_attention_heads", 1024),
         image_size=config.size("image_size"),
         classes=stated_classes(config, "id2label"),
-        norm_eps=epsilon,
-        **preprocessing,
+        norm_eps=config.checked(
+            "layer_norm_eps", "a number between 0 and 1", lambda n: is_number(n) and 0 < n < 1
+        ),
+        **(hf_preprocessing(processor) if processor else {}),
     )
 
 
@@ -186,7 +175,7 @@ def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "mean": mean if std else None,
         "std": std if mean else None,
-        "interpolation": known_filter(processor, PIL_FILTERS.get(number) if number else None),
+        "interpolation": PIL_FILTERS.get(number) if number else None,
         "source": f"from {processor.path}" if mean and std else "",
         "fit": "squash",  # its ViT processor ignores the aspect ratio
         "crop": 1.0,
@@ -194,12 +183,11 @@ def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
     size = processor.values.get("size")
     if isinstance(size, dict) and "shortest_edge" in size and "crop_size" in processor.values:
         shortest = processor.table("size").whole("shortest_edge", MAX_IMAGE_SIDE)
-        cut = processor.values["crop_size"]
-        side = (
-            processor.table("crop_size").whole("height", MAX_IMAGE_SIDE)
-            if isinstance(cut, dict)
-            else (processor.whole("crop_size", MAX_IMAGE_SIDE))
+        is_table = isinstance(processor.values["crop_size"], dict)
+        cut, key = (
+            (processor.table("crop_size"), "height") if is_table else (processor, "crop_size")
         )
+        side = cut.whole(key, MAX_IMAGE_SIDE)
         if shortest and side and side <= shortest:
             fields |= {"fit": "crop", "crop": side / shortest}
     return fields
@@ -212,20 +200,11 @@ def stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
         return ()
     if isinstance(value, dict):
         value = [value.get(str(i)) for i in range(len(value))]
-    if not isinstance(value, list) or len(value) > MAX_CLASSES:
+    if not isinstance(value, list) or len(value) > 1_000_000:
         raise table.wrong(key, "a list of class names")
     if not all(isinstance(item, str) for item in value):
         raise table.wrong(key, "class names for 0, 1, 2 and so on")
     return tuple(value)
-
-
-def known_filter(table: JsonTable, name: str | None) -> str | None:
-    """Return the name of a resampling filter; "random" and the like are timm's default."""
-    if name is None or name in ("", "random"):
-        return None
-    if name not in RESAMPLING:
-        raise table.wrong("interpolation", f"one of {', '.join(RESAMPLING)}")
-    return name
 
 
 def check_gelu(table: JsonTable, key: str) -> None:

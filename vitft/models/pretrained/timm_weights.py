@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from vitft.data.transforms import RESAMPLING, EvalTransform, Interpolation
-from vitft.models.checkpoint import build_model, load_checkpoint
-from vitft.models.pretrained.adapt import check_statistics
+from vitft.models.checkpoint import Provenance, build_model, load_checkpoint
+from vitft.models.pretrained.adapt import Sides, Statistics, check_statistics
 from vitft.models.pretrained.catalog import CatalogEntry
-from vitft.models.pretrained.fetch import Fetched, fetch
+from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.report import LoadReport
+from vitft.models.pretrained.weights import provenance_of
 from vitft.models.registry import format_size
 from vitft.models.timm_model import TimmConfig, TimmModel
 from vitft.models.vit_config import as_pair
 from vitft.system.errors import RunError, UsageError, WeightsError
-
-Sides = int | tuple[int, int] | None
-Statistics = tuple[float, ...] | None
 
 
 def load_timm(
@@ -41,20 +39,22 @@ def load_timm(
         sized=sides != entry.image_size and bool(entry.options["fixed_input_size"]),
         num_classes=num_classes,
     )
-    model = build_timm(config, entry, fetched)
-    report = timm_report(model, f"{entry.repo}/{entry.file}", entry.num_classes)
+    try:
+        model = TimmModel(config, file=fetched.path)
+    except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+        reason = " ".join(str(error).strip().splitlines()[:2])[:200]
+        raise WeightsError(
+            f"{fetched.path} does not fit timm's {config.timm} at {sides[0]} x {sides[1]} pixels: "
+            f"{reason}",
+            fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
+            "other weights",
+        ) from error
+    transform = timm_transform(entry, sides, mean, std)
+    report = timm_report(model, entry.num_classes, transform, provenance_of(entry, fetched))
     return model, replace(
         report,
         positions="resized by timm" if config.sized else "as loaded",
-        transform=timm_transform(entry, sides, mean, std),
         statistics_source="as given by --mean and --std" if mean else "from timm",
-        provenance={
-            "name": entry.name,
-            "source": f"{entry.repo}/{entry.file}",
-            "revision": fetched.revision,
-            "sha256": fetched.sha256,
-            "licence": entry.licence,
-        },
     )
 
 
@@ -80,27 +80,19 @@ def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[Tim
     assert isinstance(old, TimmModel)
     model = TimmModel(replace(old.config, num_classes=num_classes))
     model.net.load_state_dict(old.net.state_dict())
-    report = timm_report(model, str(path), len(card.classes))
-    return model, replace(
-        report,
-        flavour="vitft",
-        transform=card.transform,
-        statistics_source="from the checkpoint",
-        provenance={"name": path.stem, "source": str(path), "from": card.weights.get("name", "")},
-    )
+    parent = card.weights.get("name", "")
+    provenance: Provenance = {"name": path.stem, "source": str(path), "from": parent}
+    report = timm_report(model, len(card.classes), card.transform, provenance)
+    return model, replace(report, flavour="vitft", statistics_source="from the checkpoint")
 
 
-def timm_report(model: TimmModel, source: str, old_classes: int) -> LoadReport:
-    """Return the report of a timm model; the caller completes transform and provenance.
-
-    Args:
-        model: The model with its new head.
-        source: File or repository of the weights.
-        old_classes: Number of classes of the head that was left out; 0 if there was none.
-    """
+def timm_report(
+    model: TimmModel, old_classes: int, transform: EvalTransform, provenance: Provenance
+) -> LoadReport:
+    """Return the report of a timm model whose weights had a head of `old_classes`, 0 for none."""
     config = model.config
     return LoadReport(
-        source=source,
+        source=provenance["source"],
         flavour="timm",
         architecture=f"timm's {config.timm}, {format_size(config.image_size)} px",
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -109,24 +101,10 @@ def timm_report(model: TimmModel, source: str, old_classes: int) -> LoadReport:
         head=f"new, {config.num_classes} classes, zero",
         pre_logits="none",
         positions="as loaded",
-        transform=EvalTransform(image_size=config.image_size),
-        statistics_source="",
-        provenance={},
+        transform=transform,
+        statistics_source="from timm",
+        provenance=provenance,
     )
-
-
-def build_timm(config: TimmConfig, entry: CatalogEntry, fetched: Fetched) -> TimmModel:
-    """Build the model with the fetched weights."""
-    try:
-        return TimmModel(config, file=fetched.path)
-    except (RuntimeError, ValueError, KeyError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[:2]
-        raise WeightsError(
-            f"{fetched.path} does not fit timm's {config.timm} at {config.image_size[0]} x "
-            f"{config.image_size[1]} pixels: {' '.join(reason)[:200]}",
-            fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
-            "other weights",
-        ) from error
 
 
 def complete_entry(entry: CatalogEntry) -> CatalogEntry:
@@ -178,11 +156,11 @@ def timm_transform(
 ) -> EvalTransform:
     """Return timm's evaluation transform of this model, for the given height and width."""
     given = check_statistics(mean, std, len(entry.mean))
-    is_known = entry.interpolation in RESAMPLING
+    known = entry.interpolation if entry.interpolation in RESAMPLING else "bicubic"
     return EvalTransform(
         image_size=sides,
         crop=entry.crop,
-        interpolation=cast("Interpolation", entry.interpolation if is_known else "bicubic"),
+        interpolation=cast("Interpolation", known),
         mean=given[0] if given else entry.mean,
         std=given[1] if given else entry.std,
         fit="squash" if entry.options["crop_mode"] == "squash" else "crop",

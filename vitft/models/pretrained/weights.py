@@ -12,19 +12,17 @@ from typing import cast
 from torch import Tensor
 
 from vitft.data.transforms import CROP, EvalTransform, Interpolation
-from vitft.models.checkpoint import Provenance, is_checkpoint, load_checkpoint
+from vitft.models.checkpoint import Provenance, load_checkpoint
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.convert import Flavour, convert
 from vitft.models.pretrained.fetch import Fetched, fetch
-from vitft.models.pretrained.infer import Hints, check_fit, infer_config
+from vitft.models.pretrained.infer import check_fit, infer_config
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.read import RawWeights, read_weights
 from vitft.models.pretrained.sidecar import SidecarFacts, read_sidecar
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.errors import RunError, UsageError, WeightsError
 
-IMAGENET_STATISTICS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-GOOGLE_STATISTICS = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 UNSTATED = (
     "not stated anywhere, 0.5 assumed; set --mean and --std if you know them: wrong values cost a "
     "ViT-Tiny 32 points of accuracy"
@@ -67,21 +65,19 @@ def open_pretrained(
         if found.is_timm:
             raise WeightsError(
                 f"{found.name} is a timm model, which vitft's own Vision Transformer cannot load",
-                fix="use vitft.models.pretrained.load_backbone, or a name of the catalogue",
+                fix="use vitft.models.pretrained.load.load_backbone, or a name of the catalogue",
             )
         fetched = fetch(found, allow_pickle=allow_pickle)
-        path, digest = fetched.path, fetched.sha256
-        raw = read_weights(path, allow_pickle=allow_pickle, sha256=sha256, verified=digest)
+        path = fetched.path
+        raw = read_weights(path, allow_pickle=allow_pickle, sha256=sha256, digest=fetched.sha256)
         known = read_sidecar(path) if found.is_hub_repository else catalog_facts(found)
         return from_raw(raw, known, provenance_of(found, fetched))
     raw = read_weights(found, allow_pickle=allow_pickle, sha256=sha256)
-    provenance: Provenance = {
-        "name": found.stem,
-        "source": str(found),
-        "sha256": raw.sha256 or "",
-    }
+    is_checkpoint = "vitft.card" in raw.metadata
     return from_raw(
-        raw, SidecarFacts() if is_checkpoint(raw.metadata) else read_sidecar(found), provenance
+        raw,
+        SidecarFacts() if is_checkpoint else read_sidecar(found),
+        {"name": found.stem, "source": str(found), "sha256": raw.sha256},
     )
 
 
@@ -113,20 +109,16 @@ def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
 
 def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> PretrainedWeights:
     """Convert and check the tensors of a file together with what is known about them."""
-    if is_checkpoint(raw.metadata):
+    if "vitft.card" in raw.metadata:
         return from_checkpoint(raw, facts, provenance)
     try:
         converted = convert(raw.tensors)
-        hints = Hints(
-            heads=converted.heads or facts.heads,
-            image_size=facts.image_size,
-            norm_eps=facts.norm_eps,
-        )
-        architecture = infer_config(converted.tensors, hints)
+        facts = replace(facts, heads=converted.heads or facts.heads)
+        architecture = infer_config(converted.tensors, facts)
         check_fit(converted.tensors, architecture)
     except WeightsError as error:
         raise WeightsError(f"{raw.path}: {error.problem}", fix=error.fix) from error
-    notes = [*facts.notes, *assumptions(architecture, hints)]
+    notes = [*facts.notes, *assumptions(architecture, facts)]
     facts = with_usual_statistics(facts, architecture, converted.flavour)
     classes = facts.classes if len(facts.classes) == architecture.num_classes else ()
     if facts.classes and architecture.num_classes and not classes:
@@ -134,7 +126,8 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
             f"config.json names {len(facts.classes)} classes, but the head has "
             f"{architecture.num_classes} outputs: the names are not used"
         )
-    averages = facts.averages and architecture.pool == "cls"
+    head_reads_mean = facts.averages and architecture.pool == "cls"
+    unusable = "it reads the mean of the tokens after the last LayerNorm" if head_reads_mean else ""
     return PretrainedWeights(
         name=provenance["name"],
         origin=provenance["source"],
@@ -146,9 +139,7 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
         provenance=provenance,
         classes=classes,
         dropped=converted.dropped,
-        unusable_head="it reads the mean of the tokens after the last LayerNorm"
-        if averages
-        else "",
+        unusable_head=unusable,
         notes=tuple(notes),
     )
 
@@ -158,10 +149,10 @@ def with_usual_statistics(facts: SidecarFacts, config: ViTConfig, flavour: Flavo
     if facts.mean is not None or config.in_channels != 3:
         return facts
     if config.layer_scale or config.distilled:
-        mean, std = IMAGENET_STATISTICS
+        mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
         source = "as in all published models with LayerScale or distillation"
     elif flavour == "npz" or config.stem is not None or config.pre_logits:
-        mean, std = GOOGLE_STATISTICS
+        mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
         source = "as in all of Google's Vision Transformers"
     else:
         return facts
@@ -179,7 +170,7 @@ def from_checkpoint(
     if not isinstance(card.architecture, ViTConfig):
         raise WeightsError(
             f"{raw.path} contains the timm model {card.architecture.timm}, not a ViT of vitft",
-            fix="load it with vitft.models.pretrained.load_backbone",
+            fix="load it with vitft.models.pretrained.load.load_backbone",
         )
     check_fit(tensors, card.architecture)
     if parent := card.weights.get("name"):
@@ -223,17 +214,17 @@ def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> Eval
     return transform
 
 
-def assumptions(config: ViTConfig, hints: Hints) -> list[str]:
+def assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
     """Return notes on what had to be assumed about the architecture."""
     notes = []
-    if hints.heads is None:
+    if facts.heads is None:
         notes.append(
             f"no file states the number of heads: assumed {config.heads} for a width of "
             f"{config.width}"
         )
-    if hints.image_size not in (None, config.image_size):
+    if facts.image_size not in (None, config.image_size):
         notes.append(
-            f"the stated image size {hints.image_size} does not match the positions, which are for "
+            f"the stated image size {facts.image_size} does not match the positions, which are for "
             f"{config.image_size[0]}x{config.image_size[1]} pixels"
         )
     return notes

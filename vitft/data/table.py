@@ -1,0 +1,57 @@
+"""CSV tables of images: any file name survives, and errors name the line."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from vitft.system.errors import DataError
+
+
+def encode_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
+    """Return a table as a CSV file."""
+    lines = (",".join(map(quote_cell, cells)) + "\n" for cells in (columns, *rows))
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def quote_cell(cell: str) -> str:
+    """Quote a CSV cell; unlike csv.writer of Python 3.11, quote a lone carriage return too."""
+    return '"' + cell.replace('"', '""') + '"' if re.search('[",\r\n]', cell) else cell
+
+
+class TableReader:
+    """A CSV file that is read row by row.
+
+    Args:
+        path: The file.
+        missing: What to do if it cannot be read, for the error.
+        fix: What to do if it is invalid.
+        separators: One of these separates the cells; a later one does if the header has it.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+
+    def __init__(self, path: Path, *, missing: str, fix: str, separators: str = ",") -> None:
+        try:
+            self.data = path.read_bytes()
+        except OSError as error:
+            reason = (error.strerror or "").lower()
+            raise DataError(f"cannot read {path}: {reason}", fix=missing) from error
+        self.path, self.fix = path, fix
+        text = self.data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+        first = text.partition("\n")[0]
+        separator = separators[-1] if separators[-1] in first else separators[0]
+        self.reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+
+    def __iter__(self) -> Iterator[list[str]]:
+        try:
+            yield from self.reader
+        except csv.Error as error:
+            raise self.error(str(error)) from error
+
+    def error(self, problem: str) -> DataError:
+        """Return the error for a problem with the row that was read last."""
+        line = max(1, self.reader.line_num)
+        return DataError(f"{self.path}, line {line}: {problem}", fix=self.fix)
