@@ -56,7 +56,7 @@ class ExplainedModel:
             f"the model has no class {name!r}",
             fix=f"use one of its classes, e.g. {', '.join(near)}"
             if near
-            else "omit --class: the model has no classes",
+            else "the model has no classes: omit --class and use --method rollout",
         )
 
 
