@@ -15,7 +15,7 @@ from PIL import Image
 import vitft
 from tests.conftest import draw_folder
 from vitft.api import Trained
-from vitft.config.options import FINETUNE_OPTIONS
+from vitft.config.options import FINETUNE_OPTIONS, option_settings
 from vitft.data.images import open_image
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import Card, save_checkpoint
@@ -251,7 +251,7 @@ def test_the_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["flowers.py", str(tmp_path / "out")])
-    from vitft.data import flowers as demo
+    from vitft.data import demo
 
     drawn = demo.draw_demo
     monkeypatch.setattr(demo, "draw_demo", lambda root: drawn(root, per_class=12))
@@ -262,3 +262,23 @@ def test_the_example_runs(
     assert "accuracy" in out
     assert "features (" in out
     assert (tmp_path / "out" / "explained.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("picture", "top_k", "message"),
+    [
+        pytest.param(None, 1, "of type NoneType", id="not an image"),
+        pytest.param(np.zeros((8, 8, 3), np.uint8), 0, "invalid top_k=0", id="no classes"),
+    ],
+)
+def test_a_wrong_argument_of_predict_is_a_usage_error(
+    trained: Trained, picture: Any, top_k: int, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        trained.predict([picture], top_k=top_k)
+
+
+def test_false_overrides_a_recipe() -> None:
+    assert option_settings({"group_duplicates": False, "epochs": None}) == [
+        ("data.group_duplicates", False)
+    ]

@@ -44,19 +44,19 @@ def finetune(  # noqa: PLR0913 - the options of the command, see `config.options
     seed: int | None = None,
     split: Literal["random", "reference"] | None = None,
     fixes: str | os.PathLike[str] | None = None,
-    group_duplicates: bool = False,
+    group_duplicates: bool | None = None,
     image_size: int | tuple[int, int] | None = None,
     pre_logits: Literal["keep", "drop"] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    allow_pickle: bool = False,
+    allow_pickle: bool | None = None,
     freeze: str | None = None,
     solver: Literal["lbfgs", "sgd", "adamw"] | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
     views: int | None = None,
-    keep_adapter: bool = False,
+    keep_adapter: bool | None = None,
     device: str | None = None,
     cache: str | os.PathLike[str] | None = None,
     tracker: str | Sequence[str] | None = None,
@@ -151,7 +151,12 @@ class Trained:
             images: One image or several.
             top_k: Classes per prediction.
             threshold: Predictions with a smaller probability have the note `not sure`.
+
+        Raises:
+            UsageError: `top_k` is less than 1, or an image has a type that is not supported.
         """
+        if top_k < 1:
+            raise UsageError(f"invalid top_k={top_k}", fix="use an integer of 1 or more")
         postprocess = replace(self.postprocess, top_k=top_k, threshold=threshold)
         pipeline = Pipeline(self.predictor, postprocess)
         predictions: list[Prediction] = []
@@ -214,6 +219,11 @@ class Trained:
             return self.predictor.view(read_bytes(picture), name)
         if isinstance(picture, np.ndarray):
             picture = image_from_array(picture)
+        if not isinstance(picture, Image.Image):
+            raise UsageError(
+                f"image {name} is of type {type(picture).__name__}",
+                fix="pass a path, the bytes of a file, a PIL image or a uint8 array",
+            )
         return self.predictor.transform.pixels(upright_rgb(picture, name))
 
 

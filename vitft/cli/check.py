@@ -12,7 +12,7 @@ from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.config.run import Config
 from vitft.system.errors import RunError, UsageError
-from vitft.system.files import free_name
+from vitft.system.files import free_name, writing
 from vitft.system.imports import heavy_imports
 from vitft.system.text import count
 
@@ -70,7 +70,8 @@ def check_command(args: argparse.Namespace) -> int:
     config = replace(config, train=replace(config.train, **named))
     outcome = check_folder(root, config, split=split)
     if outcome.fixes:
-        fixes.parent.mkdir(parents=True, exist_ok=True)
+        with writing(fixes):
+            fixes.parent.mkdir(parents=True, exist_ok=True)
         write_fixes(fixes, outcome.fixes)
     written = str(fixes) if outcome.fixes else None
     if args.format == "json":

@@ -45,7 +45,7 @@ def add_option(group: OptionGroup, option: Option) -> None:
     """Add an option that stands for a setting, with the type of the setting."""
     kind, text = option.setting_type, option.text.replace("%", "%%")
     if kind.type is bool:
-        group.add_argument(option.flag, action="store_true", help=text)
+        group.add_argument(option.flag, action="store_true", default=None, help=text)
     elif option.keyword == "tracker":
         group.add_argument(option.flag, action="append", metavar=option.placeholder, help=text)
     else:

@@ -44,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     try:
         command = next((a for a in arguments if not a.startswith("-")), "")
-        args = build_parser(command).parse_args([a for a in arguments if a != "--debug"])
+        parser = build_parser(command)
+        args, unknown = parser.parse_known_args([a for a in arguments if a != "--debug"])
+        if unknown:
+            parser.commands.get(command, parser).error(f"unrecognized arguments: {unknown[0]}")
         with Stopper(), output.quiet_pipe():  # a signal unwinds every command
             return args.command(args)
     except VitftError as error:
@@ -70,7 +73,11 @@ def build_parser(command: str | None = None) -> Parser:
         "adds the traceback to an error.",
     )
     parser.add_argument(
-        "--version", action=ShowVersion, nargs=0, help="show program's version number and exit"
+        "--version",
+        action=ShowVersion,
+        nargs=0,
+        default=argparse.SUPPRESS,
+        help="show program's version number and exit",
     )
     commands = Commands(parser, "commands")
     for name, text in COMMANDS.items():

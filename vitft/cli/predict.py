@@ -46,7 +46,12 @@ def add_predict(parser: Parser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders, ...: see below")
     parser.add_argument(
-        "--list", action="append", default=[], metavar="FILE", help="file that lists images"
+        "--list",
+        action="append",
+        default=[],
+        dest="lists",
+        metavar="FILE",
+        help="file that lists images",
     )
     parser.add_argument(
         "--run", metavar="DIR", help="run directory or checkpoint (default: latest)"
@@ -90,23 +95,8 @@ def add_predict(parser: Parser) -> None:
 
 def predict_command(args: argparse.Namespace) -> int:
     """Print one row per image; return 3 if any image could not be read."""
-    request = PredictRequest(
-        images=tuple(args.images),
-        lists=tuple(args.list),
-        run=args.run,
-        device=args.device,
-        top_k=args.top_k,
-        format=args.format,
-        out=args.out,
-        resume=args.resume,
-        threshold=args.threshold,
-        precision=args.precision,
-        tta=args.tta,
-        explain=args.explain,
-        dtype=args.dtype,
-        engine=args.engine,
-        shard=ProcessShard.from_environment(),
-    )
+    options = {name: value for name, value in vars(args).items() if name != "command"}
+    request = PredictRequest(**options, shard=ProcessShard.from_environment())
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read at NumPy's import: `numpy_engine`
     from vitft.predict.jobs import run_prediction
 

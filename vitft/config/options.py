@@ -146,13 +146,13 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
     """Convert option values to settings with dotted names.
 
     Args:
-        values: Values by `Option.keyword`, and `seed`, which sets two settings. None and False mean
-            that an option is not given.
+        values: Values by `Option.keyword`, and `seed`, which sets two settings. None means that
+            an option is not given.
     """
     settings: list[tuple[str, object]] = []
     for option in FINETUNE_OPTIONS:
         value = values.get(option.keyword)
-        if value is None or value is False:
+        if value is None:
             continue
         if isinstance(value, os.PathLike):
             value = os.fspath(value)

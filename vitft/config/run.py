@@ -63,7 +63,7 @@ class Config:
             not is_lbfgs or self.solvable,
             "optim.solver=lbfgs only fits a head on cached features "
             "(train.freeze=head, train.augment=none)",
-            fix="add --solver adamw",
+            fix="use --solver adamw or sgd, or --freeze head",
         )
         require(
             not (is_balanced and is_lbfgs),

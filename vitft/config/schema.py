@@ -127,7 +127,10 @@ def check_values(settings: object, section: str) -> None:
 
 def invalid(key: str, value: object, allowed: object) -> UsageError:
     """Return the error for a value that a setting does not accept."""
-    return UsageError(f"invalid {key}={shown_value(value)}", fix=f"use {allowed}")
+    text = str(allowed)
+    if isinstance(value, float) and not math.isfinite(value):
+        text = text.replace("a number", "a finite number")
+    return UsageError(f"invalid {key}={shown_value(value)}", fix=f"use {text}")
 
 
 def require(ok: bool, problem: str, *, fix: str) -> None:

@@ -37,12 +37,10 @@ FUSE_HEADS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """Attribution maps of a batch of images, with the logits of the model."""
+    """Attribution maps (B, gh, gw), not negative; and logits (B, C), or features without a head."""
 
     values: NDArray[np.float32]
-    """(B, gh, gw), not negative, on the scale of the method."""
     logits: NDArray[np.float32]
-    """(B, C); features if the model has no head."""
 
 
 def relevance_map(

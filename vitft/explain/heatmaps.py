@@ -28,9 +28,6 @@ def overlay(image: Image.Image, heat: NDArray[np.float32]) -> Image.Image:
     Args:
         image: The image as the model received it (after resize and crop), RGB.
         heat: One value from 0 to 1 per patch, (gh, gw).
-
-    Returns:
-        A new RGB image of the same size.
     """
     pixels = np.asarray(image.convert("RGB"), np.float32)  # (S, S, 3)
     small = Image.fromarray(np.ascontiguousarray(heat, np.float32))
@@ -56,10 +53,7 @@ class SheetTile:
 
 
 def contact_sheet(tiles: Sequence[SheetTile], *, height: int = 224) -> Image.Image:
-    """Arrange tiles of equal shape on one sheet, with at most six pictures in a row.
-
-    Every picture is scaled to `height` pixels.
-    """
+    """Arrange tiles of equal shape on one sheet, with at most six pictures in a row."""
     columns = min(len(tiles), max(1, 6 // len(tiles[0].pictures)))
     drawn = [draw_tile(tile, height) for tile in tiles]
     width, tile_height = drawn[0].size

@@ -28,7 +28,6 @@ class ExplainedModel:
     """A model with the preprocessing of its images and the names of its classes."""
 
     name: str
-    """Name of the run folder or of the weights, for titles."""
     vit: VisionTransformer
     transform: EvalTransform
     classes: tuple[str, ...]
@@ -57,7 +56,7 @@ class ExplainedModel:
             f"the model has no class {name!r}",
             fix=f"use one of its classes, e.g. {', '.join(near)}"
             if near
-            else "omit --class: the model has no classes",
+            else "the model has no classes: omit --class and use --method rollout",
         )
 
 

@@ -111,10 +111,6 @@ def attention_distance(
 
     The distances from a patch to all patches are averaged with its attention to them as weights.
     Attention to the prefix tokens has no distance and is left out.
-
-    Args:
-        model: In eval mode.
-        batches: Normalised images (B, channels, S, S) on the device of the model.
     """
     config, first = model.config, model.config.num_prefix
     distance = patch_distances(config.grid, config.patch_size).to(model.pos_embed.device)

@@ -159,17 +159,16 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     Raises:
         DataError: A class is unknown to the model.
     """
-    unknown = sorted({*data.classes} - {*known})
+    unknown, missing = sorted({*data.classes} - {*known}), sorted({*known} - {*data.classes})
     if not unknown:
         return
-    missing = sorted({*known} - {*data.classes})
-    near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.75)
+    fix = "use the model's class names, and leave other classes out"
+    if near := difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.75):
+        fix = f"rename {unknown[0]} to {near[0]}, if that is meant"
     raise DataError(
         f"the classes of {data.source} differ from the model's: unknown to the model: "
         f"{listing(unknown, 10)}; missing from the data: {listing(missing, 10) or 'none'}",
-        fix=f"rename {unknown[0]} to {near[0]}, if that is meant"
-        if near
-        else "use the model's class names, and leave other classes out",
+        fix=fix,
     )
 
 

@@ -9,15 +9,17 @@ two cores of a busy machine took ten times as long).
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from vitft.data.transforms import EvalTransform
 from vitft.models.numpy_vit import MappedFile, NumpyModel, map_file, normalise, open_model
 from vitft.predict.engine import Views, decode_view
 from vitft.predict.postprocess import Scores
 from vitft.system.errors import RunError
+
+T = TypeVar("T")
 
 MAX_THREADS = min(4, os.cpu_count() or 1)
 FEW_IMAGES = 8
@@ -30,19 +32,13 @@ class NumpyEngine:
     batch, in_workers = 1, True
 
     def __init__(
-        self,
-        path: Path,
-        model: NumpyModel,
-        mapped: MappedFile,
-        transform: EvalTransform,
-        classes: tuple[str, ...],
+        self, path: Path, model: NumpyModel, mapped: MappedFile, card: Mapping[str, Any]
     ) -> None:
-        self.path, self.model, self.mapped = path, model, mapped
-        self.transform, self.classes, self.feature_size = transform, classes, model.feature_size
+        self.path, self.model, self.feature_size = path, model, model.feature_size
+        self.transform = EvalTransform.from_json(card["transform"])
+        self.classes: tuple[str, ...] = tuple(card["classes"])
         self.workers = min(FEW_IMAGES, MAX_THREADS)
-        self.is_verified = False
-        self.verification = threading.Thread(target=self.verify, name="vitft-digest", daemon=True)
-        self.verification.start()
+        self.is_whole = in_background(mapped.is_whole)
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
@@ -50,26 +46,18 @@ class NumpyEngine:
         found = open_model(path, threads=MAX_THREADS)
         if found is None:
             return None
-        model, mapped, card = found
         try:
-            transform = EvalTransform.from_json(card["transform"])
-            return cls(path, model, mapped, transform, tuple(card["classes"]))
+            return cls(path, *found)
         except (KeyError, TypeError, ValueError):
             return None
 
-    def verify(self) -> None:
-        """Compare the digest of the whole file with the recorded one."""
-        self.is_verified = self.mapped.is_whole()
-
     def running(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that does nothing, since no process-wide setting changes."""
         return contextlib.nullcontext()
 
     def enter_worker(self) -> None:
         """Do nothing: a worker needs no preparation."""
 
     def view(self, data: bytes, name: str) -> Views:
-        """Preprocess an image file: (S, S, 3)."""
         return decode_view(data, name, self.transform)
 
     def scores(self, views: Views) -> Scores:
@@ -80,8 +68,7 @@ class NumpyEngine:
         """
         features = self.model.features(normalise(views, self.transform))
         scores = Scores(self.model.classify(features), features)
-        self.verification.join()
-        if not self.is_verified:
+        if not self.is_whole():
             raise RunError(
                 f"damaged checkpoint: {self.path} (the sha256 of its contents differs from the "
                 "recorded one)",
@@ -93,14 +80,17 @@ class NumpyEngine:
 def start_digest(path: Path) -> Callable[[], str] | None:
     """Compute a checkpoint's digest in a thread; return a function that waits for it."""
     mapped = map_file(path)
-    if mapped is None:
-        return None
-    digests: list[str] = []
-    thread = threading.Thread(target=lambda: digests.append(mapped.digest()), daemon=True)
+    return None if mapped is None else in_background(mapped.digest)
+
+
+def in_background(work: Callable[[], T]) -> Callable[[], T]:
+    """Call `work` in a thread; return a function that waits for its result."""
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
     thread.start()
 
-    def wait() -> str:
+    def wait() -> T:
         thread.join()
-        return digests[0]
+        return results[0]
 
     return wait

@@ -154,10 +154,12 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
             f"cannot write {out.name}: the folder {out.parent} does not exist",
             fix="create the folder, or choose another --out",
         )
-    if out.exists() and not resume:
+    if resume:
+        return
+    if out.exists():
         raise RunError(f"{out} already exists", fix="choose another --out; nothing is overwritten")
     part = part_path(out, shard)
-    if (part.exists() or finished_path(out, shard).exists()) and not resume:
+    if part.exists() or finished_path(out, shard).exists():
         raise RunError(
             f"{part} already exists: an unfinished run, perhaps one that is still active",
             fix="continue it with --resume, or remove the file",
@@ -196,7 +198,10 @@ def find_resume_point(
             if header != (expected := encode_line(csv_line(column_names(top_k)), style)):
                 found = header.decode("utf-8", "replace").strip()[:100]
                 raise cannot_resume(
-                    path, f"its columns are {visible(found)}, not {expected.decode().strip()}"
+                    path,
+                    f"its columns are {visible(found)}, not {expected.decode().strip()}",
+                    fix="repeat the options of the first run; if an older vitft wrote the file, "
+                    "remove it or choose another --out",
                 )
             size = len(header)
             point = ResumePoint(0, size, 0)
@@ -237,12 +242,14 @@ def count_errors(path: Path, style: str) -> int:
         return sum(parse_record(record, style, path)[2] for record in records)
 
 
-def cannot_resume(path: Path, reason: str) -> RunError:
+def cannot_resume(
+    path: Path,
+    reason: str,
+    *,
+    fix: str = "repeat the images and options of the first run, or choose another --out",
+) -> RunError:
     """Return the error for a file that does not match the request."""
-    return RunError(
-        f"cannot resume {path}: {reason}",
-        fix="repeat the images and options of the first run, or choose another --out",
-    )
+    return RunError(f"cannot resume {path}: {reason}", fix=fix)
 
 
 def encode_line(line: str, style: str) -> bytes:

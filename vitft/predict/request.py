@@ -1,5 +1,6 @@
 """The request of a prediction job, checked before anything expensive is imported."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,15 +16,11 @@ ENGINES = ("auto", "numpy", "torch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictRequest:
-    """Options of `vitft predict`.
+    """Options of `vitft predict`; UsageError for impossible or contradicting ones."""
 
-    Raises:
-        UsageError: An impossible value, or options that contradict each other.
-    """
-
-    images: tuple[str, ...] = ()
+    images: Sequence[str] = ()
     """Files, folders, patterns, addresses, or - for standard input."""
-    lists: tuple[str, ...] = ()
+    lists: Sequence[str] = ()
     """Files that list images."""
     run: str | None = None
     """Run folder or checkpoint; None: the latest run."""
@@ -35,7 +32,6 @@ class PredictRequest:
     out: str | None = None
     """File of rows; None: rows are passed to `write` of `run_prediction`."""
     resume: bool = False
-    """Whether an unfinished `out` is continued."""
     threshold: float | None = None
     """Predictions with a smaller probability are noted as not sure."""
     precision: float | None = None
@@ -49,7 +45,6 @@ class PredictRequest:
     engine: str = "auto"
     """One of `ENGINES`."""
     shard: ProcessShard = field(default_factory=ProcessShard)
-    """The part of the images that this process predicts."""
 
     @property
     def style(self) -> str:

@@ -75,8 +75,6 @@ class Predictor:
     ) -> Self:
         """Load the model of a run folder or checkpoint file; by default of the latest run.
 
-        `digest` is passed to `load_checkpoint`.
-
         Raises:
             RunError: The model does not exist or is damaged.
         """
@@ -103,11 +101,7 @@ class Predictor:
             torch.set_num_threads(1)  # in this thread, and in threads that start later
 
     def view(self, data: bytes, name: str) -> Views:
-        """Preprocess an image file: (S, S, 3).
-
-        Raises:
-            ImageError: It cannot be decoded.
-        """
+        """Preprocess an image file: (S, S, 3); ImageError if it cannot be decoded."""
         if self.bf16_prefix is not None:
             from vitft.data.jpeg import fast_view  # simplejpeg
 

@@ -91,8 +91,7 @@ def read_rows(run: Path, classes: Sequence[str]) -> tuple[Row, ...]:
     if not path.is_file():
         return ()
     manifest = Manifest.read(path, run)
-    unknown = set(manifest.classes) - set(classes)
-    if unknown:
+    if unknown := {*manifest.classes} - {*classes}:
         raise damaged_file(path, f"class {min(unknown)!r} is not in class_indices.json")
     index = {name: number for number, name in enumerate(classes)}
     return tuple(

@@ -137,34 +137,23 @@ def cross_validated_recalls(run: Run) -> list[ClassRecall]:
     more = run.results.get("cross_validation")
     if not more:
         return []
-    return [
-        ClassRecall(
-            name=str(weak["class"]),
-            recall=weak["recall"],
-            images=weak["images"],
-            kind="cross-validated image",
-            interval=wilson_interval(round(weak["recall"] * weak["images"]), weak["images"]),
-            accuracy=more["top1"],
-        )
-        for weak in more.get("weak_spots") or []
-        if weak.get("images")
-    ]
+    recalls, kind, top1 = [], "cross-validated image", more["top1"]
+    for weak in more.get("weak_spots") or []:
+        if images := weak.get("images"):
+            name, recall = str(weak["class"]), weak["recall"]
+            bounds = wilson_interval(round(recall * images), images)
+            recalls.append(ClassRecall(name, recall, images, kind, bounds, top1))
+    return recalls
 
 
 def validation_recalls(run: Run) -> list[ClassRecall]:
     """Return the recall of every class on the validation images, lowest first."""
-    recalls = [
-        ClassRecall(
-            name=name,
-            recall=row["recall"],
-            images=row["images"],
-            kind="validation image",
-            interval=(row["recall_interval"][0], row["recall_interval"][1]),
-            accuracy=run.results["top1"],
-        )
-        for name, row in run.results.get("per_class", {}).items()
-        if row.get("images") and row["recall"] is not None and row["recall_interval"] is not None
-    ]
+    recalls, kind = [], "validation image"
+    for name, row in run.results.get("per_class", {}).items():
+        images, recall, bounds = row.get("images"), row["recall"], row["recall_interval"]
+        if images and recall is not None and bounds is not None:
+            top1 = run.results["top1"]
+            recalls.append(ClassRecall(name, recall, images, kind, bounds, top1))
     return sorted(recalls, key=lambda one: one.recall)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from string import ascii_uppercase
 
 from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_interval
 from vitft.metrics.results import Interval
@@ -23,8 +24,6 @@ from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
 from vitft.system.text import count, interval, percent, points
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""Labels of the runs."""
 MAX_DISPUTED = 60
 """Images shown on which the runs disagree."""
 Proportion = tuple[float, Interval]
@@ -32,14 +31,13 @@ Proportion = tuple[float, Interval]
 
 @dataclass(frozen=True, slots=True)
 class SharedImage:
-    """An image that every run used for validation, with the prediction of each run."""
+    """An image that every run used for validation, with their predictions and probabilities."""
 
     sha256: str
     path: str
     label: str
     predicted: tuple[str, ...]
     probabilities: tuple[float, ...]
-    """Of the predicted classes."""
 
     @property
     def disputed(self) -> bool:
@@ -84,7 +82,7 @@ class RunComparison:
     @property
     def letters(self) -> str:
         """A letter for each run."""
-        return LETTERS[: len(self.runs)]
+        return ascii_uppercase[: len(self.runs)]
 
     @cached_property
     def rights(self) -> list[int]:
@@ -219,9 +217,10 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
 
 def check_runs(runs: Sequence[Run]) -> None:
     """Check that the runs can be compared."""
-    if len(runs) > len(LETTERS):
+    if len(runs) > len(ascii_uppercase):
         raise UsageError(
-            f"cannot compare {len(runs)} runs", fix=f"compare at most {len(LETTERS)} at a time"
+            f"cannot compare {len(runs)} runs",
+            fix=f"compare at most {len(ascii_uppercase)} at a time",
         )
     paths = [run.path.resolve() for run in runs]
     for run, path in zip(runs, paths, strict=True):
@@ -267,7 +266,7 @@ def comparison_notes(
         )
     if len({run.classes for run in runs}) > 1:
         notes.append("The runs have different classes, so they did not solve the same task.")
-    labelled = zip(LETTERS, runs, strict=False)
+    labelled = zip(ascii_uppercase, runs, strict=False)
     chosen = [letter for letter, run in labelled if run.results.get("selected_on_validation")]
     if chosen:
         notes.append(

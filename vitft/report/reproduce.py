@@ -17,11 +17,8 @@ def command_of(config: Mapping[str, Any]) -> str:
         settings = dotted(config)
         given = {key: settings[key] for key in ("data.path", "weights.name") if settings.get(key)}
         parts = [f"--{key.partition('.')[0]} {shlex.quote(str(v))}" for key, v in given.items()]
-        for key in (
-            "train.freeze",
-            "train.augment",
-            "optim.solver",
-        ):  # other defaults depend on them
+        # Other defaults depend on these three.
+        for key in ("train.freeze", "train.augment", "optim.solver"):
             if key in settings and settings[key] != defaults_with(given).get(key):
                 given[key] = settings[key]
                 parts.append(set_option(key, settings[key]))
@@ -65,12 +62,8 @@ def setting_text(value: object) -> str:
 
 def environment_rows(run: Run) -> list[tuple[str, str]]:
     """Return the device, the precision, and the versions of Python and the packages."""
-    known = run.environment
-    first = [
-        (key, str(known[key]))
-        for key in ("device", "precision", "python", "system")
-        if known.get(key)
-    ]
+    known, keys = run.environment, ("device", "precision", "python", "system")
+    first = [(key, str(known[key])) for key in keys if known.get(key)]
     return first + [(name, str(v)) for name, v in known.get("packages", {}).items()]
 
 

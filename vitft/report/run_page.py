@@ -128,11 +128,9 @@ def run_page(run: Run) -> dict[str, object]:
 
 
 def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, float]]] | None:
-    """Return the number of images per class as a sentence and as bars.
+    """Return the number of images per class as a sentence and as bars; None without a split.
 
-    Returns:
-        The sentence, and for each class its name, training images, validation images, and the
-        lengths of both bars in percent; None without a split.
+    Bars are name, training images, validation images, and the lengths of both in percent.
     """
     if not run.rows:
         return None
@@ -142,9 +140,8 @@ def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, flo
     rows = []
     for i, name in enumerate(run.classes):
         train, val = counts[i, "train"], counts[i, "val"]
-        rows.append(
-            (name, train, val, round(100 * train / largest, 2), round(100 * val / largest, 2))
-        )
+        widths = round(100 * train / largest, 2), round(100 * val / largest, 2)
+        rows.append((name, train, val, *widths))
     text = f"Every class has {count(largest, 'image')}."
     if smallest != largest:
         few, many = run.classes[totals.index(smallest)], run.classes[totals.index(largest)]
@@ -258,8 +255,8 @@ def confusion_of(run: Run) -> Confusion | None:
 
 def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
     """Return the number of images by true and predicted class, without zeros."""
-    index = {name: i for i, name in enumerate(run.classes)}
     if run.predictions:
+        index = {name: i for i, name in enumerate(run.classes)}
         return Counter((index[one.label], index[one.predicted]) for one in run.predictions)
     table = run.results.get("confusion") or []
     if len(table) != len(run.classes):

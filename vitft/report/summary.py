@@ -52,9 +52,8 @@ def describe_model(run: Run) -> str:
     if not name and not shape:
         return ""
     kind = "Vision Transformer" if "patch_size" in shape else "network"
-    size = f"{run.parameters:,}"
-    if run.parameters >= 100_000:
-        size = f"{run.parameters / 1e6:,.1f} million"
+    number = run.parameters
+    size = f"{number:,}" if number < 100_000 else f"{number / 1e6:,.1f} million"
     blocks = f"{count(shape['depth'], 'block')}, " if "depth" in shape else ""
     origin = f"was pretrained (weights: {weights_name(name) or 'unknown'})"
     if name == "none" or name.startswith("random:"):
@@ -62,10 +61,8 @@ def describe_model(run: Run) -> str:
     trained = describe_training(str(run.setting("train", "freeze") or ""))
     pixels = run.card.get("transform", {}).get("image_size", [])
     inputs = f" Its input is {pixels[0]} × {pixels[1]} pixels." if len(pixels) == 2 else ""
-    return (
-        f"The {kind} ({blocks}{size} parameters) {origin}{f'; {trained}' if trained else ''}."
-        f"{inputs}"
-    )
+    training = f"; {trained}" if trained else ""
+    return f"The {kind} ({blocks}{size} parameters) {origin}{training}.{inputs}"
 
 
 def describe_training(freeze: str) -> str:

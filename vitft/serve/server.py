@@ -39,7 +39,7 @@ def listen(host: str, port: int) -> socket.socket:
         bound.close()
         raise UsageError(
             f"cannot listen on {host} port {port}: {error.strerror}",
-            fix="choose another port; --port 0 takes a free one",
+            fix="use an address of this machine with --host and a free port with --port (0: any)",
         ) from error
     return bound
 

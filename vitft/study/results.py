@@ -77,7 +77,7 @@ class StudyResults:
     """The plan, with the shots that are possible without unreadable files and copies."""
     images: int
     test_images: int
-    """Of each seed."""
+    """For each seed."""
     majority: float
     """Accuracy of always predicting the largest class of the test images."""
     device: str

@@ -158,14 +158,9 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
 def evaluate_heads(
     x: Tensor, y: Tensor, splits: Sequence[FewShotSplit], plan: Plan, *, label: str
 ) -> tuple[CurvePoint, ...]:
-    """Solve a linear head for every number of shots and seed, and evaluate it on the test images.
+    """Solve a linear head for every number of shots and split, and evaluate it on the test images.
 
-    Args:
-        x: Features of all images, (n, D).
-        y: Labels, (n,).
-        splits: One for each seed.
-        plan: The plan.
-        label: Name of the feature source.
+    `x` are the features of all images, (n, D), and `label` is the name of the feature source.
     """
     classes, points = len(plan.folder.classes), []
     with console.Progress(

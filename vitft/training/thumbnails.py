@@ -110,18 +110,18 @@ class ThumbnailMaker:
         """Give digest and JPEG of each view, overlaid with the attention for its prediction."""
         if self.model is None or not views:
             return
-        model, names = self.model.eval(), list(views)
+        model, items = self.model.eval(), list(views.items())
         on_cpu = next(model.parameters()).device.type == "cpu"
-        starts = range(0, len(names), ATTENTION_BATCH)
-        parts = [names[start : start + ATTENTION_BATCH] for start in starts]
+        starts = range(0, len(items), ATTENTION_BATCH)
+        batches = [dict(items[start : start + ATTENTION_BATCH]) for start in starts]
 
-        def draw(part: Sequence[str]) -> list[tuple[str, bytes]]:
+        def draw(batch: Mapping[str, PixelArray]) -> list[tuple[str, bytes]]:
             torch.set_num_threads(1)  # in this thread: as in `extract`, one core per batch
-            return self.draw_attention(model, {name: views[name] for name in part})
+            return self.draw_attention(model, batch)
 
         before = torch.get_num_threads()
         try:
-            for drawn in in_order(draw, parts, workers=before if on_cpu else 1):
+            for drawn in in_order(draw, batches, workers=before if on_cpu else 1):
                 yield from drawn
         except VitftError as error:  # the thumbnails are written without them
             log.info(f"no attention overlays: {error.problem}")

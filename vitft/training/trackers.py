@@ -113,8 +113,6 @@ class TensorBoard:
 class MLflow:
     """A run on an MLflow server or in a database file."""
 
-    STATUS: Mapping[str, str] = {"finished": "FINISHED", "failed": "FAILED"}
-
     def __init__(self) -> None:
         import mlflow
 
@@ -159,7 +157,8 @@ class MLflow:
 
     def finish(self, status: str, results: Mapping[str, float]) -> None:
         self.log([(0, {f"final.{key}": value for key, value in results.items()})])
-        self.client.set_terminated(self.id, self.STATUS.get(status, "KILLED"))
+        states = {"finished": "FINISHED", "failed": "FAILED"}
+        self.client.set_terminated(self.id, states.get(status, "KILLED"))
 
 
 class Wandb:
