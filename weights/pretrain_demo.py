@@ -38,8 +38,7 @@ from vitft.models.initial import sinusoidal_positions
 from vitft.models.pretrained.adapt import resize_positions
 from vitft.models.vit import Attention, Block, VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.training.gradients import Batch
-from vitft.training.loop import StepResult, Trainer, train_epochs
+from vitft.training.loop import Batch, StepResult, Trainer
 
 CLASSES = 200
 FORM = 3 / 4
@@ -118,12 +117,10 @@ def main() -> None:
     print(f"drawn after {time.perf_counter() - began:.0f} s")
     model = started_model(ARCHITECTURE)
     trainer = Trainer(model, SPEC, steps_per_epoch=args.steps, precision="bf16")
-    train_epochs(
-        trainer,
-        lambda epoch, _: batches(drawn, epoch, steps=args.steps, seed=args.seed),
-        epochs=range(SPEC.epochs),
-        on_step=means_printed(began, of=trainer.total_steps),
-    )
+    on_step = means_printed(began, of=trainer.total_steps)
+    for epoch in range(SPEC.epochs):
+        for batch in batches(drawn, epoch, steps=args.steps, seed=args.seed):
+            on_step(trainer.step(batch))
     about = card(drawn, trainer, seed=args.seed, threads=args.threads)
     digest = save_checkpoint(args.out, shipped(model), about)
     print(f"{args.out}: sha256 of card and tensors {digest}")

@@ -35,8 +35,7 @@ from benchmarks.faults.small_run import (
 from benchmarks.timing import counts
 from vitft.training import stages
 from vitft.training.loop import Trainer
-from vitft.training.state import State, state_metadata
-from vitft.training.trainer_state import TrainerFacts, load_trainer_state
+from vitft.training.state import State, TrainerFacts, load_trainer_state, state_metadata
 
 OPTIONS = (*AUGMENTED, *TRAINING, "--epochs", "12")
 

@@ -28,10 +28,10 @@ from benchmarks.timing import cpu_seconds, interleave
 from vitft.config.run import Config, config_from_table, read_recipe
 from vitft.data.split import Manifest
 from vitft.system.malloc import freed_memory_kept
+from vitft.training.batches import training_batches
 from vitft.training.distributed import ProcessGroup
 from vitft.training.loop import Trainer
-from vitft.training.stages import training_batches
-from vitft.training.start import begin
+from vitft.training.setup import extract_and_split, load_data_and_model
 
 BATCH, WIDTH, HEADS, DEPTH, PATCH = 256, 48, 4, 4, 4
 
@@ -126,7 +126,8 @@ def theirs(manifest: Manifest, workers: int) -> Callable[[], int]:
 
 def ours(config: Config, limit: int) -> tuple[Callable[[], int], Manifest]:
     """Return a function that trains one epoch with vitft, and its split."""
-    start = begin(config, ProcessGroup())
+    setup = load_data_and_model(config, ProcessGroup())
+    start = extract_and_split(setup, ProcessGroup())
     manifest = start.inputs.data.manifest
     step = max(1, len(manifest.train) // limit)
     manifest = replace(manifest, rows=(*manifest.train[::step][:limit], *manifest.val[:1]))
@@ -134,13 +135,13 @@ def ours(config: Config, limit: int) -> tuple[Callable[[], int], Manifest]:
     inputs = replace(start.inputs, data=data)
     trainer = Trainer(
         inputs.cut.suffix, config.optim, steps_per_epoch=math.ceil(len(manifest.train) / BATCH),
-        precision=start.precision, seed=0,
+        precision=setup.pipeline.precision, seed=0,
     )  # fmt: skip
-    batches = training_batches(start.config, inputs)
+    batches = training_batches(setup.config, inputs)
 
     def epoch() -> int:
         with freed_memory_kept(when=True):  # as in `train.finetune`
-            for batch in batches(trainer.epoch, 0):
+            for batch in batches(trainer.steps // trainer.steps_per_epoch, 0):
                 trainer.step(batch)
         return len(manifest.train)
 

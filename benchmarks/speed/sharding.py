@@ -25,10 +25,8 @@ from vitft.features.cut import Whole
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.device import peak_memory
-from vitft.training.distributed import process_group
-from vitft.training.fsdp import shard_module, unshard_into
-from vitft.training.gradients import Batch
-from vitft.training.loop import Trainer
+from vitft.training.distributed import process_group, shard_module, unshard_into
+from vitft.training.loop import Batch, Trainer
 
 SETTINGS = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**18)}
 

@@ -68,8 +68,7 @@ def our_step(precision: str, batch: int) -> Any:
     from vitft.config.sections import OptimSpec
     from vitft.features.cut import Whole
     from vitft.models.registry import create_model
-    from vitft.training.gradients import Batch
-    from vitft.training.loop import Trainer
+    from vitft.training.loop import Batch, Trainer
 
     model = create_model("vit_tiny_patch16_224", num_classes=5)
     spec = OptimSpec(solver="adamw", lr=5e-4, weight_decay=0.05, batch_size=batch, epochs=1)

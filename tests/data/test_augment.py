@@ -11,7 +11,7 @@ from PIL import Image
 from vitft.config.sections import TrainSpec
 from vitft.data.augment import batch_augmentation, rand_augment
 from vitft.data.transforms import CropTransform
-from vitft.training.random_state import seed_everything
+from vitft.training.loop import seed_everything
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
 PIXELS = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -28,11 +28,11 @@ from vitft.predict.evaluate import evaluate
 from vitft.predict.numpy_engine import NumpyEngine
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import DataError, RunError, UsageError
+from vitft.training.batches import training_batches
 from vitft.training.checks import check_request
 from vitft.training.distributed import ProcessGroup
 from vitft.training.run import run_finetuning
-from vitft.training.stages import training_batches
-from vitft.training.start import begin
+from vitft.training.setup import Start, extract_and_split, load_data_and_model
 
 SMALL = {"width": 16, "depth": 2, "heads": 2}
 
@@ -294,9 +294,13 @@ def test_freed_memory_is_kept_while_a_cpu_trains(
     assert asked == [True]
 
 
+def begin(config: Config) -> Start:
+    return extract_and_split(load_data_and_model(config, ProcessGroup()), ProcessGroup())
+
+
 def batches_of(config: Config, *, epoch: int, done: int = 0) -> list[tuple[Any, Any]]:
-    start = begin(config, ProcessGroup())
-    batches = training_batches(start.config, start.inputs)
+    start = begin(config)
+    batches = training_batches(start.setup.config, start.inputs)
     return [(batch.inputs, batch.labels) for batch in batches(epoch, done)]
 
 
@@ -305,12 +309,12 @@ def test_images_in_memory_give_the_batches_that_their_files_would(
 ) -> None:
     config = settings(colours)
     held = batches_of(config, epoch=1)
-    assert begin(config, ProcessGroup()).inputs.images is not None
+    assert begin(config).inputs.images is not None
 
     monkeypatch.setattr("vitft.data.augment.MEMORY_BYTES", 0)
     read = batches_of(config, epoch=1)
 
-    assert begin(config, ProcessGroup()).inputs.images is None
+    assert begin(config).inputs.images is None
     assert len(held) == len(read) == 3
     for ours, theirs in zip(held, read, strict=True):
         assert torch.equal(ours[0], theirs[0])

@@ -14,11 +14,9 @@ from vitft.features.cut import cut_model
 from vitft.models.freeze import freeze_model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.training.distributed import ProcessGroup, process_group
-from vitft.training.fsdp import shard_module, unshard_into
-from vitft.training.gradients import Batch
-from vitft.training.loop import Trainer
-from vitft.training.trainer_state import load_trainer_state, trainer_state
+from vitft.training.distributed import ProcessGroup, process_group, shard_module, unshard_into
+from vitft.training.loop import Batch, Trainer
+from vitft.training.state import load_trainer_state, trainer_state
 
 STEPS = 5
 SIZES = [7, 7, 3, 1, 7]

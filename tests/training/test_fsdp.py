@@ -18,8 +18,7 @@ from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 from vitft.training.checks import check_resume
-from vitft.training.distributed import ProcessGroup
-from vitft.training.fsdp import check_sharding, full_tensor, slice_like
+from vitft.training.distributed import ProcessGroup, check_sharding, full_tensor, slice_like
 from vitft.training.loop import Trainer
 
 SMALL = ViTConfig(image_size=(8, 8), patch_size=(4, 4), width=8, depth=1, heads=2, num_classes=2)
@@ -110,7 +109,7 @@ def test_every_rank_takes_the_same_number_of_passes(own: int, sizes: list[int]) 
         nn.Linear(1, 2), spec, steps_per_epoch=1, group=ProcessGroup(0, 3), sharded=True
     )
 
-    passes = trainer.gradients.micro_batches(own, 11)
+    passes = trainer.micro_batches(own, 11)
 
     assert [len(range(own)[piece]) for piece in passes] == sizes
 

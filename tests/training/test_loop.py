@@ -13,9 +13,13 @@ from torch import Tensor, nn
 from vitft.config.sections import OptimSpec
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import DivergedError, ResourceError
-from vitft.training.gradients import Batch
-from vitft.training.loop import StepResult, Trainer, predict_logits, train_epochs
-from vitft.training.trainer_state import load_trainer_state, trainer_state
+from vitft.training.loop import (
+    Batch,
+    StepResult,
+    Trainer,
+    predict_logits,
+)
+from vitft.training.state import load_trainer_state, trainer_state
 
 
 def toy_batches(epoch: int, done: int = 0) -> Iterator[Batch]:
@@ -33,13 +37,14 @@ def run(
     steps_per_epoch: int = 4,
     spec: OptimSpec | None = None,
     on_step: Callable[[StepResult], None] = lambda _: None,
-    on_epoch: Callable[[int], bool | None] = lambda _: None,
     **options: Any,
 ) -> Trainer:
     """Train a model to its end."""
     spec = spec or OptimSpec(solver="adamw", lr=0.1, epochs=2)
     trainer = Trainer(model, spec, steps_per_epoch=steps_per_epoch, **options)
-    train_epochs(trainer, batches, epochs=range(spec.epochs), on_step=on_step, on_epoch=on_epoch)
+    for epoch in range(spec.epochs):
+        for batch in batches(epoch, 0):
+            on_step(trainer.step(batch))
     return trainer
 
 
@@ -86,21 +91,17 @@ def test_a_linear_problem_is_learnt(solver: str) -> None:
     assert (logits.argmax(dim=-1) == labels).all()
 
 
-def test_steps_and_epochs_are_reported_in_order() -> None:
+def test_steps_are_numbered_and_warmed_up() -> None:
     steps: list[StepResult] = []
-    epochs: list[int] = []
 
     run(
         nn.Linear(3, 3),
         spec=OptimSpec(solver="adamw", epochs=2, warmup=0.25, lr=1.0),
         on_step=steps.append,
-        on_epoch=epochs.append,
     )
 
     assert [s.step for s in steps] == list(range(8))
-    assert [s.epoch for s in steps] == [0] * 4 + [1] * 4
     assert [s.lr for s in steps[:2]] == [0.5, 1.0]  # two of eight steps warm up
-    assert epochs == [0, 1]
 
 
 def test_the_same_batches_give_the_same_weights() -> None:
@@ -153,7 +154,7 @@ def test_a_trainer_resumed_after_any_step_ends_with_the_same_weights(
 
     first = Trainer(Noisy(), spec, steps_per_epoch=4, seed=3)
     while first.steps < stop:
-        for batch in toy_batches(first.epoch):
+        for batch in toy_batches(first.steps // first.steps_per_epoch):
             if first.steps < stop:
                 first.step(batch)
     tensors, facts = trainer_state(first)
@@ -161,7 +162,9 @@ def test_a_trainer_resumed_after_any_step_ends_with_the_same_weights(
     second = Trainer(Noisy(), spec, steps_per_epoch=4, seed=3)
     load_trainer_state(second, tensors, json.loads(json.dumps(facts)))
     torch.manual_seed(stop)  # whatever else was drawn meanwhile
-    train_epochs(second, toy_batches, epochs=range(stop // 4, 3))
+    for epoch in range(stop // 4, 3):
+        for batch in toy_batches(epoch, second.steps - 4 * epoch):
+            second.step(batch)
 
     wanted, found = trainer_state(whole)[0], trainer_state(second)[0]
     assert wanted.keys() == found.keys()
@@ -206,7 +209,7 @@ def test_out_of_memory_leads_to_the_weights_of_smaller_micro_batches() -> None:
     greedy = run(Greedy(2), spec=spec)
     modest = run(Greedy(8), spec=replace(spec, micro_batch=2))
 
-    assert greedy.gradients.micro_batch == 2
+    assert greedy.micro_batch == 2
     assert all(torch.equal(greedy.parameters[n], modest.parameters[n]) for n in greedy.parameters)
 
 
@@ -283,15 +286,3 @@ def test_mixed_batches_may_have_probabilities_as_labels() -> None:
     mixed = run(nn.Linear(3, 3), mix=mix)
 
     torch.testing.assert_close(plain.parameters["weight"], mixed.parameters["weight"])
-
-
-def test_training_ends_early_if_the_epoch_callback_returns_true() -> None:
-    epochs: list[int] = []
-
-    def enough(epoch: int) -> bool:
-        epochs.append(epoch)
-        return epoch == 1
-
-    run(nn.Linear(3, 3), spec=OptimSpec(solver="sgd", lr=0.1, epochs=9), on_epoch=enough)
-
-    assert epochs == [0, 1]

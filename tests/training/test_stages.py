@@ -16,8 +16,8 @@ from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import LockedError, ResourceError, RunError
 from vitft.system.rundir import RunDir, locked
 from vitft.training import stages
-from vitft.training.ema import WeightAverage
 from vitft.training.loop import StepResult, predict_logits
+from vitft.training.optim import WeightAverage
 from vitft.training.run import Result, run_finetuning
 from vitft.training.stages import StepStage
 

@@ -34,7 +34,6 @@ class CheckResult:
     audit: AuditResults
     fixes: Sequence[Fix]
     labels_checked: bool
-    """This needs weights."""
 
 
 def check_folder(

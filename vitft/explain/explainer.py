@@ -61,7 +61,7 @@ class Explainer:
     method: Method
     out: Path
     target: int | None = None
-    """Class index that relevance is computed for; None for the predicted class of each image."""
+    """Class index for relevance; None for the predicted class of each image."""
     arrays: bool = False
     tiles: list[SheetTile] = field(default_factory=list)
 

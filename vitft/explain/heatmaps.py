@@ -53,10 +53,7 @@ class SheetTile:
 
 
 def contact_sheet(tiles: Sequence[SheetTile], *, height: int = 224) -> Image.Image:
-    """Arrange tiles of equal shape on one sheet, with at most six pictures in a row.
-
-    Every picture is scaled to `height` pixels.
-    """
+    """Arrange tiles of equal shape on one sheet, with at most six pictures in a row."""
     columns = min(len(tiles), max(1, 6 // len(tiles[0].pictures)))
     drawn = [draw_tile(tile, height) for tile in tiles]
     width, tile_height = drawn[0].size

@@ -128,11 +128,9 @@ def run_page(run: Run) -> dict[str, object]:
 
 
 def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, float]]] | None:
-    """Return the number of images per class as a sentence and as bars.
+    """Return the number of images per class as a sentence and as bars; None without a split.
 
-    Returns:
-        The sentence, and for each class its name, training images, validation images, and the
-        lengths of both bars in percent; None without a split.
+    Bars are name, training images, validation images, and the lengths of both in percent.
     """
     if not run.rows:
         return None

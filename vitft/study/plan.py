@@ -22,7 +22,6 @@ class FeatureSource:
     """Weights or a baseline whose features are compared: one curve of the study."""
 
     name: str
-    """As the user wrote it."""
     weights: str
     """Name of the weights for `finetune`; for a baseline, its own name."""
 

@@ -29,7 +29,7 @@ from vitft.features.ood import REFERENCE_FILE, fit_reference
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system.rundir import RunDir
 from vitft.training.dataset import Dataset, StageInputs
-from vitft.training.solve import ScoredImages
+from vitft.training.stages import ScoredImages
 
 log = logging.getLogger(__name__)
 

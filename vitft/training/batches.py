@@ -9,20 +9,48 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from vitft.config.sections import TrainSpec
+from vitft.config.run import Config
+from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import Shifts, default_padding, draw_shifts, shift_and_flip
 from vitft.data.sampling import images_per_epoch, repeat_counts, sample_order
 from vitft.data.split import Row
-from vitft.data.transforms import View
-from vitft.features.cut import run_prefix
-from vitft.training.dataset import Dataset, StageInputs
-from vitft.training.distributed import ProcessGroup
-from vitft.training.gradients import Batch
-from vitft.training.pixels import EVAL_BATCH, ImageFiles
-from vitft.training.views import training_crop
+from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views, eval_view
+from vitft.features.cut import Cut, run_prefix
+from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
+from vitft.training.loop import Batch
 
 EpochBatches = Callable[[int, int], Iterator[Batch]]
 """Returns the batches of an epoch from a given step of it on."""
+
+
+def caches_views(cut: Cut, train: TrainSpec) -> bool:
+    """Return whether training inputs are cached.
+
+    Pooled features always are; tokens only if every epoch reads the same view.
+    """
+    return cut.pooled or (cut.prefix is not None and train.augment == "none")
+
+
+def training_crop(transform: EvalTransform, train: TrainSpec) -> CropTransform:
+    """Return the random resized crop of training."""
+    return CropTransform(
+        image_size=transform.image_size,
+        scale=(train.crop_scale, 1.0),
+        interpolation=transform.interpolation,
+        rand=train.augment == "rand",
+    )
+
+
+def training_views(transform: EvalTransform, train: TrainSpec, optim: OptimSpec) -> list[View]:
+    """Return the views that are cached of each training image.
+
+    Without augmentation these are the plain view and `train.views` crops; otherwise one crop for
+    each epoch.
+    """
+    crop = training_crop(transform, train)
+    if train.augment != "none":
+        return crop_views(transform, crop, optim.epochs, train.seed)
+    return [eval_view(transform), *crop_views(transform, crop, train.views, train.seed)]
 
 
 def epoch_size(rows: Sequence[Row], train: TrainSpec) -> int:
@@ -41,76 +69,40 @@ def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
     return torch.from_numpy(order)
 
 
-def split_order(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Cut an order into batches; an empty order has none."""
-    return order.split(size) if len(order) else ()
-
-
-def image_reader(data: Dataset) -> ImageFiles:
-    """Return the reader of the image files of a dataset."""
-    return ImageFiles(
-        manifest=data.manifest,
-        transform=data.transform,
-        max_pixels=data.max_pixels,
-        device=data.device,
-    )
-
-
 def validation_batches(inputs: StageInputs) -> Iterator[Batch]:
-    """Give this rank's shard of the validation images, in their plain view."""
-    data = inputs.data
+    """Return this rank's shard of the validation images, in their plain view."""
+    data, size = inputs.data, EVAL_BATCH * 8
     rows = data.group.shard(data.manifest.val)
     if inputs.extractor is not None:
-        return feature_batches(inputs, rows, torch.arange(len(rows)), EVAL_BATCH * 8)
+        chunks = [rows[i : i + size] for i in range(0, len(rows), size)]
+        features = ((chunk, inputs.features(chunk).to(data.device)) for chunk in chunks)
+        return (Batch(found, data.labels(chunk)) for chunk, found in features)
     if inputs.images is not None:
-        size = EVAL_BATCH * 8
         views = inputs.images.batches(rows, [size] * -(-len(rows) // size))
     else:
-        views = image_reader(data).batches(rows, EVAL_BATCH)
+        views = data.decode(rows, EVAL_BATCH)
     return (Batch(data.transform.normalise(pixels), data.labels(chunk)) for chunk, pixels in views)
 
 
-def feature_batches(
-    inputs: StageInputs,
-    rows: Sequence[Row],
-    order: Tensor,
-    size: int,
-    view: View | None = None,
-    *,
-    group: ProcessGroup | None = None,
-) -> Iterator[Batch]:
-    """Read cached features batch by batch.
-
-    Args:
-        inputs: Where they are cached.
-        rows: The images.
-        order: Positions in `rows`, in the order of their use.
-        size: Images of a whole batch.
-        view: The view; default: the plain one.
-        group: The processes that share each batch; default: this process has all of it.
-    """
-    for whole in split_order(order, size):
-        own = whole[group.batch_slice(len(whole))] if group else whole
-        chunk = [rows[i] for i in own.tolist()]
-        features = inputs.features(chunk, view).to(inputs.data.device)
-        yield Batch(features, inputs.data.labels(chunk), len(whole))
-
-
-def cached_training_batches(
-    inputs: StageInputs, train: TrainSpec, batch_size: int, views: Sequence[View]
-) -> EpochBatches:
-    """Return training batches from cached features; the views take repeat_counts by epoch."""
-    rows, group = inputs.data.manifest.train, inputs.data.group
+def training_batches(config: Config, inputs: StageInputs) -> EpochBatches:
+    """Return the training batches of a stage; cached views take turns by epoch."""
+    train, size, data = config.train, config.optim.batch_size, inputs.data
+    if not caches_views(inputs.cut, train):
+        return fresh_training_batches(inputs, train, size)
+    rows, views = data.manifest.train, training_views(data.transform, train, config.optim)
 
     def batches(epoch: int, done: int) -> Iterator[Batch]:
-        order = epoch_order(rows, train, epoch)[done * batch_size :]
-        view = views[epoch % len(views)]
-        return feature_batches(inputs, rows, order, batch_size, view, group=group)
+        order, view = epoch_order(rows, train, epoch), views[epoch % len(views)]
+        for start in range(done * size, len(order), size):
+            whole = order[start : start + size]
+            chunk = [rows[i] for i in whole[data.group.batch_slice(len(whole))].tolist()]
+            features = inputs.features(chunk, view).to(data.device)
+            yield Batch(features, data.labels(chunk), len(whole))
 
     return batches
 
 
-def fresh_training_batches(inputs: StageInputs, train: TrainSpec, batch_size: int) -> EpochBatches:
+def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> EpochBatches:
     """Return training batches whose views are drawn anew in each epoch."""
     data, images = inputs.data, inputs.images
     rows, transform, group = data.manifest.train, data.transform, data.group
@@ -122,7 +114,8 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, batch_size: in
     def batches(epoch: int, done: int) -> Iterator[Batch]:
         order = epoch_order(rows, train, epoch)
         repeats = repeat_counts(order.numpy())
-        whole = split_order(torch.arange(len(order))[done * batch_size :], batch_size)
+        every, starts = torch.arange(len(order)), range(done * size, len(order), size)
+        whole = [every[start : start + size] for start in starts]
         own = [part[group.batch_slice(len(part))] for part in whole]
         chosen = [(rows[order[i]], repeats[i]) for part in own for i in part.tolist()]
         shuffled = [row for row, _ in chosen]
@@ -130,25 +123,18 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, batch_size: in
             views = images.batches(shuffled, [len(part) for part in own if len(part)])
         else:
             keys = [view_key(f"{train.seed}/{epoch}", *each) for each in chosen] if crop else []
-            size = max(map(len, own), default=1)
-            views = image_reader(data).batches(shuffled, size, crop=crop, keys=keys)
+            views = data.decode(shuffled, max(map(len, own), default=1), crop=crop, keys=keys)
         shift = shift_augmentation(data, train, epoch, order, repeats)
         with contextlib.closing(views):
             for part, mine in zip(whole, own, strict=True):
                 # This rank's slice of the last batch may be shorter, and even empty.
                 chunk, pixels = next(views) if len(mine) else ([], no_views)
-                shifted = transform.normalise(shift(pixels, mine))
-                yield Batch(stage_inputs(inputs, shifted), data.labels(chunk), len(part))
+                x = transform.normalise(shift(pixels, mine))
+                if inputs.extractor is not None:  # the clone leaves inference mode, for autograd
+                    x = run_prefix(inputs.extractor.prefix, x).float().clone()
+                yield Batch(x, data.labels(chunk), len(part))
 
     return batches
-
-
-def stage_inputs(inputs: StageInputs, pixels: Tensor) -> Tensor:
-    """Return what the trained part reads: the prefix's output, or the pixels themselves."""
-    if inputs.extractor is None:
-        return pixels
-    # A clone leaves inference mode, so that autograd may keep it.
-    return run_prefix(inputs.extractor.prefix, pixels).float().clone()
 
 
 def shift_augmentation(

@@ -1,9 +1,9 @@
 """Best weights so far and running metrics of a training run."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypedDict, cast
+from typing import TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -34,14 +34,15 @@ class BestWeights:
         self.file = ""
         """Name of the file in `resume/` that holds these weights, if there is one."""
         self._validated = cast("RunResults", {})
-        self._head_results: SolvedHeadResults | None = None
+        self.head_results: SolvedHeadResults | None = None
+        """Added to the results of whichever weights are the best."""
 
     @property
     def results(self) -> RunResults:
         """The contents of eval.json so far; empty before the first epoch ends."""
-        if not self.epochs or self._head_results is None:
+        if not self.epochs or self.head_results is None:
             return self._validated
-        return cast("RunResults", {**self._validated, **self._head_results})
+        return cast("RunResults", {**self._validated, **self.head_results})
 
     def update(self, metrics: Metrics) -> None:
         """Copy the model's weights if the accuracy, or at equal accuracy the loss, is better."""
@@ -55,14 +56,6 @@ class BestWeights:
         self._validated["epochs"] = self.epochs
         self._validated["selected_on_validation"] = self.epochs > 1
 
-    def add_head_results(self, results: SolvedHeadResults) -> None:
-        """Add results of the solved head to those of whichever weights are the best."""
-        self._head_results = results
-
-    def mark_saved(self, file: str) -> None:
-        """Note the file in `resume/` that holds the weights."""
-        self.file = file
-
     def restore(self) -> None:
         """Load the best weights into the model."""
         with torch.no_grad():
@@ -70,16 +63,12 @@ class BestWeights:
                 if name in self.weights:  # else it never changed
                     tensor.copy_(self.weights[name])
 
-    def include_new_weights(self) -> None:
-        """Copy the weights again when a new stage trains more of them than the one before."""
-        self.weights, self.file = self.copy_weights(), ""
-
     def copy_weights(self) -> dict[str, Tensor]:
-        """Copy the trained tensors to the CPU; the memory of a GPU is left to training."""
+        """Copy the trained tensors to the CPU, which leaves the memory of a GPU to training."""
         return {name: t.detach().to("cpu", copy=True) for name, t in self.trained_tensors()}
 
     def trained_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Give what training changes: trainable parameters, and buffers such as running means."""
+        """Return what training changes: trainable parameters, and buffers such as running means."""
         trained = (pair for pair in self.model.named_parameters() if pair[1].requires_grad)
         return chain(trained, self.model.named_buffers())
 
@@ -89,13 +78,13 @@ class BestWeights:
             "epochs": self.epochs,
             "since": self.epochs_since_best,
             "figures": self._validated,
-            "extra": self._head_results,
+            "extra": self.head_results,
         }
 
     def load(self, facts: BestFacts, weights: Mapping[str, Tensor], file: str) -> None:
         """Set everything to what an earlier process saved."""
         self.epochs, self.epochs_since_best = facts["epochs"], facts["since"]
-        self._validated, self._head_results = facts["figures"], facts["extra"] or None
+        self._validated, self.head_results = facts["figures"], facts["extra"] or None
         self.weights, self.file = dict(weights), file
 
 
@@ -118,11 +107,6 @@ class RunningMetrics:
     """Sum of the losses of the images."""
     lr: float = 0.0
 
-    def reset(self) -> None:
-        """Start the next epoch."""
-        self.images = self.correct = 0
-        self.total = self.lr = 0.0
-
     def add(self, step: StepResult) -> None:
         """Add one step."""
         if self.first_loss is None:
@@ -140,21 +124,3 @@ class RunningMetrics:
     @property
     def top1(self) -> float:
         return self.correct / max(1, self.images)
-
-    def log_entry(self) -> dict[str, float | None]:
-        """Return the training metrics of the epoch for metrics.jsonl."""
-        return {
-            "lr": self.lr,
-            "first_loss": self.first_loss,
-            "train_loss": self.loss,
-            "train_top1": self.top1,
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything, for `from_json`."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "RunningMetrics":
-        """Read back `to_json`."""
-        return cls(**fields)

@@ -19,10 +19,6 @@ RESUME_CHANGES = frozenset(
 )
 """Settings that may change when a run is resumed; data that moved must hold the same images."""
 
-SHARDED_RESUME_CHANGES = frozenset({"optim.micro_batch", "train.checkpointing"})
-"""Further ones for a sharded run, which cannot lower its memory use by itself. Rounding may then
-differ."""
-
 
 def check_request(config: Config, out: str | None) -> Path:
     """Check data, weights and the run directory; return where the run will be written.
@@ -64,9 +60,7 @@ def check_request(config: Config, out: str | None) -> Path:
 def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config | None, Path]:
     """Return the settings of a run to resume, or None if it is finished, and its directory.
 
-    Args:
-        path: The run directory.
-        named: Settings given now, by dotted keys.
+    `named` are the settings given now, by dotted keys.
 
     Raises:
         RunError: The run does not exist, or a setting would change its result.
@@ -86,8 +80,9 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
         for key, value in values.items()
         if before.get(section, {}).get(key) != value
     }
-    is_sharded = before.get("train", {}).get("shard")
-    allowed = RESUME_CHANGES | (SHARDED_RESUME_CHANGES if is_sharded else set())
+    allowed = set(RESUME_CHANGES)
+    if before.get("train", {}).get("shard"):  # which cannot lower its memory use by itself
+        allowed |= {"optim.micro_batch", "train.checkpointing"}  # rounding may then differ
     extended = more_epochs(before, changed)
     refused = sorted(changed.keys() - allowed - extended)
     if refused:

@@ -1,13 +1,21 @@
-"""Data-parallel training: process group, rank and collective operations.
+"""Data-parallel and sharded training: process group, rank and collective operations.
 
     torchrun --nproc-per-node 2 -m -- vitft finetune ...
 
 Every process knows all images and draws the same batches; each computes its slice of every batch
 and its shard of the features and of the validation images. Gradients are summed, so a step is that
 of the whole batch. Only the main process (rank 0) logs and writes.
+
+Models that are too large to train whole in every process are sharded with
+`torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277):
+every process keeps a slice of each weight, gradient, average and optimiser state, and the weights
+of a block are gathered while it computes. The tensors are DTensors, whose modules take 0.4 s to
+import, so only a sharded run imports them.
 """
 
 import contextlib
+import copy
+import logging
 import os
 import re
 import signal
@@ -16,13 +24,16 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from vitft.models.vit import Block, VisionTransformer
 from vitft.system import console
-from vitft.system.errors import ResourceError
+from vitft.system.errors import ResourceError, UsageError
 from vitft.system.signals import signal_handlers
+
+log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
@@ -98,8 +109,7 @@ class ProcessGroup:
 
     def barrier(self) -> None:
         """Wait until every process has come here."""
-        if self.size > 1:
-            self.all_reduce_max(0)
+        self.all_reduce_max(0)
 
     @property
     def device(self) -> torch.device:
@@ -154,8 +164,7 @@ def rendezvous_store(timeout: timedelta) -> Store:
 def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
     """Join the process group that torchrun describes in the environment; a single process without.
 
-    Args:
-        timeout_s: Seconds after which a process that does not respond counts as lost.
+    After `timeout_s` a process that does not respond counts as lost.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -181,3 +190,72 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
     finally:
         if on_gpu:  # NCCL needs it; gloo's threads end with the process (`__main__`)
             distributed.destroy_process_group()
+
+
+def check_sharding(
+    model: nn.Module, group: ProcessGroup, *, precision: str, compiled: bool
+) -> None:
+    """Refuse models and settings that cannot be sharded, before anything is computed.
+
+    Raises:
+        UsageError: A model of timm, or a setting that cannot be combined with sharding.
+    """
+    others = {
+        "a timm model": not isinstance(model, VisionTransformer),
+        "train.precision=fp16": precision == "fp16",
+        "train.compile=true": compiled,
+    }
+    if found := [what for what, is_used in others.items() if is_used]:
+        raise UsageError(
+            f"train.shard cannot be combined with {found[0]}",
+            fix="leave train.shard out, or use a ViT of vitft's own in bf16 or fp32 without "
+            "train.compile",
+        )
+    if group.size == 1:
+        log.info("train.shard has no effect on one process; start several with torchrun")
+
+
+def shard_module(module: nn.Module, group: ProcessGroup) -> nn.Module:
+    """Return a copy of the trainable part, sharded over the process group block by block.
+
+    The original stays whole and is used for everything but the training steps.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    copied = copy.deepcopy(module)
+    mesh = init_device_mesh(next(copied.parameters()).device.type, (group.size,))
+    for block in (module for module in copied.modules() if isinstance(module, Block)):
+        fully_shard(block, mesh=mesh)
+        register_fsdp_forward_method(block, "for_class_token")
+    fully_shard(copied, mesh=mesh)
+    return copied
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Gather a sharded tensor. Collective: every rank must call it."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with report_lost_process():
+        return tensor.full_tensor()
+
+
+def slice_like(value: Tensor, like: Tensor) -> Tensor:
+    """Return the part of a whole `value` that this rank holds of `like`."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(like, DTensor) or value.shape != like.shape:
+        return value
+    moved = value.to(like.device, like.dtype)
+    return distribute_tensor(moved, like.device_mesh, like.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def unshard_into(module: nn.Module, sharded: nn.Module) -> None:
+    """Copy the trained parameters of a sharded copy into its original. Collective."""
+    originals = dict(module.named_parameters())
+    for name, parameter in sharded.named_parameters():
+        if parameter.requires_grad:
+            originals[name].copy_(full_tensor(parameter))

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -20,100 +21,79 @@ from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir
-from vitft.training.batches import image_reader
 from vitft.training.dataset import StageInputs
 from vitft.training.stages import validation_logits
 
 log = logging.getLogger(__name__)
 
-CONFIRM_BATCH = 8
-"""Validation images that are recomputed in float32 at a time."""
-
 
 @dataclass(frozen=True, slots=True)
-class FinalLogits:
-    """Logits of the validation images, in manifest order."""
-
-    logits: Tensor
-    """(n, C)"""
-    labels: Tensor
-    """Class indices (n,)."""
-    confirmed: int | None
-    """Images whose logits were recomputed in float32; None if all were computed in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Calibrated:
+class FinalEvaluation:
     """Final results of a run and the temperature they were computed with."""
 
     temperature: float
     logits: Tensor
-    """Logits (n, C) divided by the temperature."""
+    """Logits (n, C) of the validation images in manifest order, divided by the temperature."""
     results: RunResults
 
 
-def final_logits(inputs: StageInputs, model: Model, precision: str) -> FinalLogits:
+def evaluate_run(
+    inputs: StageInputs, model: Model, precision: str, results: RunResults, *, started: float
+) -> FinalEvaluation:
+    """Evaluate the model on the validation images, fit the temperature and complete the results.
+
+    The metrics in `results` are replaced. `started` is the start of the run by `time.monotonic`.
+    """
+    logits, confirmed = final_logits(inputs, model, precision)
+    labels = inputs.data.labels(inputs.data.manifest.val).cpu()
+    fitted = calibrate_temperature(logits.double().numpy(), labels.numpy())
+    if fitted.note:
+        log.info(f"not calibrated: {fitted.note}")
+    metrics = {
+        **results,
+        **classification_metrics(logits, labels, inputs.data.manifest.classes),
+        **calibrated_metrics(logits, labels, fitted),
+        **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    return FinalEvaluation(fitted.value, logits / fitted.value, cast("RunResults", metrics))
+
+
+def final_logits(inputs: StageInputs, model: Model, precision: str) -> tuple[Tensor, int | None]:
     """Return the logits whose largest class is that of float32, as predict and exports compute.
 
     Features in bf16 move a logit by a few thousandths, which matters only where two classes are
     nearly equal. So the images with the smallest margins are recomputed from their pixels in
     float32, until the remaining margins exceed four times the largest change observed.
+
+    Returns:
+        Logits (n, C) of the validation images in manifest order, and the number of recomputed
+        images; None if all were computed in float32.
     """
-    data = inputs.data
+    data, size = inputs.data, 8  # images that are recomputed at a time
     rows = data.manifest.val
-    logits, labels = validation_logits(inputs)
+    logits, _ = validation_logits(inputs)
     if precision == "fp32" or inputs.extractor is None:
-        return FinalLogits(logits, labels, None)
+        return logits, None
     best = logits.topk(2, dim=-1).values  # (n, 2)
     margins, order = (best[:, 0] - best[:, 1]).sort()
     change, done = 0.0, 0
     while done < len(rows) and (done == 0 or margins[done] < 4 * change):
-        chosen = order[done : done + CONFIRM_BATCH]
+        chosen = order[done : done + size]
         done += len(chosen)
-        files = image_reader(data).batches([rows[i] for i in chosen.tolist()], CONFIRM_BATCH)
-        for chunk, pixels in files:
+        for _, pixels in data.decode([rows[i] for i in chosen.tolist()], size):
             with torch.inference_mode():
                 exact = model.eval()(data.transform.normalise(pixels)).float().cpu()
-            assert len(chunk) == len(exact)
             change = max(change, (exact - logits[chosen]).abs().max().item())
             logits[chosen] = exact
-    return FinalLogits(logits, labels, done)
+    return logits, done
 
 
-def calibrate(
-    final: FinalLogits, classes: tuple[str, ...], results: RunResults, *, seconds: float
-) -> Calibrated:
-    """Fit the temperature and complete the results.
-
-    Args:
-        final: The logits, without a temperature.
-        classes: Class names.
-        results: Results so far; metrics are replaced by those of `final`.
-        seconds: Duration of the run.
-    """
-    logits, labels = final.logits, final.labels
-    temperature = calibrate_temperature(logits.double().numpy(), labels.numpy())
-    if temperature.note:
-        log.info(f"not calibrated: {temperature.note}")
-    confirmed = {} if final.confirmed is None else {"confirmed_in_float32": final.confirmed}
-    complete = {
-        **results,
-        **classification_metrics(logits, labels, classes),
-        **calibrated_metrics(logits, labels, temperature),
-        **confirmed,
-        "seconds": seconds,
-    }
-    return Calibrated(temperature.value, logits / temperature.value, cast("RunResults", complete))
-
-
-def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: Calibrated) -> RunResults:
+def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEvaluation) -> None:
     """Divide the head by the temperature, and replace weights and results on disk.
 
     eval.json is missing while the weights change, so that it never describes other weights than
     those beside it. Call this where a signal cannot interrupt it.
-
-    Returns:
-        The results that were written.
     """
     if run.writes:
         with writing(run.eval):
@@ -126,7 +106,6 @@ def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: Calibrat
         write_model(run, model, card)
     run.write_arrays("validation.npz", logits=calibrated.logits.numpy())
     run.write_json(run.eval.name, calibrated.results)
-    return calibrated.results
 
 
 def write_lora_adapter(

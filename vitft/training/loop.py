@@ -1,23 +1,47 @@
 """The training loop: optimiser steps on inputs and labels, independent of images and files.
 
-Everything random in a step is drawn from (seed, step), so a resumed run draws what an uninterrupted
-one would have drawn; `trainer_state` holds all that the next step depends on.
+Gradients are accumulated over micro-batches and summed over processes. Everything random in a step
+is drawn from (seed, step), so a resumed run draws what an uninterrupted one would have drawn.
 """
 
 import contextlib
+import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+import random
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitft.config.sections import OptimSpec
-from vitft.system.errors import DivergedError
-from vitft.training.distributed import ProcessGroup, report_lost_process
-from vitft.training.ema import WeightAverage
-from vitft.training.gradients import Batch, GradientAccumulator, MixFunction, autocast
-from vitft.training.optim import lr_at, make_optimizer
+from vitft.system.errors import DivergedError, ResourceError
+from vitft.training.distributed import (
+    ProcessGroup,
+    is_lost_process,
+    lost_process,
+    report_lost_process,
+)
+from vitft.training.optim import WeightAverage, lr_at, make_optimizer
+
+log = logging.getLogger(__name__)
+
+MixFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Maps the inputs and labels (B,) of a batch to mixed inputs and labels, (B,) or probabilities
+(B, C)."""
+
+
+class Batch(NamedTuple):
+    """Inputs of the trained part (pixels, tokens or pooled features) and their labels."""
+
+    inputs: Tensor
+    labels: Tensor
+    """Class indices (B,), or probabilities of the classes (B, C)."""
+    images: int = 0
+    """Images of the whole batch where this is one rank's slice of it; 0: these are all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +50,6 @@ class StepResult:
 
     step: int
     """Counted from 0 over the whole stage."""
-    epoch: int
     lr: float
     loss: float
     """Mean cross-entropy of the batch, in nats."""
@@ -40,15 +63,15 @@ class Trainer:
     Args:
         model: Maps `Batch.inputs` to logits (B, C). Frozen parts are not in it, or it keeps them in
             eval mode itself.
-        spec: Solver, learning rate, schedule, epochs.
+        spec: Solver, learning rate, schedule, epochs, micro-batch, label smoothing.
         steps_per_epoch: Number of batches of an epoch; the schedule needs the total.
         precision: `bf16` or `fp16` for autocast, else `fp32`.
-        seed: Seeds drop path and `mix`.
+        seed: Seeds what a step draws (drop path, `mix`), together with step and rank.
         mix: Applied to a whole batch before it is used.
         class_weights: Factor of each class in the loss, (C,), with mean 1 over the images.
         compiled: Compile the forward and backward pass with torch.compile.
         group: The processes that share each batch.
-        sharded: Whether `model` is one of `fsdp.shard_module`.
+        sharded: Whether `model` is one of `distributed.shard_module`.
     """
 
     def __init__(
@@ -71,43 +94,25 @@ class Trainer:
         self.total_steps = steps_per_epoch * spec.epochs
         self.group = group or ProcessGroup()
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        device = next(iter(self.parameters.values())).device
+        self.device = next(iter(self.parameters.values())).device
         self.optimizer = make_optimizer(model, spec, sharded=sharded)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.average = WeightAverage(self.parameters, spec.ema)
-        self.gradients = GradientAccumulator(
-            torch.compile(model) if compiled else model,
-            self.parameters,
-            spec,
-            seed=seed,
-            precision=precision,
-            scaler=self.scaler,
-            mix=mix,
-            class_weights=class_weights,
-            group=self.group,
-            sharded=sharded,
-        )
+        self.forward = torch.compile(model) if compiled else model
+        self.micro_batch = spec.micro_batch or spec.batch_size
+        """Images per pass; halved whenever memory runs out."""
+        self.seed, self.precision = seed, precision
+        self.mix, self.class_weights = mix, class_weights
         self.steps = 0
-        """Steps done."""
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the next step, counted from 0."""
-        return self.steps // self.steps_per_epoch
+        """Steps done, which is the number of the next one."""
 
     @property
     def lr(self) -> float:
         """Learning rate of the next step, before the factors of layer-wise decay."""
         spec = self.spec
-        if spec.schedule == "constant" and self.steps >= round(self.total_steps * spec.warmup):
-            return self.peak_lr
-        return lr_at(
-            self.steps,
-            self.total_steps,
-            peak=self.peak_lr,
-            warmup=spec.warmup,
-            final=spec.final_lr,
-        )
+        final = 1.0 if spec.schedule == "constant" else spec.final_lr
+        shape = {"peak": self.peak_lr, "warmup": spec.warmup, "final": final}
+        return lr_at(self.steps, self.total_steps, **shape)
 
     def step(self, batch: Batch) -> StepResult:
         """Update the weights with the gradient of one batch.
@@ -117,10 +122,10 @@ class Trainer:
             ResourceError: Not even one image at a time fits into memory.
         """
         self.model.train()
-        lr, epoch = self.lr, self.epoch
+        lr = self.lr
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
-        loss, correct = self.gradients.backward(batch, self.steps)
+        loss, correct = self.backward(batch)
         if not math.isfinite(loss):
             raise diverged(self.steps, lr, loss)
         if self.spec.clip:
@@ -133,37 +138,97 @@ class Trainer:
         self.average.update(self.steps)
         self.steps += 1
         images = batch.images or len(batch.labels)
-        return StepResult(
-            step=self.steps - 1, epoch=epoch, lr=lr, loss=loss, correct=correct, images=images
-        )
+        return StepResult(step=self.steps - 1, lr=lr, loss=loss, correct=correct, images=images)
 
+    def backward(self, batch: Batch) -> tuple[float, int]:
+        """Leave the gradients of the whole batch in the parameters, given this rank's slice of it.
 
-def train_epochs(
-    trainer: Trainer,
-    batches: Callable[[int, int], Iterable[Batch]],
-    *,
-    epochs: Sequence[int],
-    on_step: Callable[[StepResult], None] = lambda _: None,
-    on_epoch: Callable[[int], bool | None] = lambda _: None,
-    uninterrupted: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-) -> None:
-    """Train through `epochs`.
+        When memory runs out, the same batch is computed again in smaller micro-batches.
 
-    Args:
-        trainer: The trainer; the first epoch may be partly done.
-        batches: Returns the batches of an epoch from a given step of it on, on the model's device.
-        epochs: The epochs that are not finished, counted from 0.
-        on_step: Called after each step.
-        on_epoch: Called after each epoch; it may evaluate the model. True stops the training.
-        uninterrupted: Context of each step, which a signal must not interrupt halfway.
-    """
-    for epoch in epochs:
-        done = trainer.steps - epoch * trainer.steps_per_epoch
-        for batch in batches(epoch, done):
-            with uninterrupted():
-                on_step(trainer.step(batch))
-        if on_epoch(epoch):
-            return
+        Returns:
+            The mean cross-entropy of the whole batch in nats, and the number of its images whose
+            class has the largest logit.
+
+        Raises:
+            ResourceError: Not even one image at a time fits into memory, or a process was lost.
+        """
+        while True:
+            try:
+                return self.sync_gradients(*self.accumulate(batch))
+            except RuntimeError as error:
+                is_out_of_memory = isinstance(error, torch.OutOfMemoryError)
+                if not is_out_of_memory and "can't allocate memory" not in str(error):  # on a CPU
+                    if self.sharded and is_lost_process(error):
+                        raise lost_process(str(error)) from error
+                    raise
+                if self.sharded:  # the other ranks wait for this one's slice of a block
+                    raise ResourceError(
+                        f"out of memory with {self.micro_batch} images at a time",
+                        fix="continue with --resume RUN --set optim.micro_batch=N or "
+                        "--set train.checkpointing=true",
+                    ) from error
+                for parameter in self.parameters.values():
+                    parameter.grad = None
+            if self.micro_batch == 1:
+                raise ResourceError(
+                    "out of memory with one image at a time",
+                    fix="use a smaller --image-size or model, or --set train.checkpointing=true",
+                )
+            self.micro_batch = math.ceil(min(self.micro_batch, len(batch.labels)) / 2)
+            log.warning(f"out of memory: continuing with {self.micro_batch} images at a time")
+
+    def accumulate(self, batch: Batch) -> tuple[float, int]:
+        """Add up the gradients of this rank's slice of a batch over its micro-batches."""
+        seed_everything(self.seed, self.steps, self.group.rank)
+        inputs, labels, targets = batch.inputs, batch.labels, batch.labels
+        if self.mix is not None and len(labels):
+            inputs, targets = self.mix(inputs, labels)
+        total, correct, images = 0.0, 0, batch.images or len(labels)
+        for part in self.micro_batches(len(labels), images):
+            known = labels[part]
+            if len(known):
+                # `fully_shard` averages the gradients over the ranks; the sum is wanted.
+                factor = self.group.size if self.sharded else 1
+                x, target = inputs[part], targets[part]
+            else:  # a pass without weight: the other ranks need this one's slice of the weights
+                x, target = (t.new_zeros(1, *t.shape[1:]) for t in (inputs, labels))
+                factor = 0
+            with autocast(self.device, self.precision, cache_weights=not self.sharded):
+                logits = self.forward(x)
+            loss = F.cross_entropy(
+                logits.float(),
+                target,
+                weight=self.class_weights,
+                label_smoothing=self.spec.label_smoothing,
+                reduction="sum",
+            )
+            loss = loss / images
+            self.scaler.scale(loss * factor).backward()
+            total += loss.item() if factor else 0.0
+            classes = known if known.ndim == 1 else known.argmax(dim=-1)
+            correct += int((logits.argmax(dim=-1) == classes).sum())
+        return total, correct
+
+    def micro_batches(self, own: int, images: int) -> list[slice]:
+        """Return the micro-batches of this rank's `own` images of a batch of `images`.
+
+        A sharded model needs the same number of passes on every rank; some are then empty.
+        """
+        most = -(-images // self.group.size) if self.sharded else own
+        return [slice(i, min(own, i + self.micro_batch)) for i in range(0, most, self.micro_batch)]
+
+    def sync_gradients(self, loss: float, correct: int) -> tuple[float, int]:
+        """Sum gradients, loss and correct answers over the process group."""
+        if self.group.size == 1:
+            return loss, correct
+        gradients: list[Tensor] = []
+        if not self.sharded:  # else FSDP has summed them in the backward pass
+            for parameter in self.parameters.values():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients.append(parameter.grad)
+        loss, total_correct = self.group.all_reduce(gradients, (loss, correct))
+        return loss, round(total_correct)
 
 
 def diverged(step: int, lr: float, loss: float) -> DivergedError:
@@ -191,3 +256,24 @@ def predict_logits(
     if not logits:  # the shard of a process may be empty
         return torch.empty(0, 0), torch.empty(0, dtype=torch.long)
     return torch.cat(logits), torch.cat(labels)
+
+
+def autocast(
+    device: torch.device, precision: str, *, cache_weights: bool = True
+) -> contextlib.AbstractContextManager[None]:
+    """Return torch.autocast for `bf16` and `fp16`, else a context without effect.
+
+    `cache_weights` keeps the rounded weights until the context ends.
+    """
+    types = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    if precision in types:
+        return torch.autocast(device.type, dtype=types[precision], cache_enabled=cache_weights)
+    return contextlib.nullcontext()
+
+
+def seed_everything(*numbers: int) -> None:
+    """Seed the global generators of torch, Python and NumPy from these numbers alone."""
+    words = np.random.SeedSequence(numbers).generate_state(2, np.uint64)
+    torch.manual_seed(int(words[0] >> 1))
+    random.seed(int(words[1]))
+    np.random.seed(int(words[1] & 0xFFFFFFFF))  # noqa: NPY002 - timm draws from this one

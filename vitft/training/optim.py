@@ -1,10 +1,13 @@
-"""Learning-rate schedule and optimiser, with layer-wise learning-rate decay."""
+"""Optimiser, learning-rate schedule with layer-wise decay, and moving average of the weights."""
 
+import contextlib
 import math
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from vitft.config.sections import OptimSpec
@@ -82,3 +85,46 @@ def timm_layers(model: nn.Module, inner: TimmModel) -> dict[str, int]:
     last = max(found.values(), default=0)
     at = {id(p): found.get(name, last) for name, p in inner.net.named_parameters()}
     return {name: at.get(id(p), last + 1) for name, p in model.named_parameters()}
+
+
+class WeightAverage:
+    """Exponential moving average (EMA) of parameters over the steps.
+
+    `decay` is the largest decay per step, from 0 to 1; 0 keeps no average.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
+        self.parameters, self.decay = parameters, decay
+        self.average = {name: p.detach().clone() for name, p in parameters.items() if decay}
+        self.swapped_out: dict[str, Tensor] = {}
+        """The trained weights while the model holds the average."""
+
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        """The trained weights, whichever the model holds at the moment."""
+        return {**self.parameters, **self.swapped_out}
+
+    @torch.no_grad()
+    def update(self, steps: int) -> None:
+        """Move the average towards the weights after `steps` steps; in early steps by more."""
+        decay = min(self.decay, (1 + steps) / (10 + steps))
+        for name, mean in self.average.items():
+            mean.lerp_(self.parameters[name], 1 - decay)
+
+    @contextlib.contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Let the model hold the average, if there is one, and the trained weights afterwards."""
+        if self.average:
+            self.swapped_out = {name: p.detach().clone() for name, p in self.parameters.items()}
+        try:
+            self.load(self.average)
+            yield
+        finally:
+            self.load(self.swapped_out)  # only then may `trained` read the parameters again
+            self.swapped_out = {}
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Set parameters by name."""
+        for name, value in weights.items():
+            self.parameters[name].copy_(value)

@@ -2,17 +2,18 @@
 
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.split import write_class_indices
 from vitft.metrics.results import RunResults
-from vitft.models.checkpoint import Card
 from vitft.models.lora import merge_adapters
 from vitft.system.device import describe_device, peak_memory
 from vitft.system.errors import Stopped
@@ -22,20 +23,16 @@ from vitft.system.signals import Stopper
 from vitft.system.text import count
 from vitft.training.audit import audit_run, log_audit, write_reference
 from vitft.training.best import BestWeights
-from vitft.training.dataset import StageInputs
-from vitft.training.distributed import ProcessGroup, process_group
+from vitft.training.distributed import process_group
 from vitft.training.finish import (
-    calibrate,
-    final_logits,
+    evaluate_run,
     model_card,
     write_calibrated,
     write_lora_adapter,
     write_model,
 )
-from vitft.training.random_state import preserved_random_state
-from vitft.training.solve import ScoredImages
+from vitft.training.setup import Start, extract_and_split, load_data_and_model, next_inputs
 from vitft.training.stages import RunContext, StepStage, solve_head_stage
-from vitft.training.start import Start, begin, next_inputs
 from vitft.training.state import (
     State,
     check_same_images,
@@ -72,16 +69,6 @@ class Result:
         return f"Result(run='{self.run}', status={self.status!r}, top1={top1})"
 
 
-@dataclass(slots=True)
-class StageProgress:
-    """How far the stages of a run have come."""
-
-    inputs: StageInputs
-    """What the current stage reads."""
-    scored: ScoredImages | None = None
-    """Features and held-out logits of all images, once a head was solved."""
-
-
 def run_finetuning(
     config: Config, *, out: Path, resume: bool = False, max_seconds: float = 0.0
 ) -> Result:
@@ -95,7 +82,7 @@ def run_finetuning(
         config: The settings; for a resumed run, its own.
         out: The run directory: new, or the one to resume.
         resume: Continue a run that was stopped or killed.
-        max_seconds: Stop after this time; 0 means no limit.
+        max_seconds: Time limit; 0 for none.
 
     Raises:
         DataError: The folder, its classes or too many of its images cannot be used.
@@ -106,7 +93,7 @@ def run_finetuning(
     """
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(caller_state_preserved(config.train.device))
+        stack.enter_context(caller_state_preserved(gpu=config.train.device != "cpu"))
         stopper = stack.enter_context(Stopper(max_seconds))
         group = stack.enter_context(process_group(config.train.timeout))
         stopper.all_reduce_max = group.all_reduce_max
@@ -117,17 +104,20 @@ def run_finetuning(
             stack.enter_context(short_timeouts())
         trackers = connect_trackers(names, resume=resume)
         stack.callback(trackers.finish, "failed", {})
-        start = begin(config, group)
+        setup = load_data_and_model(config, group)
+        start = extract_and_split(setup, group)
         run = stack.enter_context(open_run(out, start, resume=resume))
-        trackers.start(run, flat_settings(start.config), resume=resume)
+        trackers.start(run, flat_settings(setup.config), resume=resume)
         context = RunContext(
             run=run,
-            best=BestWeights(start.model),
-            precision=start.precision,
+            config=setup.config,
+            best=BestWeights(setup.pipeline.model),
+            precision=setup.pipeline.precision,
             stopper=stopper,
             trackers=trackers,
+            inputs=start.inputs,
         )
-        on_cpu = start.inputs.data.device.type == "cpu" and not start.config.train.shard
+        on_cpu = setup.pipeline.device.type == "cpu" and not setup.config.train.shard
         with freed_memory_kept(when=on_cpu):
             result = fit_and_write(context, start, started)
         trackers.finish(result.status, result.figures)
@@ -136,25 +126,30 @@ def run_finetuning(
 
 
 @contextlib.contextmanager
-def caller_state_preserved(device: str) -> Iterator[None]:
-    """Restore the random number generators and the number of threads on exit.
+def caller_state_preserved(*, gpu: bool) -> Iterator[None]:
+    """Restore the global random number generators and the number of threads on exit.
 
-    Args:
-        device: `train.device`; with `cpu` the generators of GPUs are left alone.
+    `gpu` includes the generators of GPUs, which `torch.manual_seed` seeds as well.
     """
-    threads = torch.get_num_threads()
-    with preserved_random_state(gpu=device != "cpu"):
+    threads, python = torch.get_num_threads(), random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002 - timm draws from this generator
+    devices = range(torch.cuda.device_count()) if gpu and torch.cuda.is_available() else ()
+    mps = torch.mps.get_rng_state() if gpu and torch.backends.mps.is_available() else None
+    with torch.random.fork_rng(devices=list(devices)):
         try:
             yield
         finally:
             torch.set_num_threads(threads)
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002 - see above
+            if mps is not None:
+                torch.mps.set_rng_state(mps)
 
 
 @contextlib.contextmanager
 def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
     """Create the run directory with its first files, or check that `out` can be resumed."""
-    data = start.inputs.data
-    manifest, group = data.manifest, data.group
+    manifest, group = start.inputs.data.manifest, start.inputs.data.group
     if resume:
         run = RunDir(out, writes=group.is_main)
         check_same_images(run, manifest)
@@ -164,7 +159,7 @@ def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
     run = RunDir(path, writes=group.is_main)
     with locked(run) if group.is_main else contextlib.nullcontext():
         if group.is_main:
-            run.write_text("config.toml", to_toml(start.config))
+            run.write_text("config.toml", to_toml(start.setup.config))
             manifest.write(run.split)
             write_class_indices(run.class_indices, manifest.classes)
         yield run
@@ -173,41 +168,40 @@ def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
 def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
     """Train, evaluate and write; a run that is stopped writes what there is."""
     run, best, held = context.run, context.best, context.stopper.deferred_locally
-    data, config = start.inputs.data, start.config
-    card = model_card(start.model, start.report, data.manifest)
-    saved = load_saved(context, data.group)
-    device = (describe_device(data.device), context.precision)
-    run.write_json("environment.json", environment("running", *device))
-    status, exit_code = "failed", 1
-    progress, is_evaluated = StageProgress(start.inputs), False
+    config, model = context.config, context.best.model
+    card = model_card(model, start.setup.report, start.inputs.data.manifest)
+    saved = load_saved(context)
+    write_environment(context, "running")
+    status, exit_code, is_evaluated = "failed", 1, False
     results = best.results
     try:
         try:
-            train_stages(context, config, progress, saved)
+            train_stages(context, saved)
         finally:  # however training ended, the best weights are saved before anything else
             with held():
                 best.restore()
-                adapter = merge_adapters(best.model) if best.epochs else {}
-                results = write_best(run, best, card)
-        final = final_logits(progress.inputs, best.model, context.precision)
-        seconds = round(time.monotonic() - started, 1)
-        calibrated = calibrate(final, card.classes, results, seconds=seconds)
+                adapter = merge_adapters(model) if best.epochs else {}
+                if best.epochs:
+                    write_model(run, model, card)
+                    run.write_json(run.eval.name, best.results)
+                results = best.results
+        final = evaluate_run(context.inputs, model, context.precision, results, started=started)
         with held():
-            results = write_calibrated(run, best.model, card, calibrated)
-        write_lora_adapter(run, adapter, best.model, config.train, card)
+            write_calibrated(run, model, card, final)
+            results = final.results
+        write_lora_adapter(run, adapter, model, config.train, card)
         is_evaluated = True
-        write_data_reports(context, start, progress.scored)
-        write_last_files(context, start, device)
+        write_data_reports(context, start)
+        write_last_files(context)
         status, exit_code = "finished", 0
     except KeyboardInterrupt as stop:
         exit_code = stop.exit_code if isinstance(stop, Stopped) else 130
         status = {0: "out of time", 130: "interrupted"}.get(exit_code, "terminated")
     finally:
         if status != "finished":
-            memory = memory_use(data.device)
-            run.write_json("environment.json", {**environment(status, *device), **memory})
+            write_environment(context, status)
     if not is_evaluated:
-        write_data_reports(context, start, progress.scored)
+        write_data_reports(context, start)
     return Result(
         run=run.path,
         figures=results,
@@ -217,70 +211,54 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
     )
 
 
-def load_saved(context: RunContext, group: ProcessGroup) -> State | None:
-    """Load the state in which an earlier process of this run stopped, if there is one."""
-    if not group.is_main:
+def load_saved(context: RunContext) -> State | None:
+    """Load the state in which an earlier process stopped: the best weights here, the rest later."""
+    group = context.inputs.data.group
+    if group.is_main:
+        remove_temporary_files(context.run.path)
+    else:
         group.barrier()  # until damaged states have been renamed
-        return load_newest(context)
-    remove_temporary_files(context.run.path)
-    found = load_newest(context)
-    group.barrier()
-    return found
-
-
-def load_newest(context: RunContext) -> State | None:
-    """Load the newest state of the run: the best weights here, the rest by its stage."""
     found = newest_state(context.run.resume)
     if found is None:
         context.run.cut_log(0)
-        return None
-    state, weights = found
-    facts = state.facts
-    context.best.load(facts["best"], weights, str(facts.get("best_file", "")))
-    log.info(f"resuming after step {facts['step']}, {count(facts['epochs'], 'epoch')} done")
-    return state
+    else:
+        facts = found[0].facts
+        context.best.load(facts["best"], found[1], str(facts.get("best_file", "")))
+        log.info(f"resuming after step {facts['step']}, {count(facts['epochs'], 'epoch')} done")
+    if group.is_main:
+        group.barrier()
+    return found[0] if found else None
 
 
-def train_stages(
-    context: RunContext, config: Config, progress: StageProgress, saved: State | None
-) -> None:
-    """Train one stage after the other, from the saved state on, and update `progress`."""
+def train_stages(context: RunContext, saved: State | None) -> None:
+    """Train one stage after the other, from the saved state on."""
+    best, config = context.best, context.config
     first = saved.facts["stage"] if saved else 0
     for number, stage in enumerate(config.train.stages):
         if number:
             if number > first:  # else the saved weights are loaded by the stage
-                context.best.restore()
-            progress.inputs = next_inputs(
-                context.best.model, progress.inputs, config, stage, precision=context.precision
+                best.restore()
+            context.inputs = next_inputs(
+                best.model, context.inputs, config, stage, precision=context.precision
             )
             if number > first:
-                context.best.include_new_weights()
+                best.weights, best.file = best.copy_weights(), ""  # the stage trains more
         if number < first:
             continue
         if config.solves(stage):
-            progress.scored = solve_head_stage(context, config, progress.inputs)
+            solve_head_stage(context)
         else:
-            trainer = StepStage(context, config, progress.inputs, number)
-            trainer.run(saved if number == first else None)
+            StepStage(context, number).run(saved if number == first else None)
 
 
-def write_best(run: RunDir, best: BestWeights, card: Card) -> RunResults:
-    """Write the best weights and their results, if an epoch has ended; return the results."""
-    if best.epochs:
-        write_model(run, best.model, card)
-        run.write_json(run.eval.name, best.results)
-    return best.results
-
-
-def write_data_reports(context: RunContext, start: Start, scored: ScoredImages | None) -> None:
+def write_data_reports(context: RunContext, start: Start) -> None:
     """Write audit.json and the reference of the training features."""
-    data = start.inputs.data
+    data, config = start.inputs.data, context.config
     if context.best.epochs and data.group.is_main:
-        config = start.config
         audit = audit_run(
             start.inputs,
             start.inspected,
-            scored,
+            context.scored,
             seed=config.train.seed,
             cache=config.train.cache,
             find_copies=not config.data.group_duplicates,
@@ -290,29 +268,31 @@ def write_data_reports(context: RunContext, start: Start, scored: ScoredImages |
         write_reference(start.inputs, context.run)
 
 
-def write_last_files(context: RunContext, start: Start, device: tuple[str, str]) -> None:
+def write_last_files(context: RunContext) -> None:
     """Write thumbnails, then environment.json, which marks the run as finished."""
-    run, data = context.run, start.inputs.data
+    run, data = context.run, context.inputs.data
     if data.group.is_main:
         write_thumbnails(
             run,
             data.manifest,
-            start.model,
+            context.best.model,
             data.transform,
             max_pixels=data.max_pixels,
             precision=context.precision,
         )
         point_latest(run)
-        ended = {**environment("finished", *device), **memory_use(data.device)}
         with context.stopper.deferred_locally():
-            run.write_json("environment.json", ended)
+            write_environment(context, "finished")
             remove_states(run.resume)
 
 
-def memory_use(device: torch.device) -> dict[str, dict[str, int]]:
-    """Log and return the peak memory of the run."""
-    peaks = peak_memory(device)
-    words = [f"{mib:,} MiB {kind}" for kind, mib in peaks.items()]
-    if words:
-        log.info(f"peak memory: {', '.join(words)}")
-    return {"peak_memory_mib": peaks}
+def write_environment(context: RunContext, status: str) -> None:
+    """Write environment.json; unless the run only starts, log and include its peak memory."""
+    device = context.inputs.data.device
+    found = environment(status, describe_device(device), context.precision)
+    if status != "running":
+        found["peak_memory_mib"] = peaks = peak_memory(device)
+        if peaks:
+            words = ", ".join(f"{mib:,} MiB {kind}" for kind, mib in peaks.items())
+            log.info(f"peak memory: {words}")
+    context.run.write_json("environment.json", found)

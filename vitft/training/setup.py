@@ -1,32 +1,48 @@
-"""Setup of a run before an image is opened: settings, files, device, and the model with its cut.
+"""Setup of a run: load data and model, extract features and split; then the inputs of each stage.
 
-Weights may be downloaded; nothing else is written. `--dry-run` stops here.
+Weights may be downloaded and caches are filled; nothing else is written. `--dry-run` stops before
+an image is opened.
 """
 
 import logging
 import math
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitft.config.defaults import default_lr
+from vitft.config.defaults import FINE_TUNING, default_lr
 from vitft.config.run import Config, to_toml
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
-from vitft.data.folder import Folder, scan
+from vitft.data.folder import File, Folder, scan
+from vitft.data.inspection import InspectedFolder, log_inspection
 from vitft.data.sampling import describe_epoch, images_per_epoch
-from vitft.data.split import draw
-from vitft.features.pipeline import FrozenPipeline, load_pipeline
+from vitft.data.split import Manifest, Row, draw, log_split, split
+from vitft.data.transforms import View, eval_view
+from vitft.features.cache import default_folder, prune
+from vitft.features.extract import Extractor, vanished_error
+from vitft.features.fingerprints import Fingerprints
+from vitft.features.pipeline import (
+    FrozenPipeline,
+    build_pipeline,
+    check_disk_space,
+    inspect_dataset,
+    load_pipeline,
+)
 from vitft.models.freeze import freeze_model
 from vitft.models.lora import add_adapters
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
+from vitft.system import console
 from vitft.system.device import describe_device
+from vitft.system.errors import ImageError
 from vitft.system.text import count
-from vitft.training.distributed import ProcessGroup
-from vitft.training.fsdp import check_sharding
+from vitft.training.batches import caches_views, training_views
+from vitft.training.dataset import Dataset, StageInputs
+from vitft.training.distributed import ProcessGroup, check_sharding
 
 log = logging.getLogger(__name__)
 
@@ -43,21 +59,48 @@ class Setup:
     report: LoadReport
 
 
-def prepare(config: Config, group: ProcessGroup) -> Setup:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A run before its first stage: the model cut, the images checked and split."""
+
+    setup: Setup
+    inspected: InspectedFolder
+    inputs: StageInputs
+    """What the first stage reads."""
+    extraction_s: float
+    """Seconds that checking the images and extracting their features took."""
+
+    @property
+    def full_training_s(self) -> float | None:
+        """Estimated seconds of fine-tuning all weights; a step costs about three forward passes.
+
+        None if most features were cached, so that no forward passes were timed.
+        """
+        extractor, manifest = self.inputs.extractor, self.inputs.data.manifest
+        if extractor is None or extractor.computed < len(manifest.rows) / 2:
+            return None
+        epochs = FINE_TUNING["optim"]["epochs"]
+        passes = epochs * (3 * len(manifest.train) + len(manifest.val))
+        return passes * self.extraction_s / extractor.computed
+
+
+def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
     """List the images, load the weights, pick the device, and cut the model for the first stage."""
     data = data_path(config.data.path, config.data.root).resolve()
-    config = replace(config, data=replace(config.data, path=str(data)))
     folder = scan(data, reference=config.data.split == "reference")
-    folder, data_spec = apply_fixes(folder, config.data)
+    folder, data_spec = apply_fixes(folder, replace(config.data, path=str(data)))
     config = replace(config, data=data_spec)
     pipeline, report = load_pipeline(
         config, folder, config.train.stages[0], local_rank=group.local_rank
     )
     model, precision = pipeline.model, pipeline.precision
-    config = with_default_lr(config, model)
+    if config.optim.lr is None and config.optim.solver != "lbfgs":
+        lr = default_lr(config.train.freeze, model.feature_size)
+        config = replace(config, optim=replace(config.optim, lr=lr))
     if config.train.shard:
         check_sharding(model, group, precision=precision, compiled=config.train.compile)
-    trained, total = count_parameters(model, pipeline.trained), count_parameters(model)
+    trained = count_parameters(model, pipeline.trained)
+    total = sum(p.numel() for p in model.parameters())
     log.info(
         f"training {config.train.freeze}: {trained:,} of {total:,} parameters, "
         f"on {describe_device(pipeline.device)} in {precision}"
@@ -65,34 +108,145 @@ def prepare(config: Config, group: ProcessGroup) -> Setup:
     return Setup(config=config, folder=folder, pipeline=pipeline, report=report)
 
 
-def with_default_lr(config: Config, model: Model) -> Config:
-    """Fill in the learning rate that suits what trains, unless one is given or none is needed."""
-    if config.optim.lr is not None or config.optim.solver == "lbfgs":
-        return config
-    lr = default_lr(config.train.freeze, model.feature_size)
-    return replace(config, optim=replace(config.optim, lr=lr))
+def count_parameters(model: Model, names: Sequence[str]) -> int:
+    """Return the number of values in the named parameters."""
+    chosen = set(names)
+    return sum(p.numel() for name, p in model.named_parameters() if name in chosen)
 
 
-def count_parameters(model: Model, names: Sequence[str] | None = None) -> int:
-    """Return the number of values in the named parameters; default: in all of them."""
-    chosen = None if names is None else {*names}
-    return sum(p.numel() for n, p in model.named_parameters() if chosen is None or n in chosen)
+def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
+    """Read every image once, with its features where a part of the model is frozen, and split."""
+    config, view = setup.config, eval_view(setup.report.transform)
+    extractor = setup.pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
+    if extractor is not None:
+        check_disk_space(extractor, view, len(setup.folder.files))
+        if group.size > 1:
+            extract_shard(setup.folder, extractor, view, group)
+    started = time.monotonic()
+    inspected, duplicates = inspect_images(setup, extractor)
+    extraction_s = time.monotonic() - started
+    data = split_images(setup, inspected, duplicates, group)
+    inputs = StageInputs(data=data, cut=setup.pipeline.cut, extractor=extractor)
+    inputs = with_stage_data(inputs, config, config.train.stages[0])
+    group.barrier()
+    if not config.train.cache and extractor is not None:
+        prune(default_folder(), idle_s=3600)
+    return Start(setup=setup, inspected=inspected, inputs=inputs, extraction_s=extraction_s)
+
+
+def extract_shard(folder: Folder, extractor: Extractor, view: View, group: ProcessGroup) -> None:
+    """Let each process extract its shard of the features into the common cache.
+
+    Where the processes have no common cache, each computes the rest by itself afterwards.
+    """
+    files = group.shard(folder.files)
+    with console.Progress("images to features, one shard", len(files)) as progress:
+        for _ in extractor.extract(str(folder.root), files, view):
+            progress.advance()  # unreadable files are reported by `inspect_images`
+    group.barrier()
+
+
+def inspect_images(
+    setup: Setup, extractor: Extractor | None
+) -> tuple[InspectedFolder, Mapping[str, str]]:
+    """Return the inspected images, and by digest the near copies that the split keeps together."""
+    data = setup.config.data
+    fingerprints = Fingerprints(setup.config.train.cache) if data.group_duplicates else None
+    inspected = inspect_dataset(
+        setup.folder,
+        max_pixels=data.max_pixels,
+        allow_bad=data.allow_bad,
+        extractor=extractor,
+        view=eval_view(setup.report.transform),
+        fingerprints=fingerprints,
+    )
+    log_inspection(inspected)
+    if fingerprints is None:
+        return inspected, {}
+    duplicates = fingerprints.duplicate_groups()
+    copies = count(len(duplicates), "image")
+    log.info(f"near-duplicates: {copies}, each group kept on one side of the split")
+    return inspected, duplicates
+
+
+def split_images(
+    setup: Setup, inspected: InspectedFolder, duplicates: Mapping[str, str], group: ProcessGroup
+) -> Dataset:
+    """Split the readable images into training and validation, and log the result."""
+    config = setup.config
+    manifest = split(inspected, config.data, groups=duplicates)
+    log_split(manifest)
+    if config.train.sampling == "balanced":
+        log.info(describe_epoch([row.label for row in manifest.train], manifest.classes))
+    return Dataset(
+        manifest=manifest,
+        transform=setup.report.transform,
+        max_pixels=config.data.max_pixels,
+        device=setup.pipeline.device,
+        group=group,
+        duplicates=duplicates,
+    )
+
+
+def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInputs:
+    """Load small images into memory, and cache the features of the training views."""
+    data, train = inputs.data, config.train
+    in_memory = inputs.extractor is None and train.augment in ("none", "shift")
+    if in_memory and inputs.images is None:
+        inputs = replace(inputs, images=data.load_images())
+    views = [v for v in training_views(data.transform, train, config.optim) if v.crop is not None]
+    reads_views = config.solvable or not config.solves(stage)
+    if inputs.extractor is not None and views and reads_views and caches_views(inputs.cut, train):
+        manifest = data.manifest
+        compute_views(inputs.extractor, manifest, manifest.train, views, "augmented views")
+    return inputs
+
+
+def next_inputs(
+    model: Model, inputs: StageInputs, config: Config, stage: str, *, precision: str
+) -> StageInputs:
+    """Unfreeze what the next stage trains, and prepare what it reads."""
+    data, train = inputs.data, config.train
+    pipeline = build_pipeline(
+        model, data.transform, stage, train, device=data.device, precision=precision
+    )
+    extractor = pipeline.open_extractor(train, max_pixels=data.max_pixels)
+    if extractor is not None:
+        rows, view = data.manifest.rows, eval_view(data.transform)
+        check_disk_space(extractor, view, len(rows))
+        compute_views(extractor, data.manifest, rows, [view], "images to features")
+    inputs = replace(inputs, cut=pipeline.cut, extractor=extractor)
+    inputs = with_stage_data(inputs, config, stage)
+    log.info(f"training {stage}, starting from the weights of the stage before")
+    return inputs
+
+
+def compute_views(
+    extractor: Extractor, manifest: Manifest, rows: Sequence[Row], views: Sequence[View], what: str
+) -> None:
+    """Fill the feature cache with some views of some images; `what` labels the progress bar.
+
+    Raises:
+        DataError: A file was deleted or replaced since the run began.
+    """
+    files = [File(row.path, row.label) for row in rows]
+    with console.Progress(what, len(files) * len(views)) as progress:
+        for view in views:
+            try:
+                extractor.compute(str(manifest.root), files, view, progress=progress.advance)
+            except ImageError as error:
+                raise vanished_error(error) from error
 
 
 def dry_run(config: Config, out: Path, *, data: str) -> str:
     """Log what a run would do, without opening an image; return its resolved settings as TOML.
 
-    Args:
-        config: The settings, checked.
-        out: Where the run would be written.
-        data: The data as the user named it.
+    They name the data as the user did, by `data`.
 
     Raises:
-        DataError: As the run would.
-        WeightsError: As the run would.
-        UsageError: As the run would.
+        DataError, WeightsError, UsageError: As the run would.
     """
-    setup = prepare(config, ProcessGroup())
+    setup = load_data_and_model(config, ProcessGroup())
     config, folder, model = setup.config, setup.folder, setup.pipeline.model
     labels = expected_training_labels(folder, config.data)
     held_back = len(folder.files) - len(labels)

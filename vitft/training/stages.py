@@ -2,15 +2,19 @@
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitft.config.run import Config
 from vitft.data.augment import batch_augmentation
-from vitft.data.transforms import eval_view
+from vitft.data.transforms import View, eval_view
+from vitft.features.head import HeldOutLogits, SolvedHead, cross_validate, solve_head
+from vitft.features.neighbours import nearest_neighbours
 from vitft.metrics.classification import classification_metrics
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console
@@ -18,22 +22,13 @@ from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
 from vitft.system.rundir import RunDir
 from vitft.system.signals import Stopper
-from vitft.training.batches import (
-    EpochBatches,
-    cached_training_batches,
-    epoch_size,
-    fresh_training_batches,
-    validation_batches,
-)
+from vitft.training.batches import epoch_size, training_batches, training_views, validation_batches
 from vitft.training.best import BestWeights, RunningMetrics
 from vitft.training.dataset import Dataset, StageInputs
-from vitft.training.fsdp import shard_module, unshard_into
-from vitft.training.loop import StepResult, Trainer, diverged, predict_logits, train_epochs
-from vitft.training.solve import ScoredImages, fit_head, read_head_features, score_features
-from vitft.training.state import State, StateFacts, save_state
+from vitft.training.distributed import ProcessGroup, shard_module, unshard_into
+from vitft.training.loop import StepResult, Trainer, diverged, predict_logits
+from vitft.training.state import State, StateFacts, load_trainer_state, save_state, trainer_state
 from vitft.training.trackers import Trackers
-from vitft.training.trainer_state import load_trainer_state, trainer_state
-from vitft.training.views import caches_views, training_views
 
 SAVE_INTERVAL_S = 30.0
 """Smallest time between two saved states in seconds; a killed run loses no more than that."""
@@ -42,53 +37,114 @@ SAVE_FRACTION = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredImages:
+    """Features of the distinct images, and their logits by heads that were not fitted to them."""
+
+    features: Tensor
+    held_out: HeldOutLogits
+
+
+@dataclass(slots=True, kw_only=True)
 class RunContext:
-    """What all stages of a run share."""
+    """What all stages of a run share, and how far they have come."""
 
     run: RunDir
+    config: Config
     best: BestWeights
     precision: str
     stopper: Stopper
     trackers: Trackers
+    inputs: StageInputs
+    """What the current stage reads."""
+    scored: ScoredImages | None = None
+    """Features and held-out logits of all images, once a head was solved."""
 
 
-def solve_head_stage(context: RunContext, config: Config, inputs: StageInputs) -> ScoredImages:
+def solve_head_stage(context: RunContext) -> None:
     """Solve the linear head, validate it, and score all images by cross-validation."""
-    run, best, data = context.run, context.best, inputs.data
-    balanced, seed = config.balances, config.train.seed
-    views = (
-        training_views(data.transform, config.train, config.optim)
-        if config.solvable
-        else [eval_view(data.transform)]
+    config, inputs, best = context.config, context.inputs, context.best
+    data, manifest = inputs.data, inputs.data.manifest
+    classes, balanced, seed = manifest.classes, config.balances, config.train.seed
+    views = [eval_view(data.transform)]
+    if config.solvable:
+        views = training_views(data.transform, config.train, config.optim)
+    training, validation, distinct = head_features(best.model, inputs, views)
+    labels = data.labels(manifest.train).cpu()
+    solved = solve_head(
+        training,
+        labels.repeat(len(views)),
+        classes=len(classes),
+        l2=config.optim.l2,
+        balanced=balanced,
+        seed=seed,
+        views=len(views),
+        groups=data.group_ids(manifest.train),
     )
-    features = read_head_features(best.model, inputs, views)
-    solved, first_loss = fit_head(
-        best.model, features, data, l2=config.optim.l2, balanced=balanced, seed=seed
-    )
+    plain = training[: len(labels)]
+    first_loss = set_head(best.model, solved, plain, labels, data.group)
     for tried in solved.path:
-        run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1})
-    logits, labels = validation_logits(inputs)
-    best.update(classification_metrics(logits, labels, data.manifest.classes))
-    results, scored = score_features(
-        features, data, l2=solved.l2, balanced=balanced, seed=seed, first_loss=first_loss
+        context.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1})
+    best.update(classification_metrics(*validation_logits(inputs), classes))
+    votes = nearest_neighbours(plain, labels, validation, classes=len(classes))
+    truth = data.labels(manifest.val).cpu()
+    cross_validation, held_out = cross_validate(
+        distinct,
+        data.labels(data.distinct).cpu(),
+        classes,
+        l2=solved.l2,
+        balanced=balanced,
+        seed=seed,
+        groups=data.group_ids(data.distinct),
     )
-    best.add_head_results(results)
-    return scored
+    best.head_results = {
+        "first_loss": first_loss,
+        "l2": solved.l2,
+        "knn_top1": (votes.argmax(dim=-1) == truth).float().mean().item(),
+        "cross_validation": cross_validation,
+    }
+    context.scored = ScoredImages(features=distinct, held_out=held_out)
+
+
+def head_features(
+    model: Model, inputs: StageInputs, views: Sequence[View]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the inputs of the head, float32 on the CPU.
+
+    Returns:
+        The training images, one block of rows for each view (views * n, D); the validation images
+        (m, D); and one row for each distinct image of either part.
+    """
+    data = inputs.data
+    pre_logits = model.pre_logits.cpu()
+    with torch.no_grad():
+        parts = [pre_logits(inputs.features(data.manifest.train, view)) for view in views]
+        training = torch.cat(parts) if len(parts) > 1 else parts[0]  # one may be a mapped file
+        validation = pre_logits(inputs.features(data.manifest.val))
+        distinct = pre_logits(inputs.features(data.distinct))
+    pre_logits.to(data.device)
+    return training, validation, distinct
+
+
+def set_head(
+    model: Model, solved: SolvedHead, x: Tensor, labels: Tensor, group: ProcessGroup
+) -> float:
+    """Put the solved head into the model; return the training loss of the head before."""
+    head = model.head
+    assert isinstance(head, nn.Linear)
+    weight, bias = group.broadcast(solved.weight), group.broadcast(solved.bias)
+    device = head.weight.device
+    with torch.no_grad():
+        first_loss = F.cross_entropy(head(x.to(device)), labels.to(device)).item()
+        head.weight.copy_(weight)
+        head.bias.copy_(bias)
+    return first_loss
 
 
 class StepStage:
-    """A stage that trains by steps, with everything that a resumed process needs to continue it.
+    """Stage `number` of a run, from 0, which trains by steps and can be resumed."""
 
-    Args:
-        context: What all stages share.
-        config: The settings.
-        inputs: What the trained part reads.
-        number: Place of the stage in the run, from 0.
-    """
-
-    def __init__(
-        self, context: RunContext, config: Config, inputs: StageInputs, number: int
-    ) -> None:
+    def __init__(self, context: RunContext, number: int) -> None:
+        config, inputs = context.config, context.inputs
         self.context, self.config, self.inputs, self.number = context, config, inputs, number
         self.data = inputs.data
         self.precision = "fp32" if inputs.cut.pooled else context.precision
@@ -110,7 +166,10 @@ class StepStage:
             DivergedError: The loss is not finite.
         """
         if saved is not None:
-            self.load(saved)
+            facts = cast("StateFacts", saved.facts)
+            load_trainer_state(self.trainer, saved.tensors, facts)
+            self.metrics, self.epochs = RunningMetrics(**facts["tally"]), facts["epochs"]
+            self.context.run.cut_log(facts["log_bytes"])
         stopper, optim = self.context.stopper, self.config.optim
         total = epoch_size(self.data.manifest.train, self.config.train) * optim.epochs
         done = min(total, self.trainer.steps * optim.batch_size)
@@ -121,14 +180,7 @@ class StepStage:
             self.progress.advance(done)
             try:
                 with stopper.deferred_to_next(when=self.data.group.size > 1):
-                    train_epochs(
-                        self.trainer,
-                        training_batches(self.config, self.inputs),
-                        epochs=range(self.epochs, optim.epochs),
-                        on_step=self.on_step,
-                        on_epoch=self.on_epoch,
-                        uninterrupted=stopper.deferred,
-                    )
+                    self.train_epochs()
             except (KeyboardInterrupt, ResourceError) as end:
                 # After a second signal a step may be half done; after the loss of a process parts
                 # of sharded weights are missing. The states saved before are complete.
@@ -137,6 +189,17 @@ class StepStage:
                     with stopper.deferred_locally():
                         self.save()
                 raise
+
+    def train_epochs(self) -> None:
+        """Train through the epochs that are not finished; the first may be partly done."""
+        batches = training_batches(self.config, self.inputs)
+        for epoch in range(self.epochs, self.config.optim.epochs):
+            done = self.trainer.steps - epoch * self.trainer.steps_per_epoch
+            for batch in batches(epoch, done):
+                with self.context.stopper.deferred():
+                    self.on_step(self.trainer.step(batch))
+            if self.on_epoch(epoch):
+                return
 
     def on_step(self, step: StepResult) -> None:
         """Report a step, and save the state if it is time."""
@@ -166,14 +229,17 @@ class StepStage:
             with context.stopper.deferred():
                 entry = {
                     "epoch": epoch + 1,
-                    **metrics.log_entry(),
+                    "lr": metrics.lr,
+                    "first_loss": metrics.first_loss,
+                    "train_loss": metrics.loss,
+                    "train_top1": metrics.top1,
                     "val_loss": found["loss"],
                     "val_top1": found["top1"],
                 }
                 context.run.log(entry)  # first: if the disk is full, this epoch is not done yet
                 context.best.update(found)
                 self.progress.advance(0, validation=f"{found['top1']:.1%}")
-                metrics.reset()
+                self.metrics = RunningMetrics(metrics.first_loss, metrics.steps)
                 self.epochs = epoch + 1
                 for logged in ("lr", "first_loss"):  # by `log_step`
                     del entry[logged]
@@ -195,24 +261,16 @@ class StepStage:
             **trainer_facts,
             "stage": self.number,
             "epochs": self.epochs,
-            "tally": self.metrics.to_json(),
+            "tally": asdict(self.metrics),
             "best": best.facts(),
             "log_bytes": context.run.log_size(),
             "best_file": best.file,
         }
         unsaved = None if best.file or not best.epochs else best.weights
-        file = save_state(context.run.resume, self.number, step, State(tensors, facts), unsaved)
-        best.mark_saved(file)
+        state = State(tensors, facts)
+        best.file = save_state(context.run.resume, self.number, step, state, unsaved)
         self.saved_at = time.monotonic()
         self.save_s = self.saved_at - started
-
-    def load(self, saved: State) -> None:
-        """Continue from a saved state."""
-        facts = cast("StateFacts", saved.facts)
-        load_trainer_state(self.trainer, saved.tensors, facts)
-        self.metrics = RunningMetrics.from_json(facts["tally"])
-        self.epochs = facts["epochs"]
-        self.context.run.cut_log(facts["log_bytes"])
 
 
 def make_trainer(config: Config, inputs: StageInputs, precision: str) -> Trainer:
@@ -234,22 +292,11 @@ def make_trainer(config: Config, inputs: StageInputs, precision: str) -> Trainer
     )
 
 
-def training_batches(config: Config, inputs: StageInputs) -> EpochBatches:
-    """Return the training batches of a stage."""
-    train, optim = config.train, config.optim
-    if caches_views(inputs.cut, train):
-        views = training_views(inputs.data.transform, train, optim)
-        return cached_training_batches(inputs, train, optim.batch_size, views)
-    return fresh_training_batches(inputs, train, optim.batch_size)
-
-
 def validation_logits(inputs: StageInputs, *, precision: str = "fp32") -> tuple[Tensor, Tensor]:
     """Return logits (n, C) and labels (n,) of the validation images, in manifest order."""
-    data = inputs.data
-    logits, _ = predict_logits(
-        inputs.cut.suffix, validation_batches(inputs), device=data.device, precision=precision
-    )
+    data, batches = inputs.data, validation_batches(inputs)
     rows = data.manifest.val
+    logits, _ = predict_logits(inputs.cut.suffix, batches, device=data.device, precision=precision)
     return data.group.all_gather(logits, len(rows)), data.labels(rows).cpu()
 
 

@@ -8,15 +8,16 @@ digest when they are read. The newest state and the one before it are kept; an o
 only when a newer one is on disk. Steps give the order, never a clock.
 """
 
+import contextlib
 import json
 import logging
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
@@ -27,14 +28,18 @@ from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, writing
 from vitft.system.rundir import RunDir
 from vitft.training.best import BestFacts
-from vitft.training.trainer_state import TrainerFacts
+from vitft.training.distributed import full_tensor, slice_like
+from vitft.training.loop import Trainer
 
 log = logging.getLogger(__name__)
 
-STATES_KEPT = 2
-TEMPORARY_FILE = re.compile(r"\..+\.[0-9a-f]{12}")
-"""Names that `files.temporary_file` gives to unfinished files."""
-STATE_FILE = re.compile(r"state-(\d+)-(\d+)\.safetensors")
+
+class TrainerFacts(TypedDict):
+    """The part of a trainer's state that is not tensors."""
+
+    step: int
+    micro_batch: int
+    scaler: dict[str, Any]
 
 
 class StateFacts(TrainerFacts):
@@ -61,20 +66,63 @@ class State:
     facts: Mapping[str, Any]
 
 
+def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
+    """Return everything that the next step of a trainer depends on, as tensors and JSON values.
+
+    Collective for a sharded model: every rank must call it, and only the main process gets tensors.
+    """
+    weights = trainer.average.trained
+    tensors = {f"weights/{name}": w.detach() for name, w in weights.items()}
+    tensors |= {f"buffers/{name}": b for name, b in trainer.model.named_buffers()}
+    tensors |= {f"average/{name}": mean for name, mean in trainer.average.average.items()}
+    for i, slots in trainer.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{i}/{key}": torch.as_tensor(v) for key, v in slots.items()}
+    if trainer.sharded:
+        full = ((name, full_tensor(tensor)) for name, tensor in tensors.items())
+        tensors = {name: tensor.cpu() for name, tensor in full if trainer.group.is_main}
+    return tensors, {
+        "step": trainer.steps,
+        "micro_batch": trainer.micro_batch,
+        "scaler": trainer.scaler.state_dict(),
+    }
+
+
+@torch.no_grad()
+def load_trainer_state(
+    trainer: Trainer, tensors: Mapping[str, Tensor], facts: TrainerFacts
+) -> None:
+    """Set a trainer to the state that `trainer_state` returned."""
+    slots: dict[int, dict[str, Tensor]] = {}
+    targets: dict[str, Mapping[str, Tensor]] = {
+        "weights": trainer.parameters,
+        "buffers": dict(trainer.model.named_buffers()),
+        "average": trainer.average.average,
+    }
+    optimized = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    for name, value in tensors.items():
+        kind, _, rest = name.partition("/")
+        if kind == "optimizer":
+            i, _, key = rest.partition("/")
+            own = slice_like(value, optimized[int(i)]) if trainer.sharded else value
+            slots.setdefault(int(i), {})[key] = own.clone()
+        else:
+            target = targets[kind][rest]
+            target.copy_(slice_like(value, target) if trainer.sharded else value)
+    state = trainer.optimizer.state_dict()
+    trainer.optimizer.load_state_dict({**state, "state": slots})
+    trainer.scaler.load_state_dict(facts["scaler"])
+    trainer.steps, trainer.micro_batch = facts["step"], facts["micro_batch"]
+    if trainer.sharded and trainer.spec.micro_batch:  # it may have been lowered on resuming
+        trainer.micro_batch = trainer.spec.micro_batch
+
+
 def save_state(
     folder: Path, stage: int, step: int, state: State, best: Mapping[str, Tensor] | None
 ) -> str:
-    """Write the state after `step` steps of a stage.
-
-    Args:
-        folder: `resume/` of the run; created if it does not exist.
-        stage: Place of the stage in the run.
-        step: Steps of the stage that are done.
-        state: The state; the name of the best weights is added to its facts.
-        best: The best weights if they changed since the last state, else None.
+    """Write the state after `step` steps of a stage, with the best weights if they changed since.
 
     Returns:
-        The name of the file with the best weights.
+        The name of the file with the best weights, which is added to the facts of the state.
 
     Raises:
         ResourceError: The disk is full; the older states are intact.
@@ -87,8 +135,8 @@ def save_state(
         facts["best_file"] = f"best-{stage}-{step:08}.safetensors"
         write_state(folder / facts["best_file"], best, {})
     write_state(folder / f"state-{stage}-{step:08}.safetensors", state.tensors, facts)
-    kept = list_states(folder)[:STATES_KEPT]
-    needed = {path.name for path in kept} | {read_facts(path).get("best_file") for path in kept}
+    kept = list_states(folder)[:2]
+    needed = {path.name for path in kept} | {best_file_of(path) for path in kept}
     remove_files(path for path in folder.glob("*.safetensors") if path.name not in needed)
     return str(facts.get("best_file", ""))
 
@@ -128,20 +176,20 @@ def read_state(path: Path) -> State | None:
     return State(tensors, json.loads(text))
 
 
-def read_facts(path: Path) -> dict[str, Any]:
-    """Read the facts of a state without its tensors; empty if it is damaged."""
+def best_file_of(path: Path) -> str | None:
+    """Return the name of the best weights that belong to a state; None if it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
-            facts: dict[str, Any] = json.loads((file.metadata() or {}).get("facts", "{}"))
-            return facts
+            facts = json.loads((file.metadata() or {}).get("facts", "{}"))
     except (SafetensorError, OSError, ValueError):
-        return {}
+        return None
+    return facts.get("best_file")
 
 
 def list_states(folder: Path) -> list[Path]:
     """Return the states in a folder, newest first."""
-    found = {path: STATE_FILE.fullmatch(path.name) for path in folder.glob("state-*.safetensors")}
-    order = {path: (int(match[1]), int(match[2])) for path, match in found.items() if match}
+    matches = [re.fullmatch(r"state-(\d+)-(\d+)\.safetensors", p.name) for p in folder.glob("*")]
+    order = {folder / m[0]: (int(m[1]), int(m[2])) for m in matches if m}
     return sorted(order, key=lambda path: order[path], reverse=True)
 
 
@@ -175,15 +223,16 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
 
 def remove_temporary_files(folder: Path) -> None:
     """Remove unfinished files of a process that was killed; only one process writes here."""
-    remove_files(p for p in folder.glob(".*") if TEMPORARY_FILE.fullmatch(p.name) and p.is_file())
+    names = re.compile(r"\..+\.[0-9a-f]{12}")  # as by `files.temporary_file`
+    remove_files(p for p in folder.glob(".*") if names.fullmatch(p.name) and p.is_file())
 
 
 def remove_states(folder: Path) -> None:
     """Remove the states of a finished run; damaged files are kept."""
     remove_temporary_files(folder)
     remove_files(folder.glob("*.safetensors"))
-    if folder.is_dir() and not any(folder.iterdir()):
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # it holds damaged files, or does not exist
+        folder.rmdir()
 
 
 def check_same_images(run: RunDir, manifest: Manifest) -> None:
