@@ -154,7 +154,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
 
 
 def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
-    """Check that the model knows all classes of the data, which may lack some of the model's.
+    """Check that all classes of the data are known to the model; the reverse is not required.
 
     Raises:
         DataError: A class is unknown to the model.
@@ -252,7 +252,7 @@ def evaluated_data(
     digests: Sequence[str],
     splits: Mapping[str, str] | None,
 ) -> EvaluatedData:
-    """Return the source of the images and the numbers of those left out, validated or copied."""
+    """Return the source of the images, the unreadable files and the counts for eval.json."""
     rows = [row.prediction for row in predictions]
     trained = validated = None
     if splits is not None:

@@ -51,7 +51,7 @@ def run_prediction(
     Args:
         request: Images, model, destination and options.
         write: Function called with each line, without its line break, if the request has no file.
-        stdin: Stream that is read for the image or list `-`.
+        stdin: Stream that is read if the request contains `-`.
         illustrate: Function from `vitft.explain.explainer`, which is in a higher package.
 
     Raises:

@@ -35,7 +35,7 @@ class ProcessShard:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Return the shard of this process, which is all rows unless torchrun started several."""
+        """Return the shard of this process: all rows unless torchrun started several processes."""
         rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
         if rank.isdigit() and world.isdigit() and int(world) > 1:
             return cls(rank=int(rank), world=int(world))
@@ -100,7 +100,7 @@ class RowWriter:
             self.align()
 
     def align(self) -> None:
-        """Set the width of the first column from the rows held back, and write them."""
+        """Determine the width of the first column from the rows held back, and write them."""
         rows, self.unaligned = self.unaligned or [], None
         self.width = max((len(path) for path, _ in rows), default=0)
         for path, text in rows:

@@ -34,7 +34,7 @@ class Prediction:
     probabilities: tuple[float, ...] = ()
     """Probabilities of `classes`; those of all classes of the model sum to 1."""
     notes: tuple[str, ...] = ()
-    """Any of `NOT_SURE` and `OUT_OF_DISTRIBUTION`."""
+    """Notes such as `NOT_SURE` and `OUT_OF_DISTRIBUTION`."""
     error: str = ""
     target_probability: float = 0.0
     """Probability of the target class; 0 if none was given."""

@@ -35,7 +35,7 @@ class PredictRequest:
     threshold: float | None = None
     """Probability below which a prediction is marked `not sure`."""
     precision: float | None = None
-    """Precision on the run's validation images from which to choose the threshold."""
+    """Target precision on the run's validation images, from which the threshold is chosen."""
     tta: bool = False
     """Whether to average the logits of each image and its mirror image."""
     explain: str | None = None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PREDICT_BATCH_SIZE = 32
 """Number of images per call when torch spreads a call over all cores."""
 WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 128, "mps": 32}
-"""Images per call for each device; larger CPU batches are no faster (docs/experiments.md)."""
+"""Images per call on each device; larger CPU batches are no faster (docs/experiments.md)."""
 CLOSE_CALL = 4.0
 """Gap between two logits, in typical bf16 errors, below which to recompute them in float32."""
 BF16_ERROR = 0.0155
@@ -73,7 +73,7 @@ class Predictor:
         precision: str = "fp32",
         digest: Callable[[], str] | None = None,
     ) -> Self:
-        """Load the model of a run folder or checkpoint file, or of the latest run if None.
+        """Load the model of a run folder or checkpoint file, or of the latest run if `run` is None.
 
         Raises:
             RunError: The model does not exist or is damaged.
@@ -128,10 +128,10 @@ class Predictor:
         """Return features and logits computed in bf16, or in float32 where two classes are close.
 
         The error of a bf16 feature has a random direction and about `BF16_ERROR` times the norm of
-        the feature. It changes the gap between two logits by about its norm, times the distance
-        between their rows of the head, over sqrt(D). Gaps below `CLOSE_CALL` times this value are
-        recomputed. The estimate uses only the image itself, so predictions do not depend on the
-        rest of the batch; `training.finish` measures the error on all validation images instead.
+        the feature. It typically changes the gap between two logits by the norm of the error, times
+        the distance between their rows of the head, over sqrt(D). Logits with a gap below
+        `CLOSE_CALL` times this value are recomputed. The estimate depends on one image only, so
+        predictions do not depend on the batch; `training.finish` measures the error instead.
         """
         from vitft.features.cut import run_prefix  # it imports torch's optimisers
 

@@ -248,7 +248,7 @@ def add_route(
 
 
 def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
-    """Respond to every error with `{"error": ...}`; log paths and tracebacks only."""
+    """Add handlers that return errors as `{"error": ...}` and keep details for the log."""
 
     async def http_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

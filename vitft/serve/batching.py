@@ -93,7 +93,7 @@ class BatchQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether not even one image can be admitted."""
+        """Whether the queue has no room for another image."""
         return self.admitted >= self.limits.queue
 
     @contextmanager

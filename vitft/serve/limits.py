@@ -20,7 +20,7 @@ MAX_HEADER_LINES = 16  # maximum number of header lines in a part of a form
 HEAD_SECONDS = 10.0
 """Timeout for the headers of a request, from the opening or last response of the connection."""
 BODY_SECONDS = 15.0
-"""Timeout for the body of a request, extended by its size over `MIN_BYTES_PER_SECOND`."""
+"""Timeout for the body of a request, plus its size divided by `MIN_BYTES_PER_SECOND`."""
 MIN_BYTES_PER_SECOND = 20_000.0  # minimum upload rate
 WRITE_SECONDS = 20.0  # timeout for the client to read a response
 ANSWER_SECONDS = 30.0  # timeout from the end of a request to its response
