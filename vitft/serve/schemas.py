@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 
 class JsonResponse(Response):
-    """JSON in ASCII, which also escapes class names that are not valid Unicode."""
+    """JSON response in ASCII, with non-ASCII characters and invalid Unicode escaped."""
 
     media_type = "application/json"
 
