@@ -130,8 +130,8 @@ class Predictor:
         The error of a bf16 feature has a random direction and about `BF16_ERROR` times the norm of
         the feature. It typically changes the gap between two logits by the norm of the error, times
         the distance between their rows of the head, over sqrt(D). Logits with a gap below
-        `CLOSE_CALL` times this value are recomputed. The estimate depends on one image only, so
-        predictions do not depend on the batch; `training.finish` measures the error instead.
+        `CLOSE_CALL` times this value are recomputed. The estimate depends on one image, not on its
+        batch; `training.finish` instead measures the error on all validation images.
         """
         from vitft.features.cut import run_prefix  # it imports torch's optimisers
 
