@@ -177,7 +177,7 @@ def rollout(
 
 
 def discard_weakest(fused: Tensor, fraction: float) -> Tensor:
-    """Return connections (B, N, N), the weakest set to 0 except the class token's with itself."""
+    """Return connections (B, N, N) with the weakest set to 0, except the class token to itself."""
     count = int(fused[0].numel() * fraction)
     if not count:
         return fused

@@ -55,7 +55,7 @@ class ExplainedImage:
 
 @dataclass(slots=True, kw_only=True)
 class Explainer:
-    """An explainer of image files, which writes pictures and optionally arrays to a folder."""
+    """Explainer that writes a picture of each image file, and optionally arrays, to a folder."""
 
     model: ExplainedModel
     method: Method
@@ -158,7 +158,7 @@ class Explainer:
 
 
 def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Extract the attention to each patch of the tokens that the head reads, from (L, H, N, N).
+    """Return the attention from the head's input tokens to each patch, given maps (L, H, N, N).
 
     Returns:
         Maps (L, H, gh, gw), each scaled to [0, 1].

@@ -138,7 +138,7 @@ def comparison_row(
 
 
 def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> None:
-    """Check that logits differ by at most `max_error`, relative to the largest logit or 1.
+    """Check that the logits differ by at most `max_error`, relative to the largest logit or 1.
 
     Raises:
         RunError: The difference exceeds the tolerance of the format.

@@ -45,7 +45,7 @@ class Exported:
 
     @property
     def changed(self) -> int:
-        """Number of images whose predicted class differs, in the format with the most."""
+        """Number of images whose predicted class differs, in the format with most differences."""
         return max(row.changed for row in self.rows)
 
 
