@@ -62,7 +62,7 @@ def epoch_size(rows: Sequence[Row], train: TrainSpec) -> int:
 def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
     """Return the positions of an epoch's images in the order in which they are used.
 
-    An epoch uses all rows in random order or, with balanced sampling, equally many of each class.
+    These are all rows in random order or, with balanced sampling, equally many rows per class.
     """
     labels = [row.label for row in rows]
     order = sample_order(labels, train.seed, epoch, balanced=train.sampling == "balanced")
@@ -127,7 +127,7 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> 
         shift = shift_augmentation(data, train, epoch, order, repeats)
         with contextlib.closing(views):
             for part, mine in zip(whole, own, strict=True):
-                # This rank's slice of the last batch may be shorter, and even empty.
+                # This rank's slice of the last batch may be shorter or even empty.
                 chunk, pixels = next(views) if len(mine) else ([], no_views)
                 x = transform.normalise(shift(pixels, mine))
                 if inputs.extractor is not None:  # autograd rejects inference tensors

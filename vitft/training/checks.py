@@ -26,7 +26,7 @@ def check_request(config: Config, out: str | None) -> Path:
     Raises:
         UsageError: Data or weights are missing, or the run directory is inside the data folder.
         DataError: The data folder contains no image classes.
-        WeightsError: The weights name is unknown.
+        WeightsError: The name of the weights is unknown.
         RunError: The run directory is not empty or not writable.
     """
     if not config.data.path:
@@ -58,7 +58,7 @@ def check_request(config: Config, out: str | None) -> Path:
 
 
 def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config | None, Path]:
-    """Return the directory of a run to resume and its settings, or None if the run has finished.
+    """Return the settings of a run to resume (None if it has finished) and its directory.
 
     `named` contains the dotted keys and values of the settings given for the resumed run.
 
@@ -104,7 +104,7 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
 
 
 def more_epochs(before: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> set[str]:
-    """Return `optim.epochs` in a set if it grew and the learning rate does not depend on it."""
+    """Return {"optim.epochs"} if it grew and does not affect the learning rate, otherwise set()."""
     optim = before.get("optim", {})
     constant = optim.get("schedule") == "constant" and not optim.get("warmup")
     was, now = changed.get("optim.epochs", (0, 0))

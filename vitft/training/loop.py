@@ -41,7 +41,7 @@ class Batch(NamedTuple):
     labels: Tensor
     """Class indices (B,) or class probabilities (B, C)."""
     images: int = 0
-    """Number of images in the whole batch if this is one rank's slice of it; 0 if not sliced."""
+    """Size of the whole batch if this is one rank's slice of it; otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class StepResult:
 
 
 class Trainer:
-    """A model with its optimiser, trained one step at a time.
+    """Model and optimiser, trained one step at a time.
 
     Args:
         model: Model that maps `Batch.inputs` to logits (B, C). It contains no frozen parts, or
@@ -210,7 +210,7 @@ class Trainer:
         return total, correct
 
     def micro_batches(self, own: int, images: int) -> list[slice]:
-        """Return slices that split this rank's `own` images into micro-batches.
+        """Return slices that split this rank's `own` images, of a batch of `images`, into passes.
 
         A sharded model needs equally many passes on every rank, so some slices may be empty.
         """

@@ -88,7 +88,7 @@ def run_finetuning(
         DataError: The data folder or its classes cannot be used, or too many images are unreadable.
         WeightsError: The weights cannot be found, read or adapted.
         RunError: `out` cannot be written or resumed.
-        LockedError: Another process writes to `out`.
+        LockedError: Another process is writing to `out`.
         DivergedError: The loss is not finite.
     """
     started = time.monotonic()

@@ -85,7 +85,7 @@ class Start:
 
 
 def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
-    """Return the setup: list the images, load the weights, choose the device, cut the model."""
+    """List the images, load the weights, choose the device and cut the model; return the setup."""
     data = data_path(config.data.path, config.data.root).resolve()
     folder = scan(data, reference=config.data.split == "reference")
     folder, data_spec = apply_fixes(folder, replace(config.data, path=str(data)))
@@ -115,7 +115,7 @@ def count_parameters(model: Model, names: Sequence[str]) -> int:
 
 
 def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
-    """Read every image once, extract features if part of the model is frozen, and split."""
+    """Read all images once, extract features if part of the model is frozen, and split the data."""
     config, view = setup.config, eval_view(setup.report.transform)
     extractor = setup.pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
     if extractor is not None:
@@ -172,7 +172,7 @@ def inspect_images(
 def split_images(
     setup: Setup, inspected: InspectedFolder, duplicates: Mapping[str, str], group: ProcessGroup
 ) -> Dataset:
-    """Split the readable images into training and validation sets, and log their sizes."""
+    """Return the readable images, split into training and validation sets, and log the split."""
     config = setup.config
     manifest = split(inspected, config.data, groups=duplicates)
     log_split(manifest)

@@ -236,7 +236,7 @@ class StepStage:
                     "val_loss": found["loss"],
                     "val_top1": found["top1"],
                 }
-                context.run.log(entry)  # first: with a full disk, this epoch does not count
+                context.run.log(entry)  # if this fails, the epoch does not count
                 context.best.update(found)
                 self.progress.advance(0, validation=f"{found['top1']:.1%}")
                 self.metrics = RunningMetrics(metrics.first_loss, metrics.steps)

@@ -122,7 +122,7 @@ def save_state(
     """Write the state after `step` steps of a stage, and the best weights if they have changed.
 
     Returns:
-        The name of the file with the best weights, which is added to the facts of the state.
+        The name of the file with the best weights, which is also recorded in the state.
 
     Raises:
         ResourceError: The disk is full; older states are intact.
