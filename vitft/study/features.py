@@ -142,7 +142,7 @@ def baseline_features(
 
 
 def small_image(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the mean colours (SMALL_SIDE**2 * 3,), from 0 to 1, of squares of an image (S, S, 3)."""
+    """Return mean colours (SMALL_SIDE**2 * 3,), from 0 to 1, of squares in an image (S, S, 3)."""
     side = len(pixels) // SMALL_SIDE
     squares = pixels.reshape(SMALL_SIDE, side, SMALL_SIDE, side, 3)
     return (squares.mean(axis=(1, 3), dtype=np.float32) / 255).ravel()
