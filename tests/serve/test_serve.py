@@ -249,7 +249,7 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.config, self.head = CONFIG, nn.Linear(3 * 16 * 16, 3)
+        self.config, self.head, self.feature_size = CONFIG, nn.Linear(3 * 16 * 16, 3), 3 * 16 * 16
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1)

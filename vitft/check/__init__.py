@@ -1,5 +1,5 @@
-"""Checks of a labelled image folder (`vitft check`): findings, and a proposed fix for each.
+"""Checks of a labelled image folder (`vitft check`): findings and a proposed fix for each.
 
-folder  the whole check of a folder
-audit   the findings, as in audit.json, and the table of proposed fixes
+folder  the complete check of a folder
+audit   findings, as written to audit.json, and the table of proposed fixes
 """

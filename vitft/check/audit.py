@@ -1,7 +1,7 @@
-"""Findings about a labelled folder, as in audit.json, and a proposed fix for each.
+"""Findings about a labelled folder, as written to audit.json, and a proposed fix for each.
 
-Only certain findings are proposed as `drop`; a doubtful one is a `keep` with its reason, which the
-user may change. Nothing here opens an image.
+The proposed action is `drop` only for certain findings. For doubtful ones it is `keep`, with the
+reason, and the user may change it. This module does not open images.
 """
 
 from collections import Counter
@@ -14,12 +14,12 @@ from vitft.system.text import count
 
 ClassProbabilities = Mapping[str, float]
 KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
-"""Kinds of fixes in the order of the table."""
+"""Kinds of fixes, in the order of the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedImage:
-    """A readable image; `split` is `train`, `val`, or empty."""
+    """A readable image; `split` is `train`, `val` or empty."""
 
     path: str
     label: str
@@ -35,13 +35,13 @@ def audit_images(
     groups: Mapping[str, str] | None = None,
     mislabels: Sequence[Mislabel] = (),
 ) -> AuditResults:
-    """Return the findings.
+    """Return the findings about the images of a folder.
 
     Args:
         images: The readable images, in order.
-        bad: Paths of the unreadable files, with reasons.
-        odd: Paths with remarks on how an image was decoded; harmless remarks are left out.
-        groups: Groups of near-duplicates: digest to name of the group.
+        bad: Paths of unreadable files, with the reasons.
+        odd: Paths with remarks on decoding; harmless remarks are left out of the findings.
+        groups: Mapping from digest to group name, for near-duplicates.
         mislabels: Probable label errors.
     """
     return {
@@ -64,7 +64,7 @@ def audit_images(
 def copy_groups(
     images: Sequence[AuditedImage], kind: str, key: Callable[[AuditedImage], str]
 ) -> list[CopyGroup]:
-    """Group the images with equal keys; an image with an empty key is in no group."""
+    """Return the groups of images with equal keys, ignoring images with an empty key."""
     groups: dict[str, list[AuditedImage]] = {}
     for image in images:
         if name := key(image):
@@ -82,7 +82,7 @@ def copy_groups(
 
 
 def class_imbalance(labels: Iterable[str]) -> Imbalance:
-    """Return the largest and the smallest class and their ratio."""
+    """Return the largest and smallest class with their ratio."""
     counts = Counter(labels)
     if not counts:
         return {"largest": None, "smallest": None, "ratio": None}
@@ -92,7 +92,7 @@ def class_imbalance(labels: Iterable[str]) -> Imbalance:
 
 
 def audit_summary(audit: AuditResults) -> str:
-    """Return the findings that concern training in one line; empty if there are none."""
+    """Return a one-line summary of findings that affect training, or an empty string."""
     across = sum(group["across_split"] for group in audit["duplicates"])
     relabelled = sum(group["labels_differ"] for group in audit["duplicates"])
     findings = (
@@ -106,9 +106,9 @@ def audit_summary(audit: AuditResults) -> str:
 def propose_fixes(
     audit: AuditResults, probabilities: Mapping[str, ClassProbabilities]
 ) -> list[Fix]:
-    """Return one fix per image with a finding, those that change something first.
+    """Return a fix for each image with a finding, starting with those that change something.
 
-    The class probabilities, by path, may be incomplete.
+    `probabilities` maps paths to class probabilities, and some images may be missing from it.
     """
     fixes = [
         Fix(path=entry["path"], action="drop", reason=entry["reason"], kind="bad", confidence=1.0)
@@ -146,9 +146,9 @@ def propose_fixes(
 def identical_file_fixes(
     members: Sequence[CopyMember], probabilities: Mapping[str, ClassProbabilities]
 ) -> list[Fix]:
-    """Keep the first of identical files with each label, or with the only probable label.
+    """Return fixes for identical files: keep one per label, or only the probable label.
 
-    A copy among the validation images comes first, so that these do not change.
+    Validation images are preferred, so that the validation set does not change.
     """
     ordered = sorted(members, key=lambda m: (m["split"] != "val", m["path"]))
     first = {member["label"]: member for member in reversed(ordered)}
@@ -172,7 +172,7 @@ def identical_file_fixes(
 
 
 def most_probable_label(labels: Sequence[str], probabilities: ClassProbabilities) -> str:
-    """Return the label that is at least 30 times as probable as the others, or nothing."""
+    """Return the label at least 30 times as probable as any other, or an empty string."""
     if len(labels) < 2 or not probabilities:
         return ""
     best, second, *_ = sorted(labels, key=lambda label: -probabilities[label])
@@ -182,7 +182,7 @@ def most_probable_label(labels: Sequence[str], probabilities: ClassProbabilities
 
 
 def near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
-    """Keep all near-duplicates, and name every one but the first."""
+    """Return fixes that keep all near-duplicates, with a remark on all but the first."""
     first, *others = members
     fixes = []
     for member in others:
@@ -197,7 +197,7 @@ def near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
 
 
 def merge_fixes(fixes: Iterable[Fix]) -> list[Fix]:
-    """Return one fix per path: the strongest action, with the reasons of all."""
+    """Return one fix per path, with the strongest action and the reasons of all its fixes."""
     by_path: dict[str, list[Fix]] = {}
     for fix in fixes:
         by_path.setdefault(fix.path, []).append(fix)

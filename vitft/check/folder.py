@@ -1,7 +1,7 @@
-"""The check of a labelled image folder: unreadable files, copies, imbalance and label errors.
+"""Check of a labelled image folder: unreadable files, copies, imbalance and label errors.
 
-Without weights no features are computed and torch is not imported; with weights the labels are
-checked as well.
+If weights are given, features are computed and the labels are checked as well; otherwise torch is
+not imported.
 """
 
 import functools
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # torch is imported only if there are weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """Findings about a folder, and the proposed fixes."""
+    """Findings about a folder and the proposed fixes."""
 
     audit: AuditResults
     fixes: Sequence[Fix]
@@ -39,15 +39,15 @@ class CheckResult:
 def check_folder(
     root: Path, config: Config, *, split: Mapping[str, str] | None = None
 ) -> CheckResult:
-    """Check the images and, if there are weights, the labels of a folder.
+    """Check the images of a folder and, if weights are given, the labels.
 
     Args:
         root: The data folder.
-        config: Settings of weights (the labels are not checked without), cache, device and limits.
-        split: The part of each path in a run; None for the parts of the folder itself.
+        config: Settings for the weights (empty to skip the label check), cache, device and limits.
+        split: Mapping from path to part in a run; None to use the parts of the folder itself.
 
     Raises:
-        DataError: The folder does not contain classes of images, or is not that of the run.
+        DataError: The folder contains no classes of images, or is not the data folder of the run.
         WeightsError: The weights cannot be found or read.
     """
     folder = scan(root)
@@ -96,7 +96,7 @@ def check_folder(
 def inspect_with_features(
     folder: Folder, config: Config, fingerprints: Fingerprints
 ) -> tuple[InspectedFolder, Callable[[Sequence[str]], "Tensor"]]:
-    """Inspect every image in one pass that computes its fingerprint and its feature.
+    """Inspect every image, computing its fingerprint and its feature in the same pass.
 
     Returns:
         The inspected folder, and a function from digests of readable images to features (n, D).
@@ -120,7 +120,7 @@ def inspect_with_features(
 
 
 def odd_images(inspected: InspectedFolder, fingerprints: Fingerprints) -> list[tuple[str, str]]:
-    """Return paths with remarks on how an image was decoded and on what it shows."""
+    """Return the paths of unusual images, with remarks on their decoding and content."""
     return [
         (file.path, remark)
         for file in inspected.good
@@ -132,10 +132,10 @@ def odd_images(inspected: InspectedFolder, fingerprints: Fingerprints) -> list[t
 
 
 def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
-    """Read the settings of a run, and the part of each of its images.
+    """Return the settings of a run, and a mapping from the path of each image to its part.
 
     Raises:
-        RunError: The folder is not a run.
+        RunError: The folder is not a run directory.
     """
     path = Path(run).expanduser()
     split = RunDir(path).split

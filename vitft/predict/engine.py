@@ -1,7 +1,7 @@
 """Engine-independent prediction pipeline: load images, run an engine, postprocess its scores.
 
-Images are read and decoded in threads, and predictions come in the order of their sources. Nothing
-here imports torch; the engines are in `torch_engine` and `numpy_engine`.
+Images are read and decoded in threads; predictions are returned in the order of their sources.
+This module does not import torch; the engines are in `torch_engine` and `numpy_engine`.
 """
 
 import contextlib
@@ -21,38 +21,38 @@ from vitft.predict.prediction import Prediction
 from vitft.system.errors import ImageError
 
 Views = np.ndarray[Any, np.dtype[np.uint8]]
-"""Preprocessed images before normalisation: (B, S, S, 3), or one of them (S, S, 3)."""
+"""Preprocessed images before normalisation, (B, S, S, 3), or a single one, (S, S, 3)."""
 
 
 class Engine(Protocol):
-    """A model that computes scores."""
+    """Interface of a model that computes scores for batches of images."""
 
     batch: int
-    """Images per call."""
+    """Number of images per call."""
     workers: int
-    """Threads that read and decode images; 0: the caller's own."""
+    """Number of threads that read and decode images; 0: only the calling thread."""
     in_workers: bool
-    """Whether each worker also scores the batch that it has decoded, on one core."""
+    """Whether each worker also scores the batch it has decoded, on one core."""
 
     transform: EvalTransform
     classes: tuple[str, ...]
     feature_size: int
 
     def view(self, data: bytes, name: str) -> Views:
-        """Preprocess an image file: (S, S, 3); ImageError if it cannot be decoded."""
+        """Return the preprocessed image (S, S, 3) of a file, or raise ImageError."""
 
     def scores(self, views: Views) -> Scores:
-        """Compute float32 scores of views (B, S, S, 3)."""
+        """Return the float32 scores of views (B, S, S, 3)."""
 
     def enter_worker(self) -> None:
         """Prepare a worker thread; called before each batch."""
 
     def running(self) -> contextlib.AbstractContextManager[None]:
-        """Enter a prediction run; on exit, process-wide settings are restored."""
+        """Return a context for a prediction run that restores process-wide settings on exit."""
 
 
 class LoadedImage(NamedTuple):
-    """A preprocessed image, or the reason why it could not be loaded."""
+    """A preprocessed image, or the reason it could not be loaded."""
 
     path: str
     view: Views | None
@@ -61,18 +61,18 @@ class LoadedImage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """An engine and the postprocessing of its scores."""
+    """An engine together with the postprocessing of its scores."""
 
     engine: Engine
     postprocess: Postprocess
     keep_views: bool = False
-    """Whether predictions carry their preprocessed image."""
+    """Whether each prediction includes its preprocessed image."""
 
     def predict(self, sources: Iterable[ImageSource]) -> Iterator[Prediction]:
         """Yield one prediction per source, in order; an unusable image gets an error instead.
 
-        `engine.batch` consecutive sources are always scored together, unusable ones included, so a
-        prediction does not depend on where a run was resumed. At most a few batches are in memory.
+        Sources are always scored in the same chunks of `engine.batch`, unusable ones included, so
+        predictions do not depend on where a run was resumed. Only a few batches are in memory.
         """
         engine = self.engine
 
@@ -91,7 +91,7 @@ class Pipeline:
                 yield from (item for item in chunk if isinstance(item, Prediction))
 
     def predict_batch(self, loaded: Sequence[LoadedImage]) -> list[Prediction]:
-        """Score the usable images of a batch in one call of the engine."""
+        """Return the predictions for a batch, whose usable images are scored in one engine call."""
         usable = [(item.path, item.view) for item in loaded if item.view is not None]
         scored: Iterator[Prediction] = iter(())
         if usable:
@@ -106,7 +106,7 @@ class Pipeline:
 
 
 def load_image(engine: Engine, source: ImageSource) -> LoadedImage:
-    """Read and preprocess one image."""
+    """Read and preprocess one image; return it, or the reason it could not be loaded."""
     try:
         data = source_bytes(source, max_pixels=MAX_PIXELS)
         return LoadedImage(source.name, engine.view(data, source.name))
@@ -117,12 +117,12 @@ def load_image(engine: Engine, source: ImageSource) -> LoadedImage:
 def decode_view(
     data: bytes, name: str, transform: EvalTransform, *, max_pixels: int = MAX_PIXELS
 ) -> Views:
-    """Decode an image file and apply the evaluation transform: (S, S, 3), or raise ImageError."""
+    """Return an image file decoded and preprocessed (S, S, 3), or raise ImageError."""
     return transform.pixels(decode(data, name, max_pixels=max_pixels).image)
 
 
 class MirroredEngine:
-    """An engine that averages the logits of each image and of its mirror image."""
+    """Engine that averages the logits of each image and its mirror image."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

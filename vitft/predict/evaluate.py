@@ -1,7 +1,7 @@
 """Evaluation of a trained model on labelled images.
 
-Images that trained the model are recognised by their digests and left out, because they would
-measure how well it remembers instead of how well it generalises.
+Training images of the model are recognised by their digests and left out, because results on them
+would measure memorisation rather than generalisation.
 """
 
 import contextlib
@@ -46,15 +46,15 @@ from vitft.system.text import csv_line, listing
 log = logging.getLogger(__name__)
 
 TRAINED_NOTE = "trained this model"
-"""Note on an image that was left out."""
-MOST_NAMED = 10  # unreadable files in the log
+"""Note on an image that was left out because the model was trained on it."""
+MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 PREDICTION_COLUMNS = (
     "path", "label", "class", "probability", "label_probability", "correct", "notes", "error",
 )  # fmt: skip
 
 
 class LabelledPrediction(NamedTuple):
-    """An image's label and its prediction, which has no classes if the image was left out."""
+    """The label and prediction of an image; a left-out image has a prediction without classes."""
 
     label: str
     prediction: Prediction
@@ -64,7 +64,7 @@ class LabelledPrediction(NamedTuple):
         return self.prediction.classes[:1] == (self.label,)
 
     def to_csv(self) -> str:
-        """Return the row of predictions.csv under `PREDICTION_COLUMNS`."""
+        """Return the row of predictions.csv, whose columns are `PREDICTION_COLUMNS`."""
         path, name, probability, notes, error = self.prediction.to_cells(1)
         label_probability = self.prediction.target_probability if name else None
         is_correct = str(int(self.is_correct)) if name else None
@@ -74,15 +74,15 @@ class LabelledPrediction(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Results of an evaluation."""
+    """Metrics and predictions of an evaluation."""
 
     results: EvaluationResults
     """Contents of eval.json."""
     predictions: tuple[LabelledPrediction, ...]
-    """One for each image, in the order of the data."""
+    """One prediction for each image, in the order of the data."""
 
     def write(self, folder: Path) -> Path:
-        """Write eval.json and predictions.csv into a new folder; return the folder."""
+        """Write eval.json and predictions.csv to a new folder; return the folder."""
         run = create_run(folder)
         run.write_json("eval.json", self.results)
         rows = [csv_line(PREDICTION_COLUMNS), *(row.to_csv() for row in self.predictions)]
@@ -92,7 +92,7 @@ class Evaluation:
 
 
 class HashedImage(NamedTuple):
-    """An image with its digest, and its view or the reason why it is left out."""
+    """A labelled image with its digest and either its view or the reason it is left out."""
 
     path: str
     label: str
@@ -105,11 +105,11 @@ class HashedImage(NamedTuple):
 def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> Evaluation:
     """Evaluate the model of a run folder or checkpoint file on labelled images.
 
-    Logs a warning for images that are left out and for anything that biases the results.
+    Log a warning about images that are left out and about anything that biases the results.
 
     Raises:
-        RunError: The model does not exist, or a file beside it belongs to another run.
-        DataError: A class is unknown to the model, or no image is left to evaluate.
+        RunError: The model does not exist, or a file in its folder belongs to another run.
+        DataError: A class is unknown to the model, or no images are left to evaluate.
     """
     predictor = Predictor.from_run(run, device=device)
     classes = predictor.classes
@@ -154,7 +154,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
 
 
 def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
-    """Refuse classes that the model does not know; some of the model's may be missing.
+    """Check that all classes of the data are known to the model; the reverse is not required.
 
     Raises:
         DataError: A class is unknown to the model.
@@ -173,10 +173,10 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
 
 
 def read_splits(folder: Path, card: Card) -> Mapping[str, str] | None:
-    """Map the sha256 of each image of the run to `train` or `val`; None without split.csv.
+    """Return a mapping from image sha256 to `train` or `val`, or None without split.csv.
 
     Raises:
-        RunError: split.csv belongs to another model.
+        RunError: The file split.csv belongs to another model.
     """
     path = RunDir(folder).split
     if not path.is_file():
@@ -194,7 +194,7 @@ def read_splits(folder: Path, card: Card) -> Mapping[str, str] | None:
 def image_groups(
     data: LabelledImages, card: Card, splits: Mapping[str, str] | None
 ) -> Iterator[list[HashedImage]]:
-    """Read every image once, hash it, and preprocess it unless it trained the model."""
+    """Yield batches of hashed images, preprocessed unless the model was trained on them."""
 
     def load(item: tuple[str, str]) -> HashedImage:
         path, label = item
@@ -216,7 +216,7 @@ def image_groups(
 
 
 def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> DataError:
-    """Return the error for data without a single image to evaluate."""
+    """Return the error for data without any images to evaluate."""
     total = len(predictions)
     if trained := sum(TRAINED_NOTE in row.prediction.notes for row in predictions):
         unread = f" and {total - trained} are unreadable" if total > trained else ""
@@ -235,7 +235,7 @@ def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]
 def before_temperature(
     folder: Path, logits: Tensor, labels: Tensor
 ) -> tuple[float | None, float | None]:
-    """Return the calibration error without the run's temperature, and that temperature."""
+    """Return the calibration error before temperature scaling, and the run's temperature."""
     kept = read_json(RunDir(folder).eval)
     calibration = kept.get("calibration") if isinstance(kept, dict) else None
     temperature = calibration.get("temperature") if isinstance(calibration, dict) else None
@@ -252,7 +252,7 @@ def evaluated_data(
     digests: Sequence[str],
     splits: Mapping[str, str] | None,
 ) -> EvaluatedData:
-    """Return the source of the images, and how many are left out, validated or duplicates."""
+    """Return the source of the images, the unreadable files and the counts for eval.json."""
     rows = [row.prediction for row in predictions]
     trained = validated = None
     if splits is not None:
@@ -268,7 +268,7 @@ def evaluated_data(
 
 
 def warn_of_bias(results: EvaluationResults) -> None:
-    """Log which images were left out, and what biases the results."""
+    """Log warnings about images that were left out and anything that biases the results."""
     data, images = results["data"], results["images"]
     unreadable = data["unreadable"]
     for row in unreadable[:MOST_NAMED]:

@@ -1,7 +1,4 @@
-"""Prediction jobs, as `vitft predict` runs them: from names of images to rows in a file.
-
-A few images on a CPU are predicted in NumPy, without importing torch.
-"""
+"""Prediction jobs of `vitft predict`; small ones on a CPU run in NumPy, without torch."""
 
 import contextlib
 import logging
@@ -39,7 +36,7 @@ from vitft.system.text import count
 log = logging.getLogger(__name__)
 
 Illustrator = Callable[[Engine, Iterator[Prediction], Path], Iterator[Prediction]]
-"""Passes predictions on and writes a picture of each into a folder."""
+"""Function that yields the predictions unchanged and writes a picture of each to a folder."""
 
 
 def run_prediction(
@@ -49,16 +46,16 @@ def run_prediction(
     stdin: BinaryIO,
     illustrate: Illustrator,
 ) -> int:
-    """Predict every image of a request, write one row for each, return the number of error rows.
+    """Predict every image of a request, write one row for each and return the number of errors.
 
     Args:
-        request: What to predict, with which model, and where to write rows.
-        write: Takes each line, without its end, if the request names no file.
-        stdin: Read where the request names `-`.
-        illustrate: Function of `vitft.explain.explainer`, which is in a higher package.
+        request: Images, model, destination and options.
+        write: Function called with each line, without its line break, if the request has no file.
+        stdin: Stream that is read if the request contains `-`.
+        illustrate: Function from `vitft.explain.explainer`, which is in a higher package.
 
     Raises:
-        VitftError: The request cannot be met; see `vitft.system.errors`.
+        VitftError: The request cannot be carried out; see `vitft.system.errors`.
     """
     if request.out is not None:
         check_output(Path(request.out), request.shard, resume=request.resume)
@@ -104,7 +101,7 @@ def run_prediction(
 def choose_engine(
     request: PredictRequest, checkpoint: Path, images: Iterator[ImageSource]
 ) -> tuple[Engine, Iterator[ImageSource]]:
-    """Choose NumPy for a few images on a CPU, else torch; return the engine and all sources."""
+    """Return an engine, NumPy for a few images on a CPU and torch otherwise, and all sources."""
     first = [*islice(images, FEW_IMAGES + 1)] if request.shard.world == 1 else []
     are_few = 0 < len(first) <= FEW_IMAGES
     images = chain(first, images)
@@ -127,13 +124,13 @@ def choose_engine(
             "the NumPy engine does not support this model (a hybrid, or one of timm's)",
             fix="leave --engine numpy out",
         )
-    if are_few:  # too few to occupy each core alone: all cores score one batch at a time
+    if are_few:  # too few for a batch per core: all cores score one batch at a time
         predictor.in_workers = False
     return predictor, images
 
 
 def finished_job(request: PredictRequest, shard: ProcessShard) -> int | None:
-    """Return the number of error rows of a resumed job that is already complete, else None."""
+    """Return the number of error rows if a resumed job is already complete, or None otherwise."""
     if not request.resume or request.out is None:
         return None
     out = Path(request.out)
@@ -153,7 +150,7 @@ def open_destination(
     images: Iterator[ImageSource],
     write: Callable[[str], object],
 ) -> Iterator[tuple[RowWriter, Iterator[ImageSource]]]:
-    """Open the destination of the rows; yield it with the sources that have no row yet."""
+    """Open the destination of the rows; yield its writer and the sources without a row."""
     style, top_k = request.style, request.top_k
     if request.out is None:
         rows = RowWriter(style, top_k, write)
@@ -190,6 +187,6 @@ class SourceHistory:
             yield source.name
 
     def after(self, count: int) -> Iterator[ImageSource]:
-        """Return the sources after the first `count`; recent ones among them are repeated."""
+        """Return the sources after the first `count`, repeating recent ones if necessary."""
         again = list(self.recent)[len(self.recent) - (self.count - count) :]
         return chain(again, self.images)

@@ -1,9 +1,9 @@
 """The NumPy engine: predictions for a few images on a CPU in half a second, without torch.
 
 The file is mapped into memory, and its digest is computed in a thread while images are decoded and
-scored; no score is returned before the digest is right. Each image has one core to itself: the
-command line limits OpenBLAS to one thread, because its threads spin while they wait (a product on
-two cores of a busy machine took ten times as long).
+scored; no scores are returned until the digest has been verified. Each image is scored on one core:
+the command line limits OpenBLAS to one thread, because its threads spin while they wait (a product
+on two cores of a busy machine took ten times as long).
 """
 
 import contextlib
@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 MAX_THREADS = min(4, os.cpu_count() or 1)
 FEW_IMAGES = 8
-"""Most images that NumPy predicts before torch would have been imported."""
+"""Maximum number of images for which NumPy is faster than importing and running torch."""
 
 
 class NumpyEngine:
-    """The `Engine` in NumPy, which scores one image per core at a time."""
+    """An `Engine` in NumPy that scores one image per core at a time."""
 
     batch, in_workers = 1, True
 
@@ -42,7 +42,7 @@ class NumpyEngine:
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
-        """Open a checkpoint; None if torch is needed to run it or to report what is damaged."""
+        """Open a checkpoint; return None if torch is needed to run it or to report damage."""
         found = open_model(path, threads=MAX_THREADS)
         if found is None:
             return None
@@ -55,16 +55,16 @@ class NumpyEngine:
         return contextlib.nullcontext()
 
     def enter_worker(self) -> None:
-        """Do nothing: a worker needs no preparation."""
+        """Do nothing; workers need no preparation."""
 
     def view(self, data: bytes, name: str) -> Views:
         return decode_view(data, name, self.transform)
 
     def scores(self, views: Views) -> Scores:
-        """Compute scores of views (B, S, S, 3).
+        """Return the scores of views (B, S, S, 3).
 
         Raises:
-            RunError: The file is damaged.
+            RunError: The checkpoint file is damaged.
         """
         features = self.model.features(normalise(views, self.transform))
         scores = Scores(self.model.classify(features), features)
@@ -78,7 +78,7 @@ class NumpyEngine:
 
 
 def start_digest(path: Path) -> Callable[[], str] | None:
-    """Compute a checkpoint's digest in a thread; return a function that waits for it."""
+    """Start computing a checkpoint's digest in a thread; return a function that waits for it."""
     mapped = map_file(path)
     return None if mapped is None else in_background(mapped.digest)
 

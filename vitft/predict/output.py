@@ -1,7 +1,7 @@
-"""Rows of predictions, one for each image, on the terminal and in files.
+"""Writers of predictions, one row per image, to the terminal and to files.
 
-A file is written as `NAME.part`, from which an interrupted run is resumed. Several processes write
-`NAME.part-0-of-2` and so on; the last one to finish merges the rows in order.
+A file is written as `NAME.part`, from which an interrupted run can be resumed. Several processes
+write `NAME.part-0-of-2` and so on; the last one to finish merges the rows in order.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ class ProcessShard:
     rank: int = 0
     world: int = 1
     chunk: int = 16
-    """Rows that are computed together; a resumed run starts at a multiple of it."""
+    """Number of rows computed together; a resumed run starts at a multiple of it."""
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Return the shard of this process: all rows, unless torchrun has started several."""
+        """Return the shard of this process: all rows unless torchrun started several processes."""
         rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
         if rank.isdigit() and world.isdigit() and int(world) > 1:
             return cls(rank=int(rank), world=int(world))
@@ -43,29 +43,29 @@ class ProcessShard:
 
 
 class ResumePoint(NamedTuple):
-    """Complete rows of an unfinished file, in whole chunks; their bytes with the header."""
+    """Numbers of complete rows (in whole chunks), bytes and errors of an unfinished file."""
 
     rows: int = 0
     size: int = 0
     errors: int = 0
-    """Error rows among them."""
+    """Number of error rows among `rows`."""
 
 
 class RowWriter:
-    """Writes predictions as a table, json, jsonl or csv; `write` takes a line without its end."""
+    """Writer of predictions as a table, json, jsonl or csv; `write` adds the line break."""
 
     def __init__(self, style: str, top_k: int, write: Callable[[str], object]) -> None:
         self.style, self.top_k, self.write = style, top_k, write
         self.count = self.errors = 0
         self.has_begun = False
         self.pending_json = ""
-        """The last line of JSON, which ends in a comma only if another one follows."""
+        """Last row of JSON, held back because only rows before the last end in a comma."""
         self.unaligned: list[tuple[str, str]] | None = [("path", "prediction")]
         """Rows held back until the width of the first column is known."""
         self.width = 0
 
     def begin(self) -> None:
-        """Write what comes before the first row, once."""
+        """Write the CSV header or the opening bracket of JSON, unless already written."""
         if not self.has_begun and self.style in ("csv", "json"):
             self.write(csv_line(column_names(self.top_k)) if self.style == "csv" else "[")
         self.has_begun = True
@@ -91,7 +91,7 @@ class RowWriter:
             self.write_table_row(visible(prediction.path), summarise(prediction))
 
     def write_table_row(self, path: str, text: str) -> None:
-        """Write a row of the table as soon as the width of its first column is known."""
+        """Write a row of the table, or hold it back until the width of the column is known."""
         if self.unaligned is None:
             self.write(f"{path:<{self.width}}  {text}")
             return
@@ -100,14 +100,14 @@ class RowWriter:
             self.align()
 
     def align(self) -> None:
-        """Write the rows that were held back, which determine the width of the first column."""
+        """Determine the width of the first column from the rows held back, and write them."""
         rows, self.unaligned = self.unaligned or [], None
         self.width = max((len(path) for path, _ in rows), default=0)
         for path, text in rows:
             self.write_table_row(path, text)
 
     def close(self) -> None:
-        """Write what comes after the last row."""
+        """Write everything still pending, including the closing bracket of JSON."""
         self.begin()
         if self.style == "json":
             if self.pending_json:
@@ -118,12 +118,12 @@ class RowWriter:
 
 
 def format_csv_cell(cell: str | float | None) -> str:
-    """Format one cell of CSV: a probability with all its decimals, nothing for None."""
+    """Return the text of a CSV cell: fixed decimals for a probability, empty for None."""
     return f"{cell:.{DECIMALS}f}" if isinstance(cell, float) else cell or ""
 
 
 def summarise(prediction: Prediction) -> str:
-    """Format a prediction in words, such as `rose 97.1 %, lily 2.0 % (not sure)`."""
+    """Return a prediction as text, such as `rose 97.1 %, lily 2.0 % (not sure)`."""
     if prediction.error:
         return visible(f"error: {prediction.error}")
     pairs = zip(prediction.classes, prediction.probabilities, strict=True)
@@ -132,22 +132,22 @@ def summarise(prediction: Prediction) -> str:
 
 
 def part_path(out: Path, shard: ProcessShard) -> Path:
-    """Return the name of a process's file while its rows are incomplete."""
+    """Return the path of a process's file while rows are being written."""
     tail = "" if shard.world == 1 else f"-{shard.rank}-of-{shard.world}"
     return out.with_name(f"{out.name}.part{tail}")
 
 
 def finished_path(out: Path, shard: ProcessShard) -> Path:
-    """Return the name of a process's file when its rows are complete but not yet merged."""
+    """Return the path of a process's file when it is complete but not yet merged."""
     part = part_path(out, shard)
     return part.with_name(f"{part.name}.done")
 
 
 def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
-    """Refuse to overwrite a file.
+    """Check that the output file can be written without overwriting another.
 
     Raises:
-        RunError: A finished or unfinished file of this name exists, or its folder does not.
+        RunError: The file exists, finished or unfinished, or its folder does not exist.
     """
     if not out.parent.is_dir():
         raise RunError(
@@ -167,9 +167,9 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
 
 
 def complete_rows(file: BinaryIO, style: str) -> Iterator[bytes]:
-    """Yield the complete rows of a file with their line ends; a torn last row is left out.
+    """Yield the complete rows of a file with their line breaks, without a truncated last row.
 
-    A quoted path in a CSV cell may contain line breaks, which do not end the row.
+    Line breaks in a quoted path of a CSV file do not end the row.
     """
     record = b""
     for line in file:
@@ -182,10 +182,10 @@ def complete_rows(file: BinaryIO, style: str) -> Iterator[bytes]:
 def find_resume_point(
     path: Path, style: str, top_k: int, names: Iterator[str], chunk: int
 ) -> ResumePoint:
-    """Compare an unfinished file with the images that are asked for now; consumes `names`.
+    """Return where to resume an unfinished file, after checking its rows against `names`.
 
     Raises:
-        RunError: The file has other images or other columns.
+        RunError: The images or columns of the file differ from those of the request.
     """
     size = done = errors = 0
     point = ResumePoint()
@@ -222,7 +222,7 @@ def find_resume_point(
 
 
 def parse_record(record: bytes, style: str, path: Path) -> tuple[str, int, bool]:
-    """Return the path, the number of classes and whether it is an error, from one row."""
+    """Return the path and number of classes of a row, and whether it is an error row."""
     try:
         if style == "jsonl":
             row = json.loads(record)
@@ -234,7 +234,7 @@ def parse_record(record: bytes, style: str, path: Path) -> tuple[str, int, bool]
 
 
 def count_errors(path: Path, style: str) -> int:
-    """Count the error rows of a finished file."""
+    """Return the number of error rows in a finished file."""
     with path.open("rb") as file:
         records = complete_rows(file, style)
         if style == "csv":
@@ -253,7 +253,7 @@ def cannot_resume(
 
 
 def encode_line(line: str, style: str) -> bytes:
-    """Encode a line; names that are not valid UTF-8 keep their bytes."""
+    """Return a line as bytes with its line break; invalid UTF-8 in names is preserved."""
     return (line + ("\r\n" if style == "csv" else "\n")).encode("utf-8", "surrogateescape")
 
 
@@ -261,7 +261,7 @@ def encode_line(line: str, style: str) -> bytes:
 def open_rows(
     out: Path, style: str, top_k: int, shard: ProcessShard, start: ResumePoint
 ) -> Iterator[RowWriter]:
-    """Open a file of rows, which gets its final name when all rows are written.
+    """Open an output file, which receives its final name once all rows are written.
 
     Raises:
         ResourceError: The disk is full.
@@ -293,7 +293,7 @@ def open_rows(
 
 
 def write_all(file: FileIO, path: Path, data: bytes) -> None:
-    """Write all of `data`; raise the errors of `open_rows`."""
+    """Write all of `data`, raising the same errors as `open_rows`."""
     try:
         while data:
             data = data[file.write(data) :]
@@ -303,10 +303,10 @@ def write_all(file: FileIO, path: Path, data: bytes) -> None:
 
 
 def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
-    """Merge the rows of all shards in the order of the images, if every shard is finished.
+    """Merge the rows of all shards in the order of the images once every shard is finished.
 
-    The parts are removed only after the merged file has its name. Two processes that finish at the
-    same time write the same bytes.
+    The parts are removed only after the merged file has received its final name. Two processes that
+    finish at the same time write the same bytes.
     """
     shards = [ProcessShard(rank=rank, world=shard.world) for rank in range(shard.world)]
     parts = [finished_path(out, other) for other in shards]
@@ -315,7 +315,7 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
     with contextlib.ExitStack() as stack:
         try:
             files = [stack.enter_context(part.open("rb")) for part in parts]
-        except FileNotFoundError:  # another process has just merged them
+        except FileNotFoundError:  # another process has already merged them
             return
         descriptor, temporary = stack.enter_context(temporary_file(out))
         with open(descriptor, "wb") as merged:  # noqa: PTH123 - a descriptor, not a path
@@ -323,7 +323,7 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
             if style == "csv":
                 headers = [next(reader) for reader in readers]
                 merged.write(headers[0])
-            while readers:  # one chunk of each process in turn, until one has none left
+            while readers:  # one chunk of each process in turn, until one has no rows left
                 chunks = [[*islice(reader, shard.chunk)] for reader in readers]
                 merged.writelines(row for chunk in chunks for row in chunk)
                 if not all(chunks):
@@ -338,7 +338,7 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
 
 @contextlib.contextmanager
 def open_parquet(out: Path, top_k: int) -> Iterator[RowWriter]:
-    """Open a Parquet file with the columns of CSV, whose probabilities are float64."""
+    """Open a Parquet file with the same columns as CSV and float64 probabilities."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -357,7 +357,7 @@ def open_parquet(out: Path, top_k: int) -> Iterator[RowWriter]:
 
 
 class ParquetRowWriter(RowWriter):
-    """Collects rows and writes them one row group at a time."""
+    """Writer that collects rows and writes them to Parquet one row group at a time."""
 
     def __init__(self, top_k: int, write_group: Callable[[list[dict[str, Any]]], None]) -> None:
         super().__init__("parquet", top_k, write=lambda _: None)

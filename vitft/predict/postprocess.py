@@ -1,9 +1,9 @@
-"""Postprocessing: logits and features become classes, probabilities and notes.
+"""Postprocessing of logits and features into classes, probabilities and notes.
 
-This is the only place where that happens. `vitft predict`, Python, the server, `vitft evaluate`,
-`vitft explain` and the validation predictions of the report all use it.
+It is shared by `vitft predict`, the Python API, the server, `vitft evaluate`, `vitft explain` and
+the validation predictions of the report.
 
-Letters: B images, C classes, D dimensions of a feature, k classes per prediction.
+Notation: B images, C classes, D dimensions of a feature, k classes per prediction.
 """
 
 from collections.abc import Sequence
@@ -25,22 +25,22 @@ class Scores(NamedTuple):
     """Output of a model for a batch of images."""
 
     logits: ScoreArray
-    """(B, C)"""
+    """Logits (B, C)."""
     features: ScoreArray = np.empty((0, 0), np.float32)
-    """Input of the head, (B, D); read only for out-of-distribution notes."""
+    """Inputs of the head (B, D); used only for out-of-distribution notes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Postprocess:
-    """Convert scores into predictions."""
+    """Callable that converts scores into predictions."""
 
     classes: Sequence[str]
     top_k: int = 1
-    """Classes per prediction; more than the model has gives all of them."""
+    """Number of classes per prediction; capped at the number of classes of the model."""
     threshold: float = 0.0
-    """Predictions whose best probability is smaller are noted as not sure."""
+    """Probability below which a prediction is marked `not sure`."""
     reference: Reference | None = None
-    """Statistics of the training features; None: no out-of-distribution notes."""
+    """Statistics of the training features, or None to omit out-of-distribution notes."""
 
     @classmethod
     def for_run(
@@ -52,10 +52,10 @@ class Postprocess:
         top_k: int = 1,
         threshold: float = 0.0,
     ) -> Self:
-        """Read the statistics of the training features from a run folder, if it has them.
+        """Create an instance with the training feature statistics of a run folder, if it has any.
 
         Raises:
-            RunError: They are damaged or belong to another model.
+            RunError: The statistics are damaged or belong to another model.
         """
         reference = read_reference(folder, feature_size)
         return cls(classes=classes, top_k=top_k, threshold=threshold, reference=reference)
@@ -66,7 +66,7 @@ class Postprocess:
         """Return one prediction for each of B paths; `targets` (B,) are class indices.
 
         Raises:
-            RunError: A logit is not finite.
+            RunError: Some logits are not finite.
         """
         if not np.isfinite(scores.logits).all():
             raise RunError(
@@ -76,7 +76,7 @@ class Postprocess:
         probabilities = softmax(scores.logits.astype(np.float64))  # (B, C)
         if self.top_k == 1:
             order = probabilities.argmax(axis=1)[:, None]  # (B, k)
-        else:  # stable: ties keep the model's order, as with argmax
+        else:  # stable: ties keep the order of the classes, as with argmax
             order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.top_k]
         unlike = [False] * len(paths)
         if self.reference is not None:

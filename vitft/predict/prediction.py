@@ -1,4 +1,4 @@
-"""The prediction for one image, and its form in files, JSON and responses of the server."""
+"""The prediction for one image and its conversion to table cells and JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 NOT_SURE, OUT_OF_DISTRIBUTION = "not sure", "unlike the training images"
-"""Notes: the probability is below the threshold; the feature is far from all training images."""
+"""Notes on a probability below the threshold and on a feature far from all training images."""
 DECIMALS = 6
-"""Decimals of a written probability; further ones differ between machines."""
+"""Number of decimals of probabilities in output; further ones differ between machines."""
 
 ClassProbability = TypedDict("ClassProbability", {"class": str, "probability": float})
 
@@ -26,29 +26,29 @@ class PredictionDict(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The most probable classes of one image, or the reason why there are none."""
+    """The most probable classes of one image, or the reason it could not be predicted."""
 
     path: str
     classes: tuple[str, ...] = ()
-    """The most probable class first."""
+    """Class names, most probable first."""
     probabilities: tuple[float, ...] = ()
-    """Of `classes`; over all classes of the model they sum to 1."""
+    """Probabilities of `classes`; those of all classes of the model sum to 1."""
     notes: tuple[str, ...] = ()
-    """`not sure` below the threshold; `unlike the training images` if out of distribution."""
+    """Notes such as `NOT_SURE` and `OUT_OF_DISTRIBUTION`."""
     error: str = ""
     target_probability: float = 0.0
-    """Probability of the target class, where one was given."""
+    """Probability of the target class; 0 if none was given."""
     view: "np.ndarray[Any, np.dtype[np.uint8]] | None" = field(
         default=None, repr=False, compare=False
     )
-    """The preprocessed image (S, S, 3), if it was asked for."""
+    """The preprocessed image (S, S, 3), if requested."""
 
     def top(self, k: int) -> Self:
-        """Return the same prediction with at most `k` classes."""
+        """Return a copy of the prediction with at most `k` classes."""
         return replace(self, classes=self.classes[:k], probabilities=self.probabilities[:k])
 
     def to_dict(self) -> PredictionDict:
-        """Return the row of JSON, JSONL and the server."""
+        """Return the prediction as an object for JSON, JSONL and the server."""
         if self.error:
             return {"path": self.path, "error": self.error}
         pairs = zip(self.classes, self.probabilities, strict=True)
@@ -59,7 +59,7 @@ class Prediction:
         return {**row, "notes": [*self.notes]} if self.notes else row
 
     def to_cells(self, top_k: int) -> list[str | float | None]:
-        """Return the row of CSV and Parquet under `column_names(top_k)`, with None for missing."""
+        """Return the cells of a CSV or Parquet row, with None for missing values."""
         pairs = zip(self.classes, self.probabilities, strict=True)
         cells = [cell for name, value in pairs for cell in (name, round(value, DECIMALS))]
         padding = [None] * (2 * top_k - len(cells))
@@ -67,7 +67,7 @@ class Prediction:
 
 
 def column_names(top_k: int) -> list[str]:
-    """Return the columns of CSV and Parquet for `top_k` classes per image."""
+    """Return the column names of CSV and Parquet for `top_k` classes per image."""
     ranks: Sequence[str] = ["", *(f"_{rank}" for rank in range(2, top_k + 1))]
     columns = [f"{name}{rank}" for rank in ranks for name in ("class", "probability")]
     return ["path", *columns, "notes", "error"]

@@ -1,4 +1,4 @@
-"""The request of a prediction job, checked before anything expensive is imported."""
+"""Request for a prediction job, validated before any expensive import."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,32 +16,32 @@ ENGINES = ("auto", "numpy", "torch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictRequest:
-    """Options of `vitft predict`; UsageError for impossible or contradicting ones."""
+    """Options of `vitft predict`; invalid or conflicting ones raise UsageError."""
 
     images: Sequence[str] = ()
-    """Files, folders, patterns, addresses, or - for standard input."""
+    """Files, folders, glob patterns, URLs, or - for standard input."""
     lists: Sequence[str] = ()
     """Files that list images."""
     run: str | None = None
-    """Run folder or checkpoint; None: the latest run."""
+    """Run folder or checkpoint file; None: the latest run."""
     device: str = "auto"
     top_k: int = 1
-    """Classes per image."""
+    """Number of classes per image."""
     format: str | None = None
-    """One of `ROW_FORMATS`; None: table, or what the suffix of `out` implies."""
+    """One of `ROW_FORMATS`; None: inferred from the suffix of `out`, or table without a file."""
     out: str | None = None
-    """File of rows; None: rows are passed to `write` of `run_prediction`."""
+    """Output file; None: lines are passed to the `write` argument of `run_prediction`."""
     resume: bool = False
     threshold: float | None = None
-    """Predictions with a smaller probability are noted as not sure."""
+    """Probability below which a prediction is marked `not sure`."""
     precision: float | None = None
-    """Chooses the threshold: precision on the run's validation images above it."""
+    """Target precision on the run's validation images, from which the threshold is chosen."""
     tta: bool = False
-    """Whether the logits of each image and its mirror image are averaged."""
+    """Whether to average the logits of each image and its mirror image."""
     explain: str | None = None
     """New folder for relevance overlays."""
     dtype: str = "fp32"
-    """fp32 or bf16."""
+    """Precision of the computation: fp32 or bf16."""
     engine: str = "auto"
     """One of `ENGINES`."""
     shard: ProcessShard = field(default_factory=ProcessShard)
@@ -70,7 +70,7 @@ class PredictRequest:
         self.check_combinations()
 
     def check_combinations(self) -> None:
-        """Refuse options that contradict each other, with a UsageError."""
+        """Raise UsageError if options conflict with each other."""
         is_resumable = self.out is not None and self.style in RESUMABLE
         if self.resume and not is_resumable:
             raise UsageError(
@@ -89,10 +89,10 @@ class PredictRequest:
 
 
 def choose_format(wanted: str | None, out: str | None) -> str:
-    """Return the format that was asked for, or that the suffix of the file implies.
+    """Return the requested format, or the one inferred from the suffix of the file.
 
     Raises:
-        UsageError: Neither names one; or Parquet is asked for without a file or pyarrow.
+        UsageError: The format is unknown, or Parquet is requested without a file or pyarrow.
     """
     style = wanted or (
         "table" if out is None else FORMAT_OF_SUFFIX.get(Path(out).suffix.lower(), "")

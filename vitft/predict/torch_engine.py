@@ -1,7 +1,7 @@
 """The torch engine, which scores batches of images.
 
-Model, class names and transform come from one checkpoint. Reading images is the work of `engine`,
-and turning scores into predictions that of `postprocess`.
+The model, class names and transform come from one checkpoint. Images are read in `engine`, and
+scores are converted into predictions in `postprocess`.
 """
 
 import contextlib
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from vitft.features.cut import Prefix
 
 PREDICT_BATCH_SIZE = 32
-"""Images per call where torch spreads one call over all cores."""
+"""Number of images per call when torch spreads a call over all cores."""
 WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 128, "mps": 32}
-"""Images per call of a stream; on a CPU one core gains nothing from more (docs/experiments.md)."""
+"""Images per call on each device; larger CPU batches are no faster (docs/experiments.md)."""
 CLOSE_CALL = 4.0
-"""Logits of two classes nearer than so many typical errors of bf16 are computed in float32."""
+"""Gap between two logits, in typical bf16 errors, below which to recompute them in float32."""
 BF16_ERROR = 0.0155
-"""Length of the error of a bf16 feature relative to the feature's (docs/experiments.md)."""
+"""Norm of the error of a bf16 feature, relative to the feature (docs/experiments.md)."""
 
 
 class Predictor:
-    """The `Engine` in torch: a loaded model that classifies images.
+    """An `Engine` in torch: a loaded model that classifies images.
 
     Args:
-        model: Ours or timm's, with a head.
-        card: The card of its checkpoint.
-        device: `train.device`.
-        precision: `bf16` computes features with bf16 weights and decodes JPEGs the fast way; images
-            whose best class could have changed by that are computed again in float32.
+        model: Model of vitft or timm, with a head.
+        card: Card of its checkpoint.
+        device: Device name, as in `train.device`.
+        precision: `bf16` computes features with bf16 weights and uses the fast JPEG decoder; images
+            whose best class this could change are recomputed in float32.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Predictor:
         precision: str = "fp32",
         digest: Callable[[], str] | None = None,
     ) -> Self:
-        """Load the model of a run folder or checkpoint file; by default of the latest run.
+        """Load the model of a run folder or checkpoint file, or of the latest run if `run` is None.
 
         Raises:
             RunError: The model does not exist or is damaged.
@@ -88,7 +88,7 @@ class Predictor:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Restore torch's number of threads on exit; workers change it for new threads."""
+        """Restore torch's number of threads on exit, because workers change it."""
         before = torch.get_num_threads()
         try:
             yield
@@ -96,12 +96,12 @@ class Predictor:
             torch.set_num_threads(before)
 
     def enter_worker(self) -> None:
-        """Limit torch to one core in this worker, so that threads do not wait for each other."""
+        """Limit torch to one core in this worker, so that workers do not compete for cores."""
         if self.in_workers:
             torch.set_num_threads(1)  # in this thread, and in threads that start later
 
     def view(self, data: bytes, name: str) -> Views:
-        """Preprocess an image file: (S, S, 3); ImageError if it cannot be decoded."""
+        """Return the preprocessed image (S, S, 3) of a file, or raise ImageError."""
         if self.bf16_prefix is not None:
             from vitft.data.jpeg import fast_view  # simplejpeg
 
@@ -111,7 +111,7 @@ class Predictor:
 
     @torch.inference_mode()
     def scores(self, views: Views) -> Scores:
-        """Compute scores of views (B, S, S, 3)."""
+        """Return the scores of views (B, S, S, 3)."""
         inputs = self.inputs(views)
         if self.bf16_prefix is None:
             features = self.model.features(inputs)
@@ -121,17 +121,17 @@ class Predictor:
         return Scores(logits.float().cpu().numpy(), features.float().cpu().numpy())
 
     def inputs(self, views: Views) -> Tensor:
-        """Normalise views to pixels (B, 3, S, S) on the device."""
+        """Return views normalised to (B, 3, S, S) on the device."""
         return self.card.transform.normalise(torch.from_numpy(views).to(self.device))
 
     def bf16_scores(self, inputs: Tensor, prefix: "Prefix") -> tuple[Tensor, Tensor]:
-        """Compute features and logits in bf16, and those of close calls again in float32.
+        """Return features and logits computed in bf16, or in float32 where two classes are close.
 
-        The error of a bf16 feature is a vector of about `BF16_ERROR` times its length in a random
-        direction, so it moves the gap between two classes by that, times the distance of their rows
-        of the head, over sqrt(D). Gaps below `CLOSE_CALL` times as much are computed again. This
-        expected error depends on one image alone, so its prediction does not depend on the rest of
-        the batch; `training.finish` has all validation images and measures the error instead.
+        The error of a bf16 feature has a random direction and about `BF16_ERROR` times the norm of
+        the feature. It typically changes the gap between two logits by the norm of the error, times
+        the distance between their rows of the head, over sqrt(D). Logits with a gap below
+        `CLOSE_CALL` times this value are recomputed. The estimate depends on one image, not on its
+        batch; `training.finish` instead measures the error on all validation images.
         """
         from vitft.features.cut import run_prefix  # it imports torch's optimisers
 
@@ -148,7 +148,7 @@ class Predictor:
 
 
 def expected_gap_error(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
-    """Return how far bf16 typically moves the gap between two classes (B, 2): (B,)."""
+    """Return the typical bf16 error (B,) of the logit gap between pairs of classes (B, 2)."""
     heads = [h for h in (model.head, getattr(model, "head_dist", None)) if h is not None]
     weights = [cast("Tensor", head.weight) for head in heads]  # each (C, D)
     parts = [weight[pairs[:, 0]] - weight[pairs[:, 1]] for weight in weights]  # (B, D)
@@ -165,7 +165,7 @@ def bf16_copy(model: Model) -> "Prefix":
 
 
 def local_device(device: str) -> str:
-    """Give each process that torchrun started on this machine its own GPU."""
+    """Return the device, with a separate GPU for each process of torchrun on this machine."""
     rank = os.environ.get("LOCAL_RANK", "")
     if device == "auto" and rank.isdigit() and torch.cuda.device_count() > 1:
         return f"cuda:{int(rank) % torch.cuda.device_count()}"

@@ -1,7 +1,7 @@
-"""Predictions of a finished run for its validation images, and a threshold that is based on them.
+"""Validation predictions of a finished run, and a threshold chosen on them.
 
 The report, the thumbnails and the comparison of runs read the same predictions, so they show the
-same mistakes in the same order. Nothing here imports torch or opens an image.
+same mistakes in the same order. This module does not import torch or open images.
 """
 
 import json
@@ -29,7 +29,7 @@ class ValidationPrediction:
     """The prediction for one validation image."""
 
     path: str
-    """Relative to the data folder, with slashes."""
+    """Path relative to the data folder, with forward slashes."""
     sha256: str
     label: str
     predicted: str
@@ -43,15 +43,15 @@ class ValidationPrediction:
 
 
 def thumb_name(sha256: str, *, attention: bool = False) -> str:
-    """Return the name of an image's thumbnail, or of the one with its attention overlaid."""
+    """Return the file name of an image's thumbnail, with or without overlaid attention."""
     return f"{sha256[:16]}{'-attention' if attention else ''}.jpg"
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
-    """Read a JSON file of a run; None if it does not exist.
+    """Return the content of a JSON file of a run, or None if it does not exist.
 
     Raises:
-        RunError: It is not JSON or cannot be read.
+        RunError: The file is not valid JSON or cannot be read.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -70,7 +70,7 @@ def damaged_file(path: Path, reason: str) -> RunError:
 
 
 def read_classes(run: Path) -> tuple[str, ...]:
-    """Read the class names in the order of the logits; empty if the run does not have them."""
+    """Return the class names in the order of the logits, or an empty tuple if there are none."""
     table = read_json(RunDir(run).class_indices)
     if table is None:
         return ()
@@ -81,11 +81,11 @@ def read_classes(run: Path) -> tuple[str, ...]:
 
 
 def read_rows(run: Path, classes: Sequence[str]) -> tuple[Row, ...]:
-    """Read split.csv with labels as indices of `classes`; empty if it does not exist.
+    """Return the rows of split.csv, if it exists, with labels as indices into `classes`.
 
     Raises:
         DataError: The table is damaged.
-        RunError: It has a class that the model does not know.
+        RunError: The table has a class that is unknown to the model.
     """
     path = RunDir(run).split
     if not path.is_file():
@@ -101,10 +101,10 @@ def read_rows(run: Path, classes: Sequence[str]) -> tuple[Row, ...]:
 
 
 def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
-    """Read the logits (n, C) of the validation images in the order of split.csv; None if absent.
+    """Return the validation logits (n, C) in the order of split.csv, or None if absent.
 
     Raises:
-        RunError: They are damaged or belong to another split.
+        RunError: The logits are damaged or belong to another split.
     """
     path = run / "validation.npz"
     if not path.is_file():
@@ -122,11 +122,11 @@ def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
 
 
 def read_validation_predictions(run: Path) -> tuple[ValidationPrediction, ...]:
-    """Read the prediction for each validation image in the order of split.csv; empty if absent.
+    """Return the validation predictions of a run, if any, in the order of split.csv.
 
     Raises:
         RunError: A file of the run is damaged.
-        DataError: split.csv is damaged.
+        DataError: The file split.csv is damaged.
     """
     classes = read_classes(run)
     rows = [row for row in read_rows(run, classes) if row.split == "val"]
@@ -136,7 +136,7 @@ def read_validation_predictions(run: Path) -> tuple[ValidationPrediction, ...]:
 def validation_predictions(
     run: Path, rows: Sequence[Row], classes: Sequence[str]
 ) -> tuple[ValidationPrediction, ...]:
-    """Return the predictions for validation rows that were read already; empty without logits."""
+    """Return the predictions for given validation rows, or an empty tuple without logits."""
     logits = read_logits(run, len(rows), len(classes)) if rows else None
     if logits is None:
         return ()
@@ -157,7 +157,7 @@ def validation_predictions(
 
 
 def mistakes(predictions: Sequence[ValidationPrediction]) -> list[ValidationPrediction]:
-    """Return the wrong predictions, the most confident first."""
+    """Return the wrong predictions, most confident first."""
     wrong = (p for p in predictions if not p.is_correct)
     return sorted(wrong, key=lambda p: (-p.probability, p.path))
 
@@ -165,7 +165,7 @@ def mistakes(predictions: Sequence[ValidationPrediction]) -> list[ValidationPred
 def least_confident(
     predictions: Sequence[ValidationPrediction], *, per_class: int, most: int
 ) -> list[ValidationPrediction]:
-    """Return the correct predictions with the lowest probability, a few of each class."""
+    """Return at most `most` correct predictions, least confident first, a few per class."""
     counts: dict[str, int] = {}
     found: list[ValidationPrediction] = []
     correct = (p for p in predictions if p.is_correct)
@@ -178,18 +178,18 @@ def least_confident(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """The smallest probability above which predictions reach a requested precision."""
+    """Smallest probability at or above which predictions reach a requested precision."""
 
     value: float
-    """Predictions with a smaller probability are noted as not sure."""
+    """Probability below which a prediction is marked `not sure`."""
     precision: float
     """Fraction of correct predictions among the `covered` ones."""
     interval: Interval
     """95 % interval of the precision; the threshold was chosen on the same images."""
     covered: int
-    """Validation images at or above the threshold."""
+    """Number of validation images at or above the threshold."""
     images: int
-    """All validation images."""
+    """Number of validation images."""
 
     def __str__(self) -> str:
         return (
@@ -200,7 +200,7 @@ class Threshold:
 
 
 def choose_threshold(run: Path, precision: float) -> Threshold:
-    """Return the smallest threshold at which a run reaches a precision on its validation images.
+    """Return the smallest threshold that reaches a given precision on the validation images.
 
     Raises:
         RunError: The run has no validation predictions.
@@ -226,7 +226,7 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
 def smallest_threshold(
     predictions: Sequence[ValidationPrediction], precision: float
 ) -> Threshold | None:
-    """Return the smallest probability at or above which enough predictions are correct."""
+    """Return the smallest threshold that reaches a given precision, or None if none does."""
     ranking = sorted(predictions, key=lambda p: -p.probability)
     threshold: Threshold | None = None
     correct = 0

@@ -3,14 +3,14 @@
     run_files    the files of a run directory as one object, with its thumbnails
     summary      sentences and figures at the top of a page
     advice       next steps, and how certain they are
-    reproduce    command, versions and digests of a run
+    reproduce    command, package versions and digests needed to repeat a run
     run_page     all sections of the page of a run
     comparison   several runs on their shared validation images, and their page
     charts, svg  the charts of the pages, and the SVG engine that draws them
-    palette      colours in light and dark mode
-    html         templates, style sheet and script to one HTML file
+    palette      colours for light and dark mode
+    html         rendering of templates, style sheet and script to one HTML file
     plots        PNG figures for `vitft explain --model` and `vitft study` (matplotlib)
 
-Nothing but `plots` needs more than jinja2 and numpy, and a page needs only the run directory: no
-user's image is opened.
+Only `plots` needs packages other than jinja2 and numpy. A page is made from the run directory
+alone; the images of the data folder are not opened.
 """

@@ -1,7 +1,7 @@
-"""Next steps for the user, derived from the results of a run, each with how certain it is.
+"""Next steps for the user, derived from the results of a run, with the evidence for each.
 
-Each rule is a function of the run that returns advice or None. Advice on what may make the results
-wrong comes before advice on how to improve them.
+Each rule is a function that takes the run and returns advice or None. Advice about results that
+may be wrong comes before advice on improving them.
 """
 
 import itertools
@@ -18,14 +18,14 @@ from vitft.system.text import count, interval, percent, points
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One next step: what to do, in one sentence; and why, with how certain it is."""
+    """One next step: an instruction in one sentence, and the reason with its uncertainty."""
 
     what: str
     why: str
 
 
 def advise(run: Run) -> list[Advice]:
-    """Return the next steps for a run, the most urgent first."""
+    """Return the next steps for a run, most urgent first."""
     if not run.results:
         return []
     rules = (
@@ -41,7 +41,7 @@ def advise(run: Run) -> list[Advice]:
 
 
 def no_better_than_majority(run: Run) -> Advice | None:
-    """Warn if the accuracy may be no higher than that of predicting the largest class."""
+    """Warn if always predicting the largest class may be just as accurate."""
     bounds, majority = run.results["top1_interval"], run.results.get("majority", -1.0)
     if bounds[0] > majority:
         return None
@@ -53,7 +53,7 @@ def no_better_than_majority(run: Run) -> Advice | None:
 
 
 def copies_across_split(run: Run) -> Advice | None:
-    """Warn of copies in both parts of the split, which make the accuracy too high."""
+    """Warn about copies across training and validation images, which inflate the accuracy."""
     groups = sum(bool(group.get("across_split")) for group in run.audit.get("duplicates", []))
     if not groups:
         return None
@@ -66,7 +66,7 @@ def copies_across_split(run: Run) -> Advice | None:
 
 
 def doubtful_labels(run: Run) -> Advice | None:
-    """Advise to review suspected label errors, which is easier than collecting images."""
+    """Advise reviewing suspected label errors, which is easier than collecting images."""
     found = len(run.audit.get("mislabels", []))
     if not found:
         return None
@@ -78,7 +78,7 @@ def doubtful_labels(run: Run) -> Advice | None:
 
 
 def confused_pair(run: Run) -> Advice | None:
-    """Name two classes whose confusion makes up much of all mistakes."""
+    """Report the two classes whose confusion accounts for a large part of all mistakes."""
     wrong = mistakes(run.predictions)
     pairs = Counter(tuple(sorted((v.label, v.predicted))) for v in wrong)
     if len(wrong) < 4 or len(run.classes) < 3:
@@ -94,7 +94,7 @@ def confused_pair(run: Run) -> Advice | None:
 
 
 def weakest_class(run: Run) -> Advice | None:
-    """Name the class to collect images of, and how much more they are worth than others."""
+    """Advise collecting images of the weakest class, and estimate their benefit over others."""
     recalls, exponent = cross_validated_recalls(run) or validation_recalls(run), error_exponent(run)
     train = Counter(run.classes[row.label] for row in run.rows if row.split == "train")
     known = [one for one in recalls if one.recall < 1 and train[one.name]]
@@ -121,7 +121,7 @@ def weakest_class(run: Run) -> Advice | None:
 
 @dataclass(frozen=True, slots=True)
 class ClassRecall:
-    """Recall of a class, and the images it was measured on; `kind` is a noun for them."""
+    """Recall of a class, with the number and `kind` (a noun) of the images it was measured on."""
 
     name: str
     recall: float
@@ -129,11 +129,11 @@ class ClassRecall:
     kind: str
     interval: Interval
     accuracy: float
-    """Accuracy over all classes on the same images."""
+    """Accuracy over all classes, measured on the same images."""
 
 
 def cross_validated_recalls(run: Run) -> list[ClassRecall]:
-    """Return the classes with the lowest recall in cross-validation, lowest first."""
+    """Return the classes with the lowest recall in cross-validation, in ascending order."""
     more = run.results.get("cross_validation")
     if not more:
         return []
@@ -147,7 +147,7 @@ def cross_validated_recalls(run: Run) -> list[ClassRecall]:
 
 
 def validation_recalls(run: Run) -> list[ClassRecall]:
-    """Return the recall of every class on the validation images, lowest first."""
+    """Return the recall of every class on the validation images, in ascending order."""
     recalls, kind = [], "validation image"
     for name, row in run.results.get("per_class", {}).items():
         images, recall, bounds = row.get("images"), row["recall"], row["recall_interval"]
@@ -158,28 +158,28 @@ def validation_recalls(run: Run) -> list[ClassRecall]:
 
 
 def error_exponent(run: Run) -> float | None:
-    """Return b of error = a * images^-b, the power law that `gain_from_twice` fits."""
+    """Return the exponent b of error = a * images^-b, the power law fitted by `gain_from_twice`."""
     more = run.results.get("cross_validation")
     if not more:
         return None
     gain, curve = more.get("gain_from_twice"), more.get("curve") or []
     if not gain or not curve or curve[-1]["top1"] >= 1:
         return None
-    left = 1 - gain / (1 - curve[-1]["top1"])  # fraction of the error that twice the images leave
+    left = 1 - gain / (1 - curve[-1]["top1"])  # fraction of the error left with twice the images
     return -math.log2(left) if 0 < left < 1 else None
 
 
 def equivalent_images(
     run: Run, worst: ClassRecall, train: int, more: int, exponent: float
 ) -> float:
-    """Return how many images of all classes reduce the error as much as `more` of one class.
+    """Return the number of images of all classes that help as much as `more` images of one class.
 
-    Two correct and two wrong predictions are added to the recall of the class, so that one image
-    among few does not decide (Agresti & Coull 1998).
+    Two correct and two wrong predictions are added to the recall of the class, to limit the effect
+    of single images in small classes (Agresti & Coull 1998).
     """
     fraction = sum(run.classes[row.label] == worst.name for row in run.rows) / len(run.rows)
     missed = (1 - worst.recall) * worst.images
-    error = (missed + 2) / (worst.images + 4) * fraction  # part of the overall error
+    error = (missed + 2) / (worst.images + 4) * fraction  # contribution to the overall error
     gain = error * (1 - (1 + more / train) ** -exponent)
     total = sum(row.split == "train" for row in run.rows)
     left = 1 - gain / (1 - worst.accuracy)
@@ -187,7 +187,7 @@ def equivalent_images(
 
 
 def more_images(run: Run) -> Advice | None:
-    """Estimate the gain from twice as many images, or say that the learning curve is flat."""
+    """Estimate the gain from twice as many images, or report that the learning curve is flat."""
     more = run.results.get("cross_validation")
     curve = (more.get("curve") or []) if more else []
     if not more or len(curve) < 3:
@@ -208,7 +208,7 @@ def more_images(run: Run) -> Advice | None:
 
 
 def few_validation_images(run: Run) -> Advice | None:
-    """Advise more validation images if the interval is too wide to compare models."""
+    """Advise using more validation images if the interval is too wide to compare models."""
     low, high = run.results["top1_interval"]
     images, needed = run.results.get("images", 0), sample_size(0.04, run.results["top1"])
     if high - low <= 0.08 or needed <= images:

@@ -1,4 +1,4 @@
-"""The charts of the pages. Their labels contain nothing from the user's files."""
+"""Charts for the HTML pages. Their labels contain no text from the user's files."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def epoch_chart(
     y: str,
     is_percent: bool = False,
 ) -> str:
-    """Return a chart of values over epochs, in training and, dashed, in validation."""
+    """Return a chart of values by epoch: a solid training line and a dashed validation line."""
     markers = None if len(epochs) <= 24 else [False] * len(epochs)
     lines = (("training", "second", training, ""), ("validation", "accent", validation, "10 4"))
     series = [
@@ -35,7 +35,7 @@ def epoch_chart(
 def penalty_chart(
     label: str, penalties: Sequence[float], accuracies: Sequence[float], selected: float
 ) -> str:
-    """Return a chart of cross-validated accuracy by penalty, with the selected penalty ringed."""
+    """Return a chart of cross-validated accuracy by penalty, with the selected penalty circled."""
     series = [Series(name="cross-validated accuracy", colour="accent", xs=penalties, ys=accuracies)]
     pairs = zip(penalties, accuracies, strict=True)
     if ringed := [pair for pair in pairs if math.isclose(pair[0], selected)]:
@@ -52,7 +52,7 @@ def penalty_chart(
 def learning_curve_chart(
     label: str, points: Sequence[tuple[float, float]], extrapolated: tuple[float, float] | None
 ) -> str:
-    """Return a chart of accuracy by number of training images, with one extrapolated point."""
+    """Return a chart of accuracy by number of training images, optionally extrapolated."""
     xs, ys = zip(*points, strict=True)
     series = [Series(name="measured", colour="accent", xs=xs, ys=ys)]
     if extrapolated is not None:
@@ -94,7 +94,7 @@ def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
 def interval_chart(
     label: str, names: Sequence[str], accuracies: Sequence[tuple[float, Interval]]
 ) -> str:
-    """Return a chart of several accuracies with their intervals, one above the other."""
+    """Return a chart of accuracies with their intervals, arranged one below the other."""
     series = []
     for row, (accuracy, bounds) in enumerate(accuracies):
         series.append(
@@ -111,7 +111,7 @@ def interval_chart(
 def with_y_axis(
     label: str, x_axis: Axis, series: Sequence[Series], *, title: str, is_percent: bool
 ) -> str:
-    """Return the chart of the series with a y-axis that spans them."""
+    """Return a chart of the series with a y-axis that spans all of their values."""
     low, high = axis_limits([value for one in series for value in one.ys])
     values = round_ticks(low, high)
     ticks = percent_ticks(values) if is_percent else [(value, f"{value:g}") for value in values]
@@ -126,5 +126,5 @@ def log_axis(values: Sequence[float], ticks: Sequence[tuple[float, str]], title:
 
 
 def percent_ticks(fractions: Sequence[float]) -> list[tuple[float, str]]:
-    """Return fractions with tick labels such as `85 %` or `85.5 %`."""
+    """Return tick positions with labels such as `85 %` or `85.5 %`."""
     return [(value, f"{round(100 * value, 3):g} %") for value in fractions]

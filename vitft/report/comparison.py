@@ -1,8 +1,8 @@
 """Comparison of several runs on the images that all of them used for validation, and its page.
 
-Images are matched by the digest of their bytes and classes by name. Only images that no run trained
-on are compared, each once. The test is about these trained models, not about their settings:
-another seed gives another model.
+Images are matched by the digest of their bytes, and classes by name. Each image is counted once,
+and only if no run was trained on it. The test compares these trained models, not their settings:
+another seed would result in a different model.
 """
 
 import itertools
@@ -25,13 +25,13 @@ from vitft.system.files import write_atomically
 from vitft.system.text import count, interval, percent, points
 
 MAX_DISPUTED = 60
-"""Images shown on which the runs disagree."""
+"""Maximum number of images shown on which the runs disagree."""
 Proportion = tuple[float, Interval]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedImage:
-    """An image that every run used for validation, with their predictions and probabilities."""
+    """An image used for validation by every run, with the prediction and probability of each."""
 
     sha256: str
     path: str
@@ -41,7 +41,7 @@ class SharedImage:
 
     @property
     def disputed(self) -> bool:
-        """Whether the predictions differ."""
+        """Whether the predictions of the runs differ."""
         return len(set(self.predicted)) > 1
 
     def is_correct(self, run: int) -> bool:
@@ -50,7 +50,7 @@ class SharedImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPair:
-    """Two runs, by their numbers, compared on the shared images."""
+    """Comparison of two runs, given by their indices, on the shared images."""
 
     first: int
     second: int
@@ -58,15 +58,15 @@ class RunPair:
     """Number of images that only the first run classifies correctly."""
     only_second: int
     difference: float
-    """Accuracy of the first minus accuracy of the second."""
+    """Accuracy of the first run minus accuracy of the second."""
     interval: Interval
     p: float
-    """Two-sided p-value of the exact McNemar test, with Holm's correction for all pairs."""
+    """Two-sided p-value of the exact McNemar test, Holm-corrected for the number of pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunComparison:
-    """Several runs with their shared images and the test of each pair."""
+    """Several runs with their shared images and a significance test for each pair."""
 
     runs: Sequence[Run]
     names: Sequence[str]
@@ -86,18 +86,18 @@ class RunComparison:
 
     @cached_property
     def rights(self) -> list[int]:
-        """How many shared images each run classifies correctly."""
+        """Number of shared images that each run classifies correctly."""
         return [sum(image.is_correct(i) for image in self.images) for i in range(len(self.runs))]
 
     @cached_property
     def accuracies(self) -> list[Proportion]:
-        """Accuracy of each run on the shared images; empty without such images."""
+        """Accuracy of each run on the shared images; empty if there are none."""
         shared = self.shared
         return [(right / shared, wilson_interval(right, shared)) for right in self.rights if shared]
 
     @cached_property
     def recall_counts(self) -> dict[str, tuple[list[int], int]]:
-        """How many shared images of each class each run classifies correctly, and of how many."""
+        """Number of correctly classified images per run, and of all shared images, by class."""
         counts = {}
         for name in sorted({image.label for image in self.images}):
             members = [image for image in self.images if image.label == name]
@@ -106,7 +106,7 @@ class RunComparison:
         return counts
 
     def accuracy_rows(self) -> list[tuple[str, str, str, str]]:
-        """Return name, accuracy, interval, and accuracy on the shared images of each run."""
+        """Return the name, accuracy, interval and accuracy on the shared images of each run."""
         return [
             (
                 f"{self.letters[i]} {self.names[i]}",
@@ -118,7 +118,7 @@ class RunComparison:
         ]
 
     def pair_rows(self) -> list[tuple[str, ...]]:
-        """Return a row of text for each pair."""
+        """Return a table row, as text, for each pair of runs."""
         return [
             (
                 f"{self.letters[p.first]} - {self.letters[p.second]}",
@@ -132,11 +132,11 @@ class RunComparison:
         ]
 
     def conclusions(self) -> list[str]:
-        """Return one sentence for each pair, without a full stop."""
+        """Return one sentence without a full stop for each pair of runs."""
         return [self.conclusion(pair) for pair in self.pairs]
 
     def conclusion(self, pair: RunPair) -> str:
-        """Return which of two runs is better, or that the difference is not significant."""
+        """Return a clause stating which run is better or that the difference is not significant."""
         better, worse = self.letters[pair.first], self.letters[pair.second]
         if pair.difference < 0:
             better, worse = worse, better
@@ -150,7 +150,7 @@ class RunComparison:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return the comparison as JSON values."""
+        """Return the comparison as an object that can be written as JSON."""
         return {
             "shared_images": self.shared,
             "notes": list(self.notes),
@@ -183,7 +183,7 @@ class RunComparison:
 
 
 def p_text(p: float) -> str:
-    """Return a p-value as text."""
+    """Return a p-value formatted as text."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
@@ -192,7 +192,7 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
 
     Raises:
         UsageError: A run is given twice, or there are more than 26.
-        RunError: A run did not save its predictions.
+        RunError: The predictions of a run were not saved.
     """
     check_runs(runs)
     by_digest = [{one.sha256: one for one in run.predictions} for run in runs]
@@ -239,10 +239,10 @@ def comparison_notes(
     common: int,
     relabelled: int,
 ) -> list[str]:
-    """Return what limits the comparison.
+    """Return sentences on the limits of the comparison.
 
-    `common` validation images are shared by all runs, and `relabelled` of these have different
-    labels.
+    `common` is the number of validation images shared by all runs, and `relabelled` the number of
+    these whose label differs between runs.
     """
     notes = []
     sizes = [len(table) for table in by_digest]
@@ -277,7 +277,7 @@ def comparison_notes(
 
 
 def run_pairs(images: Sequence[SharedImage], runs: int) -> list[RunPair]:
-    """Test every pair of runs."""
+    """Return the comparison of every pair of runs."""
     pairs = list(itertools.combinations(range(runs), 2))
     counts = [
         (
@@ -302,7 +302,7 @@ def run_pairs(images: Sequence[SharedImage], runs: int) -> list[RunPair]:
 
 
 def write_comparison(comparison: RunComparison, out: Path) -> Path:
-    """Write the page of a comparison and return its path.
+    """Write a comparison as an HTML page and return its path.
 
     Raises:
         RunError: The page cannot be written.
@@ -333,7 +333,7 @@ def write_comparison(comparison: RunComparison, out: Path) -> Path:
 
 
 def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Return the settings that differ between the runs, with their values."""
+    """Return the settings that differ between the runs, with the value in each run."""
     tables = [dotted(run.config) for run in runs]
     rows = []
     for key in sorted({key for table in tables for key in table}):
@@ -344,7 +344,7 @@ def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def class_recalls(comparison: RunComparison) -> list[tuple[str, int, list[Proportion], float]]:
-    """Return name, shared images, recalls and their difference by class, largest first."""
+    """Return the name, image count, recalls and recall range of each class, widest range first."""
     rows = []
     for name, (rights, total) in comparison.recall_counts.items():
         recalls = [(right / total, wilson_interval(right, total)) for right in rights]

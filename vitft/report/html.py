@@ -1,8 +1,8 @@
-"""Rendering of a page to a single HTML file that loads nothing and runs only its own script.
+"""Rendering of a page to a single HTML file that makes no requests and runs only its own script.
 
 The template engine escapes every value, and control characters are shown as escapes. The content
-security policy forbids all requests, all style attributes and every script but the page's own,
-which it names by digest: a name that escaped the templates still could do nothing.
+security policy blocks all requests, style attributes and scripts except the page's own, which is
+allowed by its digest. Markup in a name could therefore not run even if it were not escaped.
 """
 
 import base64
@@ -24,12 +24,12 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, view: Mapping[str, object]) -> str:
-    """Render a template with the values of a view. Charts in the view are SVG markup of `svg`."""
+    """Return a template rendered with the values of a view, whose charts are SVG from `svg`."""
     from markupsafe import Markup
 
     css = (TEMPLATES / "page.css").read_text(encoding="utf-8") + style_sheet()
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
-    policy = (  # allows this style sheet, this script and embedded images only
+    policy = (  # allows only this style sheet, this script and embedded images
         f"default-src 'none'; style-src {digest_source(css)}; script-src {digest_source(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
@@ -61,15 +61,15 @@ def template_engine() -> "Environment":
     return engine
 
 
-def printable(value: Any) -> Any:  # noqa: ANN401 - any value of a template
-    """Escape the control characters of a text; leave numbers and our own markup unchanged."""
+def printable(value: Any) -> Any:  # noqa: ANN401 - any template value
+    """Escape control characters in text; return numbers and trusted markup unchanged."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return visible(value)
     return value
 
 
 def no_break_percent(text: str) -> str:
-    """Put a no-break space before each percent sign that follows a space."""
+    """Replace the space before each percent sign with a no-break space."""
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 

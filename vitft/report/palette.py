@@ -1,7 +1,7 @@
-"""Colours of the pages in light and dark mode, named by what they mean.
+"""Colours of the pages in light and dark mode, named by meaning.
 
-Text has a contrast of at least 4.5:1 to every background it appears on, and the lines and markers
-of charts have at least 3:1 (WCAG 2.2, 1.4.3 and 1.4.11). The tests compute both.
+Text has a contrast ratio of at least 4.5:1 on every background where it appears, and the lines and
+markers of charts have at least 3:1 (WCAG 2.2, 1.4.3 and 1.4.11). The tests verify both.
 """
 
 from collections.abc import Mapping
@@ -30,28 +30,28 @@ DARK: Mapping[str, str] = {
 }
 TEXT, BACKGROUNDS = ("ink", "muted", "accent", "second", "good", "bad"), ("ground", "panel")
 GRAPHIC = ("muted", "accent", "second", "good", "bad")
-"""Colours of lines, markers and bars that carry meaning; `line` only separates."""
+"""Colours of meaningful lines, markers and bars; `line` is used only for separators."""
 
 NUM_SHADES = 6
-"""Number of shades of a matrix cell; its text has the colour `ink`."""
+"""Number of background shades for matrix cells, whose text has the colour `ink`."""
 STRONGEST = {"light": 0.42, "dark": 0.5}
-"""Fraction of colour in the strongest shade; the rest is the background."""
+"""Fraction of the colour in the strongest shade, mixed with the background."""
 
 
 def blend(colour: str, ground: str, fraction: float) -> str:
-    """Mix a fraction of one `#rrggbb` colour into another."""
+    """Return the `#rrggbb` colour of a fraction of `colour` mixed into `ground`."""
     pairs = zip(channels(colour), channels(ground), strict=True)
     mixed = (round(255 * (fraction * a + (1 - fraction) * b)) for a, b in pairs)
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
 
 def channels(colour: str) -> tuple[float, ...]:
-    """Return red, green and blue of `#rrggbb`, each from 0 to 1."""
+    """Return the red, green and blue values of `#rrggbb`, each from 0 to 1."""
     return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
 
 
 def shades(theme: Mapping[str, str], colour: str, strongest: float) -> list[str]:
-    """Return the shades of a colour over the background, from the faintest to the strongest."""
+    """Return the shades of a colour on the background, from faintest to strongest."""
     steps = [strongest * (0.3 + 0.7 * i / (NUM_SHADES - 1)) for i in range(NUM_SHADES)]
     return [blend(theme[colour], theme["ground"], step) for step in steps]
 
@@ -66,9 +66,9 @@ def css_variables(name: str, theme: Mapping[str, str]) -> str:
 
 
 def style_sheet() -> str:
-    """Return the style sheet of the colours: light or dark on a screen, light on paper.
+    """Return the style sheet that defines the colours: light or dark on screen, light in print.
 
-    It has classes for the fills and strokes of charts and for the shades of cells.
+    It contains classes for the fills and strokes of charts and for the shades of cells.
     """
     light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
     rules = [f".f-{key}{{fill:var(--{key})}}.s-{key}{{stroke:var(--{key})}}" for key in LIGHT]

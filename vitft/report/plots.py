@@ -1,6 +1,6 @@
-"""PNG figures drawn with matplotlib, which only this module imports (extra `plots`).
+"""PNG figures drawn with matplotlib, imported only by this module (extra `plots`).
 
-The figures use neither a display nor the global state of matplotlib. Titles have two lines.
+Drawing needs no display and does not change the global state of matplotlib.
 """
 
 import io
@@ -20,19 +20,19 @@ from vitft.system.console import visible
 from vitft.system.text import count, percent
 
 MAX_TITLE, MAX_LABEL = 48, 26
-"""Characters; longer texts are shortened."""
+"""Maximum number of characters in a title and in a label; longer text is shortened."""
 LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
-"""Colours that are distinct in every kind of colour vision, each with 4.5:1 on white."""
+"""Colours that colour-blind readers can tell apart, with a contrast of 4.5:1 on white."""
 BASELINE_COLOURS = ("#4a4a4a", "#6e6e6e")
 MARKERS, BASELINE_MARKERS = "os^Dv<>", "xP"
 LABEL_SIZE = 8.5
-"""Font size of the labels in points; two of them need 1.25 times as much between them."""
+"""Font size of the labels in points; their baselines are at least 1.25 times as far apart."""
 
 
 def filters_png(
     components: NDArray[np.float32], variance: NDArray[np.float32], title: str
 ) -> bytes:
-    """Draw principal components (n, k, k, 3) from 0 to 1, in rows of seven.
+    """Return a PNG of principal components (n, k, k, 3), values from 0 to 1, in rows of seven.
 
     `variance` (n,) is the fraction of the variance that each component explains.
     """
@@ -49,7 +49,7 @@ def filters_png(
 
 
 def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
-    """Draw one small map per patch (gh, gw, gh, gw), at the place of the patch in the image."""
+    """Return a PNG with a similarity map (gh, gw, gh, gw) at the position of each patch."""
     rows, columns = similarity.shape[:2]
     gap = max(1, round(max(rows, columns) / 14))
     mosaic = np.full((rows * (rows + gap) - gap, columns * (columns + gap) - gap), np.nan)
@@ -71,9 +71,9 @@ def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
 
 
 def distance_png(distance: NDArray[np.float32], images: int, uniform: float, title: str) -> bytes:
-    """Draw the mean attention distance (L, H) in pixels, one marker per head over its block.
+    """Return a PNG of mean attention distances (L, H) in pixels, with one marker per head.
 
-    The distance of a head with uniform attention is drawn as a dashed line.
+    A dashed line marks `uniform`, the distance of a head with uniform attention.
     """
     depth, heads = distance.shape
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
@@ -96,7 +96,7 @@ def distance_png(distance: NDArray[np.float32], images: int, uniform: float, tit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracyCurve:
-    """One line of a study: accuracy by training images per class."""
+    """One line of a study plot: accuracy by number of training images per class."""
 
     name: str
     accuracies: Sequence[float]
@@ -112,11 +112,11 @@ def accuracy_curves_png(
     title: str,
     detail: str,
 ) -> bytes:
-    """Draw the curves of a study with their intervals as bands.
+    """Return a PNG of the accuracy curves of a study, with their intervals as bands.
 
-    Each line is labelled at its end, so that no legend has to be matched by colour. Markers differ
-    as well, and baselines are dashed and grey. A dotted line is the accuracy of always predicting
-    the largest class.
+    Each line is labelled at its end, so that readers need not match colours to a legend, and has
+    its own marker. Baselines are dashed and grey. A dotted line shows the accuracy of always
+    predicting the largest class.
     """
     figure = Figure(figsize=(7.2, 4.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
@@ -144,7 +144,7 @@ def accuracy_curves_png(
             shots, percents, color=colour, marker=marker, markersize=5, linewidth=1.8,
             linestyle="--" if curve.is_baseline else "-",
         )  # fmt: skip
-        name = visible(curve.name)  # paths differ at their end
+        name = visible(curve.name)  # paths usually differ at the end
         text = name if len(name) <= MAX_LABEL else f"...{name[3 - MAX_LABEL :]}"
         labels.append((text, percents[-1], colour))
     labels.append(("largest class", 100 * majority, BASELINE_COLOURS[1]))
@@ -156,8 +156,8 @@ def accuracy_curves_png(
 def label_lines(
     axes: Axes, labels: Sequence[tuple[str, float, str]], *, height_inches: float
 ) -> None:
-    """Write labels (text, height in percent, colour) at the right edge, without overlaps."""
-    # The axes take about four fifths of the height of the figure.
+    """Draw labels (text, height in percent, colour) at the right edge without overlap."""
+    # The axes take up about four fifths of the height of the figure.
     spacing = 100 * 1.25 * LABEL_SIZE / (0.78 * height_inches * 72)
     heights = spread_apart([height for _, height, _ in labels], spacing)
     for (text, _, colour), height in zip(labels, heights, strict=True):
@@ -169,10 +169,10 @@ def label_lines(
 
 
 def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:
-    """Move heights apart, as little as necessary, so that neighbours differ by `spacing`.
+    """Return the heights moved apart just enough that neighbours differ by `spacing`.
 
-    Labels that would overlap form a block around the mean of their heights. Blocks stay between 0
-    and 100 if they fit.
+    Labels that would overlap form a block centred on the mean of their heights. Blocks stay between
+    0 and 100 if there is room.
     """
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     blocks: list[list[int]] = []
@@ -190,14 +190,14 @@ def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:
 
 
 def lowest_in_block(block: Sequence[int], heights: Sequence[float], spacing: float) -> float:
-    """Return the height of the lowest label of a block."""
+    """Return the height of the lowest label in a block."""
     middle = sum(heights[i] for i in block) / len(block)
     low = middle - spacing * (len(block) - 1) / 2
     return max(0.0, min(low, 100.0 - spacing * (len(block) - 1)))
 
 
 def add_title(figure: Figure, title: str, detail: str) -> None:
-    """Write two lines above a figure, without parsing markup: the title may be a folder name."""
+    """Draw two lines above a figure, without parsing markup: the title may be a folder name."""
     text = visible(title)
     text = text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 3]}..."
     figure.suptitle(f"{text}\n{detail}", fontsize=10, parse_math=False)
@@ -207,7 +207,7 @@ def to_png(figure: Figure) -> bytes:
     """Return the figure as a PNG file without metadata."""
     FigureCanvasAgg(figure)
     buffer = io.BytesIO()
-    with warnings.catch_warnings():  # a character that the font lacks is drawn as a box
+    with warnings.catch_warnings():  # characters missing from the font are drawn as boxes
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""What it takes to repeat a run: command, versions and digests."""
+"""Information needed to repeat a run: command, package versions and digests."""
 
 import dataclasses
 import shlex
@@ -11,13 +11,13 @@ from vitft.system.errors import UsageError
 
 
 def command_of(config: Mapping[str, Any]) -> str:
-    """Return the shortest command with these settings; empty if this version cannot read them."""
+    """Return the shortest command for the settings, or an empty string if they are not readable."""
     try:
         config_from_table(config)
         settings = dotted(config)
         given = {key: settings[key] for key in ("data.path", "weights.name") if settings.get(key)}
         parts = [f"--{key.partition('.')[0]} {shlex.quote(str(v))}" for key, v in given.items()]
-        # Other defaults depend on these three.
+        # The defaults of other settings depend on these three.
         for key in ("train.freeze", "train.augment", "optim.solver"):
             if key in settings and settings[key] != defaults_with(given).get(key):
                 given[key] = settings[key]
@@ -34,17 +34,17 @@ def command_of(config: Mapping[str, Any]) -> str:
 
 
 def set_option(key: str, value: object) -> str:
-    """Return a `--set` option for a shell."""
+    """Return a `--set` option, quoted for a shell."""
     return f"--set {shlex.quote(f'{key}={setting_text(value)}')}"
 
 
 def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten sections to settings with dotted names."""
+    """Return the settings of all sections in one mapping, by dotted name."""
     return {f"{name}.{k}": v for name, section in config.items() for k, v in section.items()}
 
 
 def defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of every setting, as in config.toml, if only these are given."""
+    """Return all settings as in config.toml, with defaults for those that are not given."""
     config = config_from_table(merge_settings({}, list(given.items())))
     return {
         key: list(value) if isinstance(value, tuple) else value
@@ -54,21 +54,21 @@ def defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def setting_text(value: object) -> str:
-    """Return a value in the form that `--set` reads."""
+    """Return a value in the syntax of `--set`."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(list(value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def environment_rows(run: Run) -> list[tuple[str, str]]:
-    """Return the device, the precision, and the versions of Python and the packages."""
+    """Return the device, the precision and the versions of Python and its packages."""
     known, keys = run.environment, ("device", "precision", "python", "system")
     first = [(key, str(known[key])) for key in keys if known.get(key)]
     return first + [(name, str(v)) for name, v in known.get("packages", {}).items()]
 
 
 def digests(run: Run) -> list[tuple[str, str]]:
-    """Return the digests that identify data, weights and model."""
+    """Return the digests that identify the data, the weights and the model."""
     weights = run.card.get("weights", {})
     pairs = [
         ("trained model (SHA-256 of card and tensors)", run.digest),

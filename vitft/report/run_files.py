@@ -1,6 +1,6 @@
-"""Reading of a run directory into one object, and thumbnails of its validation images.
+"""Run directories read into one object, with thumbnails of the validation images.
 
-What an older or interrupted run lacks is empty; a damaged file is an error that names it.
+Files missing from an older or interrupted run are read as empty. A damaged file raises an error.
 """
 
 import base64
@@ -33,14 +33,14 @@ JsonObject = Mapping[str, Any]
 NO_FINDINGS: JsonObject = {"bad": [], "odd": [], "duplicates": [], "mislabels": []}
 
 MAX_HEADER_BYTES, MAX_THUMBNAIL_BYTES = 64 * 2**20, 40_000
-"""A longer safetensors header or a larger thumbnail was not written by vitft."""
+"""Maximum sizes in bytes of a safetensors header and of a thumbnail written by vitft."""
 MAX_EMBEDDED = 2_000_000
-"""Characters of thumbnails in a page, which stays below 3 MB."""
+"""Maximum number of characters of thumbnails in a page, which keeps it below 3 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Contents of a run directory. The content of a missing file is empty."""
+    """Contents of a run directory; empty for files that are missing."""
 
     path: Path
     config: Mapping[str, JsonObject]
@@ -49,7 +49,7 @@ class Run:
     rows: tuple[Row, ...]
     predictions: tuple[ValidationPrediction, ...]
     results: RunResults
-    """eval.json; some keys may be missing in an older run."""
+    """Content of eval.json; some keys may be missing in an older run."""
     log: tuple[JsonObject, ...]
     """Lines of metrics.jsonl."""
     environment: JsonObject
@@ -67,7 +67,7 @@ class Run:
     def data_name(self) -> str:
         return Path(str(self.setting("data", "path") or "")).name
 
-    def setting(self, section: str, name: str) -> Any:  # noqa: ANN401 - any value of TOML
+    def setting(self, section: str, name: str) -> Any:  # noqa: ANN401 - any TOML value
         """Return a setting of config.toml, or None if it is missing."""
         return self.config.get(section, {}).get(name)
 
@@ -87,14 +87,14 @@ class Run:
 
 
 class Thumbnails:
-    """Thumbnails that the runs saved, as data URIs, up to the size limit of a page."""
+    """Thumbnails saved by the runs, as data URIs, up to the size limit of a page."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.budget = MAX_EMBEDDED
 
     def get(self, sha256: str, *, attention: bool = False) -> str:
-        """Return the thumbnail of the first run that has one; empty beyond the limit."""
+        """Return a thumbnail from the first run that has one, or an empty string past the limit."""
         if self.budget <= 0:
             return ""
         found = (run.thumbnail(sha256, attention=attention) for run in self.runs)
@@ -103,16 +103,16 @@ class Thumbnails:
         return uri
 
     def of_path(self, path: str) -> str:
-        """Return the thumbnail of an image of the first run's split."""
+        """Return the thumbnail of an image, given by its path in the first run's split."""
         row = self.runs[0].by_path.get(path)
         return self.get(row.sha256) if row else ""
 
 
 def find_run(run: str | None) -> Path:
-    """Find a run folder by its path or by a file in it; by default, the latest run.
+    """Return the folder of a run, given by its path or that of a file in it (default: the latest).
 
     Raises:
-        RunError: There is none.
+        RunError: The run does not exist.
     """
     path = Path(run).expanduser() if run is not None else BASE / LATEST
     folder = path.parent if path.is_file() else path
@@ -132,7 +132,7 @@ def read_run(path: Path) -> Run:
 
     Raises:
         RunError: A file is damaged.
-        DataError: split.csv is not as it was written.
+        DataError: The file split.csv is damaged.
     """
     config_text, config = read_config(path / "config.toml")
     classes = read_classes(path)
@@ -158,7 +158,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_object(path: Path) -> JsonObject:
-    """Read a JSON object; empty if the file is missing."""
+    """Return the JSON object in a file, or an empty one if the file is missing."""
     content = read_json(path)
     if content is not None and not isinstance(content, dict):
         raise damaged_file(path, "not a JSON object")
@@ -166,7 +166,7 @@ def read_object(path: Path) -> JsonObject:
 
 
 def read_config(path: Path) -> tuple[str, Mapping[str, JsonObject]]:
-    """Read config.toml as text and as sections."""
+    """Return the text of config.toml and its parsed sections."""
     if not path.is_file():
         return "", {}
     try:
@@ -176,7 +176,7 @@ def read_config(path: Path) -> tuple[str, Mapping[str, JsonObject]]:
 
 
 def read_log(path: Path) -> tuple[JsonObject, ...]:
-    """Read the lines of metrics.jsonl, without a last line that a crash cut off."""
+    """Return the lines of metrics.jsonl, except a last line cut off by a crash."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # the rest is incomplete
         objects = [json.loads(line) for line in lines if line.strip()]
@@ -190,9 +190,9 @@ def read_log(path: Path) -> tuple[JsonObject, ...]:
 
 
 def read_card(path: Path) -> tuple[JsonObject, str, int]:
-    """Read card, digest and number of parameters from a checkpoint without its tensors.
+    """Return the card, digest and parameter count of a checkpoint without reading its tensors.
 
-    The digest is not verified here: `vitft predict` verifies it whenever it loads the file.
+    The digest is not verified here, but by `vitft predict` whenever it loads the file.
     """
     if not path.is_file():
         return {}, "", 0

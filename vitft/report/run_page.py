@@ -1,6 +1,6 @@
-"""The page of a run: its sections as plain values for the template.
+"""HTML page of a run: its sections as plain values for the template.
 
-A section without data is None, and is left out of the page and its contents.
+A section without data is None and is omitted from the page and its table of contents.
 """
 
 from collections import Counter
@@ -22,16 +22,16 @@ from vitft.system.files import write_atomically
 from vitft.system.text import count, interval, percent, points
 
 MAX_WITH_ATTENTION, MAX_MISTAKES = 24, 300
-"""Mistakes shown with their attention map, and in all."""
+"""Maximum number of mistakes shown with an attention map, and in total."""
 MAX_FINDINGS = 40
-"""Findings shown of each kind."""
+"""Maximum number of findings shown of each kind."""
 MAX_MATRIX_CLASSES, MAX_PAIRS = 20, 30
-"""With more classes, the most confused pairs are shown instead of the matrix."""
+"""Maximum number of classes in the matrix, and of confused pairs in the list that replaces it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartSection:
-    """A section with text, charts and a table of the values in them."""
+    """A section with text, charts and a table of the charted values."""
 
     title: str
     text: str
@@ -43,7 +43,7 @@ class ChartSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRow:
-    """A row of the table of classes."""
+    """A row in the table of classes."""
 
     name: str
     train: int
@@ -53,7 +53,7 @@ class ClassRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfusionCell:
-    """A true class with a predicted class."""
+    """A pair of a true and a predicted class."""
 
     label: str
     predicted: str
@@ -61,28 +61,28 @@ class ConfusionCell:
     fraction: str
     """Percentage of the images of the true class."""
     cell: str
-    """Position in the matrix: row-column."""
+    """Position in the matrix, as `row-column`."""
     shade: str
-    """CSS class; empty for a count of 0."""
+    """CSS class of the background; empty for a count of 0."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Confusion:
-    """The confusion matrix, empty with many classes; and the most confused pairs."""
+    """The confusion matrix (empty if there are many classes) and the most confused pairs."""
 
     matrix: list[list[ConfusionCell]]
     pairs: list[ConfusionCell]
     more: int
-    """Confused pairs that are not shown."""
+    """Number of confused pairs that are not shown."""
 
 
 def write_report(run: Path, out: Path | None = None) -> Path:
-    """Write the page of a run, by default to `report.html` in the run, and return its path.
+    """Write the page of a run and return its path, by default `report.html` in the run folder.
 
     Raises:
         RunError: A file of the run is damaged, or the page cannot be written.
-        DataError: split.csv is not as it was written.
+        DataError: The file split.csv is damaged.
     """
     path = out or run / "report.html"
     write_atomically(path, render("report.html.j2", run_page(read_run(run))))
@@ -90,7 +90,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
 
 
 def run_page(run: Run) -> dict[str, object]:
-    """Return the values of the template `report.html.j2`."""
+    """Return the values for the template `report.html.j2`."""
     wrong = mistakes(run.predictions)
     freeze = str(run.setting("train", "freeze") or "")
     return {
@@ -128,9 +128,9 @@ def run_page(run: Run) -> dict[str, object]:
 
 
 def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, float]]] | None:
-    """Return the number of images per class as a sentence and as bars; None without a split.
+    """Return a sentence on the images per class and a bar for each, or None without a split.
 
-    Bars are name, training images, validation images, and the lengths of both in percent.
+    A bar has a name, numbers of training and validation images, and both lengths in percent.
     """
     if not run.rows:
         return None
@@ -150,14 +150,14 @@ def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, flo
 
 
 def epochs_section(run: Run) -> ChartSection | None:
-    """Return loss and accuracy over the epochs."""
+    """Return the section on loss and accuracy by epoch, or None without epochs."""
     needed = ("epoch", "train_loss", "val_loss", "train_top1", "val_top1")
     log = [line for line in run.log if all(line.get(key) is not None for key in needed)]
     if not log:
         return None
     xs = [line["epoch"] for line in log]
     if any(later <= earlier for earlier, later in pairwise(xs)):
-        xs = list(range(1, len(log) + 1))  # each stage of a training counts from 1
+        xs = list(range(1, len(log) + 1))  # in the log, each training stage counts from 1
 
     loss = [[line[key] for line in log] for key in ("train_loss", "val_loss")]
     top1 = [[line[key] for line in log] for key in ("train_top1", "val_top1")]
@@ -182,7 +182,7 @@ def epochs_section(run: Run) -> ChartSection | None:
 
 
 def penalty_section(run: Run) -> ChartSection | None:
-    """Return the penalties that the solver compared by cross-validation."""
+    """Return the section on the penalties compared by cross-validation, or None without them."""
     log = [line for line in run.log if {"l2", "cv_top1", "cv_loss"} <= {*line}]
     if not log:
         return None
@@ -201,7 +201,7 @@ def penalty_section(run: Run) -> ChartSection | None:
 
 
 def class_rows(run: Run) -> list[ClassRow]:
-    """Return recall, precision and F1 of each class, the lowest recall first."""
+    """Return a row with recall, precision and F1 for each class, lowest recall first."""
     confusions: dict[str, Counter[str]] = {}
     for one in mistakes(run.predictions):
         confusions.setdefault(one.label, Counter())[one.predicted] += 1
@@ -221,7 +221,7 @@ def class_rows(run: Run) -> list[ClassRow]:
 
 
 def confusion_of(run: Run) -> Confusion | None:
-    """Return the confusion of a run; None if there are neither predictions nor a matrix."""
+    """Return the confusion data of a run, or None if it has neither predictions nor a matrix."""
     counts = confusion_counts(run)
     if not counts:
         return None
@@ -254,7 +254,7 @@ def confusion_of(run: Run) -> Confusion | None:
 
 
 def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
-    """Return the number of images by true and predicted class, without zeros."""
+    """Return the non-zero image counts by true and predicted class."""
     if run.predictions:
         index = {name: i for i, name in enumerate(run.classes)}
         return Counter((index[one.label], index[one.predicted]) for one in run.predictions)
@@ -265,7 +265,7 @@ def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
 
 
 def confidence_section(run: Run) -> ChartSection | None:
-    """Return how well the confidence of predictions agrees with their accuracy."""
+    """Return the section on how well confidence matches accuracy, or None if not measured."""
     calibration = run.results.get("calibration")
     if not calibration or calibration.get("ece") is None:
         return None
@@ -302,7 +302,7 @@ def confidence_section(run: Run) -> ChartSection | None:
 
 
 def learning_section(run: Run) -> ChartSection | None:
-    """Return the accuracy by number of training images."""
+    """Return the section on accuracy by number of training images, or None without a curve."""
     more = run.results.get("cross_validation")
     curve = (more.get("curve") or []) if more else []
     if not more or len(curve) < 2:

@@ -1,4 +1,4 @@
-"""The summary of a run at the top of its page: a few sentences and the main figures."""
+"""Summary at the top of the page of a run: a few sentences and the key figures."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.freeze`
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure:
-    """A figure with its name, its 95 % interval or another detail, and its explanation."""
+    """A figure with its name, an explanation, and its 95 % interval or another detail."""
 
     name: str
     value: str
@@ -28,13 +28,13 @@ class KeyFigure:
 
 
 def summary_sentences(run: Run) -> list[str]:
-    """Describe data, model, results and cautions, one paragraph each."""
+    """Return one paragraph each on the data, the model, the results and their limits."""
     paragraphs = (describe_data(run), describe_model(run), describe_results(run), cautions(run))
     return [text for text in paragraphs if text]
 
 
 def describe_data(run: Run) -> str:
-    """Return the classes and the numbers of images."""
+    """Return a sentence on the classes and the numbers of images."""
     parts = Counter(row.split for row in run.rows)
     if not run.rows:
         return ""
@@ -47,7 +47,7 @@ def describe_data(run: Run) -> str:
 
 
 def describe_model(run: Run) -> str:
-    """Return the architecture, the origin of the weights, and which layers were trained."""
+    """Return a text on the architecture, the pretrained weights and the trained layers."""
     name, shape = str(run.setting("weights", "name") or ""), run.card.get("architecture", {})
     if not name and not shape:
         return ""
@@ -66,7 +66,7 @@ def describe_model(run: Run) -> str:
 
 
 def describe_training(freeze: str) -> str:
-    """Describe `train.freeze`, stage by stage."""
+    """Return a description of the layers trained with `train.freeze`, stage by stage."""
     words = []
     for stage in filter(None, freeze.split(",")):
         blocks = stage.removeprefix("blocks:")
@@ -79,7 +79,7 @@ def describe_training(freeze: str) -> str:
 
 
 def weights_name(name: str) -> str:
-    """Return a catalogue name unchanged; for a path, the name of the run or of the file."""
+    """Return the catalogue name of weights, or for a path the name of the run or file."""
     path = Path(name)
     if path.suffix in (".safetensors", ".bin", ".pth", ".npz"):
         return path.parent.name if path.stem in ("model", "pytorch_model") else path.stem
@@ -87,7 +87,7 @@ def weights_name(name: str) -> str:
 
 
 def describe_results(run: Run) -> str:
-    """Return the accuracy with its interval, the baseline and the weakest class."""
+    """Return a text on the accuracy with its interval, the baseline and the weakest class."""
     results = run.results
     if not results:
         return ""
@@ -102,7 +102,7 @@ def describe_results(run: Run) -> str:
 
 
 def describe_weakest(run: Run) -> str:
-    """Return the class with the lowest recall, by cross-validation and on validation images."""
+    """Return a text on the lowest recall in cross-validation and on the validation images."""
     cross_validated, validation = cross_validated_recalls(run)[:1], validation_recalls(run)[:1]
     weakest = [one for one in cross_validated + validation if one.recall < 1]
     if not weakest:
@@ -114,7 +114,7 @@ def describe_weakest(run: Run) -> str:
 
 
 def recall_text(one: ClassRecall) -> str:
-    """Return the class, its recall and the interval."""
+    """Return the name of a class with its recall and the interval as text."""
     return (
         f"{one.name}, with a recall of {percent(one.recall, 0)} on {count(one.images, one.kind)} "
         f"({interval(one.interval, 0)})"
@@ -122,7 +122,7 @@ def recall_text(one: ClassRecall) -> str:
 
 
 def cautions(run: Run) -> str:
-    """Return what limits the validity of the results."""
+    """Return sentences on the limits of the results, or an empty string if there are none."""
     status = run.environment.get("status", "finished")
     if not run.results:
         return f"Nothing was evaluated: the status of the run is “{status}”."
@@ -140,7 +140,7 @@ def cautions(run: Run) -> str:
 
 
 def key_figures(run: Run) -> list[KeyFigure]:
-    """Return the main figures of a run."""
+    """Return the key figures of a run."""
     results = run.results
     if not results:
         return []

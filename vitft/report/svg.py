@@ -1,7 +1,7 @@
 """Line charts as SVG markup, for pages without style attributes and with two colour schemes.
 
-Colours are CSS classes, which the style sheet of the page defines, and text stays text. No font is
-measured: text widths are estimated from above.
+Colours are CSS classes defined in the style sheet of the page, and text is not converted to paths.
+Fonts are not measured: text widths are upper estimates.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 324.0, 208.8
-"""Size of a chart in SVG units, close to the width of a phone so that labels stay legible."""
+"""Size of a chart in SVG units, close to the width of a phone to keep labels legible."""
 BOTTOM = 172.8
 """Vertical position of the x-axis."""
 FONT_SIZE, LEGEND_FONT_SIZE = 11, 10
@@ -20,31 +20,31 @@ TICK_LENGTH, LABEL_GAP, HANDLE_LENGTH = 3.5, 7.0, 18.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points with circles of one radius, and a line of one width (0: none) through them."""
+    """Data points, drawn as circles, and the line through them (width 0: no line)."""
 
     xs: Sequence[float]
     ys: Sequence[float]
     colour: str
-    """A colour name of `palette`."""
+    """Name of a colour in `palette`."""
     name: str = ""
     """Text in the legend; empty for no entry."""
     width: float = 2.0
     dashes: str = ""
     """Value of `stroke-dasharray`; empty for a solid line."""
     markers: Sequence[bool] | None = None
-    """Which points have a circle; None for all."""
+    """Flags for the points drawn as circles; None for all points."""
     radius: float = 3.0
     is_hollow: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class Axis:
-    """An axis from `low` to `high`, which lie at `begin` and `end` in SVG units."""
+    """An axis from `low` to `high`, drawn from `begin` to `end` in SVG units."""
 
     low: float
     high: float
     ticks: Sequence[tuple[float, str]]
-    """Values with their labels."""
+    """Tick values with their labels."""
     title: str = ""
     is_log: bool = False
     begin: float = 0.0
@@ -59,7 +59,7 @@ class Axis:
 
 
 def axis_limits(values: Sequence[float], *, is_log: bool = False) -> tuple[float, float]:
-    """Return the limits of an axis that shows these values with a margin on each side."""
+    """Return the limits of an axis that spans the values, with a margin on each side."""
     ends = [math.log(v) for v in values] if is_log else list(values)
     low, high = min(ends), max(ends)
     margin = 0.05 * (high - low) or max(0.05 * abs(low), 1e-3)
@@ -68,7 +68,7 @@ def axis_limits(values: Sequence[float], *, is_log: bool = False) -> tuple[float
 
 
 def round_ticks(low: float, high: float, *, integer: bool = False) -> list[float]:
-    """Return at most six round values between the limits of an axis."""
+    """Return up to six round values between the limits of an axis."""
     rough = (high - low) / 6
     power = 10.0 ** math.floor(math.log10(rough))
     steps = [step * size for size in (power, 10 * power) for step in (1, 2, 2.5, 5, 10)]
@@ -79,7 +79,7 @@ def round_ticks(low: float, high: float, *, integer: bool = False) -> list[float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Several series over two axes; the label is the text alternative for screen readers."""
+    """Several series on two axes; the label is the text alternative for screen readers."""
 
     label: str
     x: Axis
@@ -88,7 +88,7 @@ class Chart:
     elements: list[str] = field(default_factory=list)
 
     def markup(self) -> str:
-        """Return the chart as an SVG element. Call it once."""
+        """Return the chart as an SVG element. Call this method only once."""
         named = [s for s in self.series if s.name]
         labels = max((text_width(text) for _, text in self.y.ticks), default=0.0)
         self.x.begin = LABEL_GAP + labels + (19.0 if self.y.title else 5.0)
@@ -112,7 +112,7 @@ class Chart:
             at = self.x.position(value)
             self.draw_line(((at, bottom), (at, top)), "line", 0.6)
             self.draw_line(((at, bottom), (at, bottom + TICK_LENGTH)), "muted", 0.8)
-            if at - text_width(text) / 2 > free:  # leave out a label that overlaps the previous one
+            if at - text_width(text) / 2 > free:  # omit a label that overlaps the previous one
                 self.draw_text(at, bottom + 15.4, text, "middle")
                 free = at + text_width(text) / 2 + 2
         for value, text in self.y.ticks:
@@ -141,7 +141,7 @@ class Chart:
                 self.draw_marker(point, series)
 
     def draw_marker(self, point: tuple[float, float], series: Series) -> None:
-        """Draw a circle."""
+        """Draw a point of a series as a circle."""
         x, y, r = *point, series.radius
         look = f'class="f-{series.colour}"'
         if series.is_hollow:
@@ -151,7 +151,7 @@ class Chart:
         self.elements.append(f'<path d="{circle}" {look}></path>')
 
     def draw_legend(self, named: Sequence[Series]) -> None:
-        """Draw the legend above the chart, where it never covers a point."""
+        """Draw the legend above the chart, where it does not cover any points."""
         left = self.x.begin
         for series in named:
             ends = ((left + 3, 10.9), (left + 3 + HANDLE_LENGTH, 10.9))
@@ -177,7 +177,7 @@ class Chart:
     def draw_text(
         self, x: float, y: float, text: str, anchor: str, more: str = "", size: int = FONT_SIZE
     ) -> None:
-        """Draw text; `more` is for further attributes."""
+        """Draw text; `more` contains additional SVG attributes."""
         self.elements.append(
             f'<text x="{x:.2f}" y="{y:.2f}"{more} font-size="{size}" text-anchor="{anchor}" '
             f'class="f-ink">{escape(text)}</text>'

@@ -1,4 +1,4 @@
-"""A trained model behind HTTP: `POST /predict`, and a page to drop images on.
+"""HTTP server for a trained model, with an API and a web page for uploading images.
 
-The server has no password, encryption or rate limit; a reverse proxy can add them.
+The server has no authentication, encryption or rate limit; a reverse proxy can add them.
 """

@@ -1,9 +1,9 @@
 """Checks of the Host header of every request and of the Origin of POST requests.
 
-A page of another site in the user's own browser reaches a server on loopback, too. Either it binds
-its own name to our address in order to read responses, and the browser sends that name as Host (DNS
-rebinding); or it sends a form or a `fetch` across origins, and the browser marks it in
-Sec-Fetch-Site and Origin (CSRF). Without CORS headers no other page can read a response.
+A page of another site in the user's browser can reach even a server on loopback. It may resolve its
+own name to our address in order to read responses, and the browser then sends that name as Host
+(DNS rebinding); or it may send a form or a `fetch` across origins, which the browser marks in
+Sec-Fetch-Site and Origin (CSRF). Without CORS headers, other pages cannot read the responses.
 """
 
 import ipaddress
@@ -22,10 +22,10 @@ STANDARD_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The allowed Host headers."""
+    """Rules for the Host headers that the server accepts."""
 
     hosts: frozenset[str]
-    """Names and addresses in lower case, without ports."""
+    """Allowed names and addresses in lower case, without ports."""
     any_address: bool = False
     """Whether every IP address is allowed; DNS rebinding needs a name."""
 
@@ -36,10 +36,10 @@ class Access:
 
 
 def access_for(host: str, allowed: Sequence[str]) -> Access:
-    """Return the allowed hosts of a server bound to `host`, with further `allowed` names.
+    """Return the access rules of a server bound to `host`, with additional `allowed` names.
 
     Raises:
-        UsageError: One of them is not a host name.
+        UsageError: An allowed name is not a valid host name.
     """
     for name in allowed:
         if host_name(name) != name.strip("[]").lower():
@@ -55,13 +55,13 @@ def access_for(host: str, allowed: Sequence[str]) -> Access:
 
 
 def host_name(host: str) -> str | None:
-    """Return the name in a Host header in lower case, without port; None if malformed."""
+    """Return the lower-case name in a Host header without its port, or None if malformed."""
     found = HOST.fullmatch(host.lower())
     return (found[1] or found[2]) if found else None
 
 
 def is_address(name: str) -> bool:
-    """Return whether a host is an IP address."""
+    """Return whether a host name is an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -70,7 +70,7 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a server at `host` is reachable from this machine only."""
+    """Return whether a server at `host` can be reached only from this machine."""
     return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
@@ -88,7 +88,7 @@ def is_own_page(host: str, *, origin: str | None, site: str | None) -> bool:
         return True
     scheme = origin.lower().partition("://")[0]
     port = STANDARD_PORTS.get(scheme)
-    if port is None:  # e.g. "null", from a sandboxed frame
+    if port is None:  # for example "null", from a sandboxed frame
         return False
     try:
         sent_from, own = urlsplit(origin.lower()), urlsplit(f"{scheme}://{host.lower()}")

@@ -1,4 +1,4 @@
-"""Routes, their OpenAPI schema, error responses, and checks and headers of every request."""
+"""ASGI application: routes, OpenAPI schema, error responses, access checks and headers."""
 
 import asyncio
 import http
@@ -43,7 +43,7 @@ SECURITY_HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
-"""Headers of every response that does not set them itself."""
+"""Default headers, added to each response that does not set them itself."""
 BINARY = {"type": "string", "format": "binary"}
 FORM = {"type": "object", "properties": {"images": {"type": "array", "items": BINARY}}}
 REQUEST_BODY = {
@@ -56,7 +56,7 @@ REQUEST_BODY = {
 
 
 class Handlers:
-    """The request handlers of the routes."""
+    """Request handlers of the routes."""
 
     def __init__(self, queue: BatchQueue) -> None:
         self.queue, self.limits = queue, queue.limits
@@ -64,16 +64,16 @@ class Handlers:
         self.page = build_page(max_bytes=self.limits.max_bytes, explains=queue.can_explain)
 
     async def show_page(self) -> Response:
-        """The page to drop images on."""
+        """Return the web page for uploading images."""
         return HTMLResponse(self.page.html, headers={"content-security-policy": self.page.policy})
 
     async def healthz(self) -> Response:
-        """Whether the server is alive, and how many images are queued."""
+        """Return the status of the server and the number of queued images."""
         counts = {"waiting": self.queue.admitted, "queue": self.limits.queue}
         return JsonResponse(200, {"status": "ok", **counts})
 
     async def labels(self) -> Response:
-        """Class names, image size and limits."""
+        """Return the class names, image size and limits."""
         fields = {
             "classes": self.queue.classes,
             "image_size": self.queue.transform.image_size,
@@ -86,7 +86,7 @@ class Handlers:
     async def predict(
         self, request: Request, top_k: Annotated[int, Query(ge=1, le=10_000)] = 5
     ) -> Response:
-        """The most probable classes of each image; an unusable image has an error instead."""
+        """Return the most probable classes of each image, or an error for an unusable image."""
         async with self.uploads(request) as files, asyncio.timeout(ANSWER_SECONDS):
             predictions = await asyncio.gather(
                 *(self.queue.predict(file.data, file.name, top_k) for file in files)
@@ -100,7 +100,7 @@ class Handlers:
     async def explain(
         self, request: Request, name: Annotated[str | None, Query(alias="class")] = None
     ) -> Response:
-        """A PNG of one image under its relevance for a class (default: the most probable)."""
+        """Return a PNG of an image overlaid with its relevance for a class (default: the best)."""
         if name is not None and name not in self.queue.classes:
             raise HTTPException(422, "the model has no such class; GET /labels lists them")
         target = None if name is None else self.queue.classes.index(name)
@@ -115,7 +115,7 @@ class Handlers:
 
     @asynccontextmanager
     async def uploads(self, request: Request) -> AsyncIterator[list[Upload]]:
-        """Read the files of a request and keep their places in the queue."""
+        """Read the files of a request and reserve their places in the queue."""
         if self.queue.is_full:
             raise QueueFullError
         content_type = request.headers.get("content-type", "")
@@ -137,7 +137,7 @@ class Handlers:
 
 
 class SecurityMiddleware:
-    """ASGI middleware around the whole application."""
+    """ASGI middleware for access checks, security headers and responses at shutdown."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access
@@ -160,7 +160,7 @@ class SecurityMiddleware:
         handler = refusal(scope, self.access) or self.app
         try:
             await handler(scope, receive, send_with_headers)
-        except asyncio.CancelledError:  # the server stops, and this request took too long
+        except asyncio.CancelledError:  # the server is stopping, and this request took too long
             if not started:
                 await JsonResponse(503, {"error": "the server is stopping"})(
                     scope, receive, send_with_headers
@@ -168,7 +168,7 @@ class SecurityMiddleware:
 
 
 def refusal(scope: Scope, access: Access) -> JsonResponse | None:
-    """Return the response to a request that is refused; None if it is allowed."""
+    """Return the error response to a refused request, or None if the request is allowed."""
     headers = Headers(scope=scope)
     host = headers.get("host", "")
     if not access.allows(host):
@@ -180,7 +180,7 @@ def refusal(scope: Scope, access: Access) -> JsonResponse | None:
 
 
 def make_app(queue: BatchQueue, access: Access) -> SecurityMiddleware:
-    """Return the application, which runs the queue during its lifespan."""
+    """Return the ASGI application, which runs the queue during its lifespan."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -192,7 +192,7 @@ def make_app(queue: BatchQueue, access: Access) -> SecurityMiddleware:
         title="vitft",
         description="Image classification.",
         version=version("vitft"),
-        openapi_url=None,  # added below; FastAPI's own documentation pages load foreign scripts
+        openapi_url=None,  # added below; FastAPI's documentation pages load third-party scripts
         redirect_slashes=False,
         lifespan=lifespan,
     )
@@ -233,7 +233,7 @@ def add_route(
     method: str,
     **schema: Any,  # noqa: ANN401 - FastAPI's own arguments
 ) -> str:
-    """Add a route, with OPTIONS, and HEAD if it takes GET; return its Allow header."""
+    """Add a route with OPTIONS, and with HEAD if the method is GET; return its Allow header."""
     methods = [method, "HEAD"] if method == "GET" else [method]
     allow = ", ".join((*methods, "OPTIONS"))
 
@@ -248,7 +248,7 @@ def add_route(
 
 
 def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
-    """Answer every error with `{"error": ...}`; paths and tracebacks go to the log only."""
+    """Add handlers that return errors as `{"error": ...}` and keep details for the log."""
 
     async def http_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -1,8 +1,8 @@
 """Queue of images that are decoded in threads and predicted in batches.
 
-A batch is whatever is queued when the model becomes free, so a single image never waits for others,
-and the batches grow with the load. The number of images in the queue is limited; further ones are
-refused at once, so the waiting time is limited, too.
+A batch contains the images queued when the model becomes free, so a single image never waits for
+others, and batches grow with the load. The queue has a maximum length, which bounds the waiting
+time; further images are refused at once.
 """
 
 import asyncio
@@ -32,28 +32,28 @@ from vitft.system.errors import ImageError
 from vitft.system.malloc import return_memory
 
 SCAN_MARKER = b"\xff\xda"
-"""Starts each scan of a JPEG; within coded data 0xff is always followed by 0."""
+"""Marker at the start of each JPEG scan; in coded data, 0xff is always followed by 0."""
 
 
 Output = TypeVar("Output")
 
 
 class QueueFullError(Exception):
-    """The queue has no place for further images."""
+    """Error raised when the queue has no room for further images."""
 
 
 @dataclass(eq=False, slots=True)
 class PendingImage:
-    """A decoded image that waits for the model."""
+    """A decoded image waiting for the model."""
 
     name: str
     view: Views
-    """(S, S, 3)"""
+    """Preprocessed image (S, S, 3)."""
     prediction: "asyncio.Future[Prediction]"
 
 
 class BatchQueue:
-    """A queue in front of a model that serves many clients at once, within one event loop.
+    """Queue that shares one model among concurrent requests of one event loop.
 
     Raises:
         RunError: The model's scores are not finite.
@@ -65,20 +65,20 @@ class BatchQueue:
         self.pipeline = Pipeline(predictor, postprocess)
         self.admitted = 0
         self.num_admitted = 0
-        """Images admitted since the start."""
+        """Number of images admitted since the start."""
         self.pending: deque[PendingImage] = deque()
         self.has_pending = asyncio.Event()
         blank = np.zeros((*self.transform.image_size, 3), np.uint8)
-        self.pipeline.predict_batch([LoadedImage("", blank)])  # fails now if weights are damaged
+        self.pipeline.predict_batch([LoadedImage("", blank)])  # fail now if weights are damaged
 
     @property
     def can_explain(self) -> bool:
-        """Whether the model's attention is accessible, which timm's models do not allow."""
+        """Whether the model's attention is accessible; it is not for timm models."""
         return isinstance(self.predictor.model, VisionTransformer)
 
     async def serve(self) -> None:
         """Predict queued images until cancelled."""
-        spare_cores = (os.cpu_count() or 1) - 1  # one is left for the event loop
+        spare_cores = (os.cpu_count() or 1) - 1  # leave one for the event loop
         self.decoders = BlockingPool(max(1, min(4, spare_cores)), "decode")
         self.model_thread = BlockingPool(1, "model")
         tidying = asyncio.create_task(self.return_memory())
@@ -93,7 +93,7 @@ class BatchQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether not even one image can be admitted."""
+        """Whether the queue has no room for another image."""
         return self.admitted >= self.limits.queue
 
     @contextmanager
@@ -101,7 +101,7 @@ class BatchQueue:
         """Reserve places in the queue for `count` images until they are predicted.
 
         Raises:
-            QueueFullError: There are not enough places.
+            QueueFullError: The queue has fewer than `count` free places.
         """
         if self.admitted + count > self.limits.queue:
             raise QueueFullError
@@ -113,7 +113,7 @@ class BatchQueue:
             self.admitted -= count
 
     async def predict(self, data: bytes, name: str, top_k: int) -> Prediction:
-        """Predict an image from the bytes of its file; an unusable one gets an error."""
+        """Return the prediction for an image file, which has an error if the image is unusable."""
         try:
             view = await self.decoders.run(self.view, data, name)
         except ImageError as error:
@@ -124,7 +124,7 @@ class BatchQueue:
         return (await image.prediction).top(top_k)
 
     async def explain(self, data: bytes, name: str, target: int | None) -> bytes:
-        """Return a PNG of the view under its relevance for a class (default: the best).
+        """Return a PNG of the view overlaid with its relevance for a class (default: the best).
 
         Raises:
             ImageError: The image cannot be decoded.
@@ -134,16 +134,16 @@ class BatchQueue:
         return await self.decoders.run(overlay_png, view, heat)
 
     async def return_memory(self) -> None:
-        """Return freed memory to the system from time to time."""
+        """Return freed memory to the system periodically."""
         seen = self.num_admitted
         while True:
             await asyncio.sleep(TIDY_SECONDS)
             if self.num_admitted != seen:
-                seen = self.num_admitted if self.admitted == 0 else -1  # again when all is done
+                seen = self.num_admitted if self.admitted == 0 else -1  # again once idle
                 await asyncio.to_thread(return_memory)
 
     def next_batch(self) -> list[PendingImage]:
-        """Take images from the front of the queue, except those whose request was cancelled."""
+        """Remove and return the next batch from the queue, without cancelled images."""
         batch: list[PendingImage] = []
         while self.pending and len(batch) < MAX_BATCH:
             image = self.pending.popleft()
@@ -154,7 +154,7 @@ class BatchQueue:
         return batch
 
     async def predict_batch(self, batch: list[PendingImage]) -> None:
-        """Predict a batch; an exception is passed on to every request in it."""
+        """Predict a batch and set the result, or an exception, for every request in it."""
         if not batch:
             return
         results: list[Prediction] | Exception
@@ -172,17 +172,17 @@ class BatchQueue:
                 image.prediction.set_result(results[i])
 
     def view(self, data: bytes, name: str) -> Views:
-        """Preprocess an image file: (S, S, 3).
+        """Return the preprocessed image (S, S, 3) of a file.
 
         Raises:
-            ImageError: It cannot be decoded, or decoding it would take too long.
+            ImageError: The image cannot be decoded, or decoding it would take too long.
         """
         if data.startswith(b"\xff\xd8") and data.count(SCAN_MARKER) > MAX_SCANS:
             raise ImageError(name, f"JPEG with more than {MAX_SCANS} scans")
         return decode_view(data, name, self.transform, max_pixels=MAX_IMAGE_PIXELS)
 
     def relevance(self, view: Views, target: int | None) -> ScoreArray:
-        """Return the relevance (gh, gw) of a view's patches for a class, from 0 to 1."""
+        """Return the relevance (gh, gw) of a view's patches for a class, in [0, 1]."""
         targets = None if target is None else torch.tensor([target])
         inputs = self.predictor.inputs(view[None])
         heat: ScoreArray = relevance_map(self.predictor.model, inputs, targets)[0]
@@ -190,7 +190,7 @@ class BatchQueue:
 
 
 def overlay_png(view: Views, heat: ScoreArray) -> bytes:
-    """Draw heat (gh, gw) over a view (S, S, 3) as a PNG."""
+    """Return a PNG of a view (S, S, 3) overlaid with a heat map (gh, gw)."""
     buffer = io.BytesIO()
     overlay(Image.fromarray(view), heat).save(buffer, "PNG")
     return buffer.getvalue()
@@ -199,8 +199,8 @@ def overlay_png(view: Views, heat: ScoreArray) -> bytes:
 class BlockingPool:
     """Bounded pool of threads that run functions for the coroutines of one event loop.
 
-    Unlike in `concurrent.futures`, calls wait as coroutines, so a cancelled one is dropped together
-    with its data, and daemon threads do not keep a stopped program alive.
+    Unlike in `concurrent.futures`, calls wait as coroutines, so a cancelled call releases its data,
+    and daemon threads do not keep a stopped program alive.
     """
 
     def __init__(self, size: int, name: str) -> None:
@@ -216,17 +216,17 @@ class BlockingPool:
         """Run jobs until the pool is closed."""
         while job := self.jobs.get():
             job()
-            del job  # it holds an image, and the next job may come much later
+            del job  # it refers to an image, and the next job may arrive much later
 
     def close(self) -> None:
-        """Let each thread end after its current job."""
+        """End each thread after its current job."""
         for _ in self.threads:
             self.jobs.put(None)
 
     async def run(self, function: Callable[..., Output], *arguments: object) -> Output:
-        """Call a function in one of the threads; its exception is raised here.
+        """Call a function in one of the threads; return its result or raise its exception.
 
-        A call that has begun keeps its thread to the end, even if it is cancelled.
+        A call that has begun occupies its thread until it ends, even if it is cancelled.
         """
         await self.free.acquire()
         loop = asyncio.get_running_loop()
@@ -239,7 +239,7 @@ class BlockingPool:
             if error is not None:
                 future.set_exception(error)
             else:
-                future.set_result(result)  # type: ignore[arg-type]  # no error: it is an Output
+                future.set_result(result)  # type: ignore[arg-type]  # an Output, as there is no error
 
         def job() -> None:
             result, failure = None, None
@@ -252,7 +252,7 @@ class BlockingPool:
             except RuntimeError:  # the server has stopped
                 return
             finally:
-                del result, failure  # the error's traceback refers to this frame: a cycle
+                del result, failure  # break the cycle of traceback and frame
 
         self.jobs.put(job)
         return await future

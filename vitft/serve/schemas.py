@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 
 class JsonResponse(Response):
-    """JSON in ASCII, which also escapes class names that are not valid Unicode."""
+    """JSON response in ASCII, with non-ASCII characters and invalid Unicode escaped."""
 
     media_type = "application/json"
 
@@ -27,7 +27,7 @@ class ClassProbabilitySchema(BaseModel):
 
 
 class PredictionSchema(BaseModel):
-    """The prediction for one image, as a row of `vitft predict --format json`."""
+    """The prediction for one image, in the format of `vitft predict --format json`."""
 
     path: str = Field(description="file name as sent; empty for a body that is one image")
     classes: list[ClassProbabilitySchema] | None = Field(None, description="most probable first")
@@ -42,13 +42,13 @@ class PredictionsSchema(BaseModel):
 
 
 class ErrorSchema(BaseModel):
-    """The reason why a request failed."""
+    """The reason a request failed."""
 
     error: str
 
 
 class LabelsSchema(BaseModel):
-    """Class names and limits."""
+    """Class names, image size and limits."""
 
     classes: list[str]
     image_size: list[int] = Field(description="height and width of the model's input in pixels")

@@ -1,4 +1,4 @@
-"""Socket, protocol and uvicorn settings of the server."""
+"""Socket, protocol timeouts and uvicorn configuration of the server."""
 
 import asyncio
 import http
@@ -31,10 +31,10 @@ from vitft.system.errors import UsageError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; port 0 takes a free one.
+    """Return a socket listening on an address; port 0 selects a free port.
 
     Raises:
-        UsageError: The address is not one of this machine, or is in use.
+        UsageError: The address does not belong to this machine or is in use.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -59,10 +59,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class TimeoutProtocol(H11Protocol):
-    """HTTP/1.1 with timeouts for headers and responses, and a limit of connections.
+    """HTTP/1.1 protocol with timeouts for headers and responses and a connection limit.
 
-    uvicorn leaves these to a reverse proxy; its own timer starts after a first response. The limits
-    of bodies are in `uploads`.
+    Uvicorn leaves these to a reverse proxy; its own timer starts after the first response. Limits
+    on request bodies are in `uploads`.
     """
 
     head_timer: asyncio.TimerHandle | None = None
@@ -70,13 +70,13 @@ class TimeoutProtocol(H11Protocol):
     has_begun = False
     """Whether bytes have arrived since the last response."""
     is_chunked = False
-    """Whether the body has the chunked transfer coding."""
+    """Whether the body uses chunked transfer coding."""
     num_bytes = num_line_ends = 0
-    """Received for the current request."""
+    """Numbers of bytes and line breaks received for the current request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # of asyncio's transports
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # attribute of asyncio's transports
         if len(self.connections) > MAX_CONNECTIONS:
             self.refuse(503, "too many connections; try again", [(b"retry-after", b"1")])
             return
@@ -99,7 +99,7 @@ class TimeoutProtocol(H11Protocol):
         self.update_head_timer()
 
     def has_tiny_chunks(self, data: bytes) -> bool:
-        """Return whether a body has chunks of a few bytes, each of which costs 40 µs."""
+        """Return whether a body has chunks of only a few bytes, each of which takes 40 µs."""
         if self.num_bytes < 4096 or self.num_line_ends * MIN_BYTES_PER_LINE < self.num_bytes:
             return False
         self.is_chunked = self.is_chunked or b"chunked" in data.lower()
@@ -111,7 +111,7 @@ class TimeoutProtocol(H11Protocol):
             self.head_timer.cancel()
             self.head_timer = None
         super().on_response_complete()
-        if self.conn.their_state is h11.IDLE:  # the request was read completely
+        if self.conn.their_state is h11.IDLE:  # the request has been read completely
             self.is_chunked, self.num_bytes, self.num_line_ends = False, 0, 0
         self.update_head_timer()
 
@@ -121,7 +121,7 @@ class TimeoutProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
 
     def update_head_timer(self) -> None:
-        """Run the timeout for headers only while no request is being answered."""
+        """Start or cancel the header timeout, which runs while no request is being answered."""
         if self.headers is not None and not self.is_chunked:  # type: ignore[redundant-expr]
             self.is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         if self.is_idle and self.head_timer is None and not self.transport.is_closing():
@@ -131,7 +131,7 @@ class TimeoutProtocol(H11Protocol):
             self.head_timer = None
 
     def head_timed_out(self) -> None:
-        """Close the connection, because no complete request has arrived in time."""
+        """Close the connection, unless a complete request has arrived in time."""
         self.head_timer = None
         if not self.is_idle or self.transport.is_closing():
             return
@@ -150,14 +150,14 @@ class TimeoutProtocol(H11Protocol):
             self.write_timer = None
         super().resume_writing()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - it may hold request data
-        """Answer bytes that are not HTTP; uvicorn calls this."""
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - it may contain request data
+        """Respond to data that is not valid HTTP; called by uvicorn."""
         self.refuse(400, "not a valid HTTP request")
 
     def refuse(self, status: int, problem: str, headers: list[tuple[bytes, bytes]] = []) -> None:  # noqa: B006
-        """Close the connection, after an error response unless the application has begun one."""
+        """Send an error response, unless a response has begun, and close the connection."""
         if not self.is_idle:
-            self.cycle.disconnected = True  # what the application still sends is dropped
+            self.cycle.disconnected = True  # discard what the application still sends
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"error": problem}).encode()
@@ -178,10 +178,10 @@ class TimeoutProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that stops within `STOP_SECONDS` of the first signal."""
+    """Uvicorn server that stops within `STOP_SECONDS` of the first signal."""
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until stopped, with a short switch interval of Python's threads."""
+        """Serve until stopped, with a short switch interval for Python threads."""
         before = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_SECONDS)
         try:

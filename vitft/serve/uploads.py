@@ -1,7 +1,7 @@
-"""Uploads: request bodies within limits of size, time and memory, and the files of a form.
+"""Uploads: reading of request bodies, with limits on size, time and memory, and parsing of forms.
 
-Forms (multipart/form-data, RFC 7578) are parsed by python-multipart with our limits. Uploads never
-touch the disk, and a form with too many parts is refused at the first one too many.
+Forms (multipart/form-data, RFC 7578) are parsed by python-multipart with our limits. Uploads are
+never written to disk, and parsing of a form stops at the first part beyond the limit.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # not t
 
 
 class MemoryBudget:
-    """Bytes that the bodies of all requests may occupy together."""
+    """Limit on the total number of bytes of all request bodies in memory."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
 
     @contextmanager
     def reservation(self) -> Iterator["Reservation"]:
-        """Open a reservation that grows while a body is read and is released at the end."""
+        """Yield a reservation that can grow while a body is read; release it on exit."""
         reservation = Reservation(self)
         try:
             yield reservation
@@ -41,16 +41,16 @@ class MemoryBudget:
 
 
 class Reservation:
-    """The part of a `MemoryBudget` that one request occupies."""
+    """The bytes of a `MemoryBudget` that one request occupies."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget, self.size = budget, 0
 
     def grow(self, size: int) -> None:
-        """Reserve `size` further bytes.
+        """Reserve `size` more bytes.
 
         Raises:
-            HTTPException: 503, the budget is exhausted.
+            HTTPException: The budget is exhausted (503).
         """
         if self.budget.used + size > self.budget.limit:
             raise HTTPException(503, "too many uploads at once; try again", headers=RETRY_SOON)
@@ -61,10 +61,11 @@ class Reservation:
 async def receive_body(
     receive: Receive, content_length: str | None, reservation: Reservation, *, max_bytes: int
 ) -> bytes:
-    """Read the whole body; the reservation grows with it.
+    """Read and return the whole body, growing the reservation with it.
 
     Raises:
-        HTTPException: 413 too large, 408 too slow, 400 interrupted, 503 out of memory.
+        HTTPException: The body is too large (413), too slow (408) or incomplete (400), or the
+            memory budget is exhausted (503).
     """
     too_large = HTTPException(413, f"the request is larger than {max_bytes / 1e6:g} MB")
     if content_length is not None and int(content_length) > max_bytes:
@@ -94,16 +95,16 @@ class Upload:
     """One uploaded file."""
 
     name: str
-    """The client's name for it, which is never used as a path; may be empty."""
+    """File name sent by the client, never used as a path; may be empty."""
     data: bytes
 
 
 class FormError(Exception):
-    """A damaged form, or one that exceeds a limit; the text is sent to the client."""
+    """Error for a form that is damaged or exceeds a limit; the message is sent to the client."""
 
 
 class FormReader:
-    """Callbacks of the parser, which collect files."""
+    """Parser callbacks that collect the files of a form."""
 
     def __init__(self, max_files: int) -> None:
         self.max_files = max_files
@@ -149,7 +150,7 @@ class FormReader:
 
 
 def read_form(body: bytes, content_type: str, *, max_files: int) -> list[Upload]:
-    """Parse the files of a multipart/form-data body, in order.
+    """Return the files of a multipart/form-data body, in order.
 
     Raises:
         FormError: The form is damaged, incomplete or empty, or exceeds a limit.

@@ -1,6 +1,6 @@
-"""The page to drop images on: one HTML document with a policy that allows only its own server.
+"""Web page for uploading images: an HTML document that may connect only to its own server.
 
-Class and file names arrive as JSON and are shown as text; the HTML contains none of them.
+Class and file names are received as JSON and inserted as text; the HTML does not contain them.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class ServedPage:
-    """HTML with its Content-Security-Policy."""
+    """HTML of the page and its Content-Security-Policy."""
 
     html: str
     policy: str
 
 
 def build_page(*, max_bytes: int, explains: bool) -> ServedPage:
-    """Return the page for a server with this limit, with or without relevance overlays."""
+    """Return the page for an upload limit, with relevance overlays if `explains` is set."""
     light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
     css = (
         f":root {{ color-scheme: light dark; {light} }}\n"
@@ -44,5 +44,5 @@ def build_page(*, max_bytes: int, explains: bool) -> ServedPage:
 
 
 def read_asset(name: str) -> str:
-    """Read a file of this folder."""
+    """Return the text of a file in this folder."""
     return (HERE / name).read_text(encoding="utf-8")
