@@ -18,7 +18,7 @@ SHRUNK_SIDE = 256
 TILES = 4
 """Number of tiles per side; the sharpest counts, because a blurred background is not a fault."""
 TINY_PX = 32
-"""Shorter side in pixels below which an image is tiny: less than 2 x 2 patches of a typical ViT."""
+"""Shorter side in pixels below which an image is tiny: under 2 x 2 patches of a typical ViT."""
 BLANK = 2.0
 """Standard deviation in grey levels (out of 255) below which an image is blank."""
 BLURRY = 0.12

@@ -1,7 +1,7 @@
 """Table of decisions on single images, applied without changing any image file.
 
 `vitft check` proposes the table, the user edits it, and `vitft finetune --fixes` applies it to the
-result of `scan`: `drop` leaves an image out, `move` changes its label, `keep` changes nothing.
+result of `scan`: `drop` leaves an image out, `move` changes its label, `keep` has no effect.
 `check.audit` makes the proposals.
 """
 

@@ -29,7 +29,7 @@ def decode_images(
     max_pixels: int = MAX_PIXELS,
     ahead: int | None = None,
 ) -> Generator[Pixels | ImageError, None, None]:
-    """Open each image and yield the result of `view` for its index and its upright RGB pixels.
+    """Open each image and yield the result of `view` for its index and its upright RGB image.
 
     There is one result per path, in order: an array, or the error if the file is unreadable. The
     number of paths may be infinite; `workers` and `ahead` are as in `in_order`.

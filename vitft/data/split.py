@@ -53,7 +53,7 @@ class Manifest:
     root: Path
     classes: tuple[str, ...]
     rows: tuple[Row, ...]
-    """Images sorted by class, then by path as a string."""
+    """Rows sorted by class, then by path as a string."""
 
     @property
     def train(self) -> tuple[Row, ...]:
@@ -246,7 +246,7 @@ def leaks(manifest: Manifest) -> Leaks:
 
 
 def log_split(manifest: Manifest) -> None:
-    """Log a chart of the images per class, and warn about leaks between identical files."""
+    """Log a chart of the images per class, and warn about the groups found by `leaks`."""
     counts = {name: [0, 0] for name in manifest.classes}
     for row in manifest.rows:
         counts[manifest.classes[row.label]][row.split == "val"] += 1

@@ -111,7 +111,7 @@ def build_pipeline(
     """Freeze a loaded model for a stage, move it to a device and cut it.
 
     Raises:
-        UsageError: The model does not have the layers that the stage names.
+        UsageError: The model does not have the layers of the stage.
     """
     if stage == "lora":
         add_adapters(model, spec)

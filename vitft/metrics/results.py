@@ -135,7 +135,7 @@ class EvaluatedData(TypedDict):
     path: str
     unreadable: list[FileRemark]
     trained: int | None
-    """Number of training images of the run, which are left out; None if the split is unknown."""
+    """Number of images left out because the run trained on them; None if the split is unknown."""
     validated: int | None
     """Number of scored images that the run validated on; None if the split is unknown."""
     copies: int  # number of scored images identical to an earlier one
