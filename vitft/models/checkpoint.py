@@ -35,8 +35,8 @@ Provenance = TypedDict(
         "sha256": str,  # digest of the file
         "licence": str,
         "from": str,  # name of the weights that a checkpoint was fine-tuned from
-        "training": str,  # how bundled weights were trained
-        "data": str,  # what bundled weights were trained on
+        "training": str,  # training recipe of bundled weights
+        "data": str,  # training data of bundled weights
     },
     total=False,
 )
@@ -61,7 +61,7 @@ class Card:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the card whose `asdict` was written as JSON."""
+        """Return the card that `save_checkpoint` stored as JSON."""
         known = {
             "architecture": config_from_json(fields["architecture"]),
             "transform": EvalTransform.from_json(fields["transform"]),

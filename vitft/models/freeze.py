@@ -8,7 +8,7 @@ from vitft.system.errors import UsageError
 
 
 def frozen_blocks(freeze: str, depth: int) -> int | None:
-    """Return the number of frozen first blocks, or None if the embedding is trained as well.
+    """Return the number of frozen blocks at the start, or None if the embedding is trained.
 
     A return value of `depth` means that the whole encoder is frozen: only the layers after
     pooling are trained.

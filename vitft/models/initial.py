@@ -170,7 +170,7 @@ def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
 
 
 def checked_size(folder: Folder, size: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the common size of the images; refuse different sizes and a large one."""
+    """Return the common size of the images; refuse images that differ in size or are large."""
     if size is None:
         raise DataError(
             f"the images of {folder.root} differ in size, so a new model needs an input size",

@@ -217,7 +217,7 @@ class NumpyModel:
         return x if gamma is None else x * gamma
 
     def classify(self, features: Float32Array) -> Float32Array:
-        """Return class scores (logits, (B, C)) from pooled features."""
+        """Return class scores (logits) from pooled features: (B, D) to (B, C)."""
         if self.settings["distilled"]:  # mean of two heads, one per class token
             cls, dist = features[:, : self.width], features[:, self.width :]
             return as_floats((self.linear(cls, "head.") + self.linear(dist, "head_dist.")) / 2)

@@ -27,7 +27,7 @@ STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
     "r50_s16": ((3, 4, 9), 16),
     "r50_s32": ((3, 4, 6, 3), 32),
 }
-"""Bottlenecks per stage and pixels per token for the middle part of an architecture name."""
+"""Bottlenecks per stage and pixels per token, keyed by the middle part of the model name."""
 
 
 def stem_stride(stages: tuple[int, ...]) -> int:
@@ -36,7 +36,7 @@ def stem_stride(stages: tuple[int, ...]) -> int:
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad as TensorFlow's SAME: ceil(side / stride) outputs, an odd pixel at right and bottom."""
+    """Pad like TensorFlow's SAME: ceil(side / stride) outputs, extra pixels right and bottom."""
     pads: list[int] = []
     for side in (x.shape[-1], x.shape[-2]):
         total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
@@ -106,7 +106,7 @@ def build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
 
 
 def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, ...]:
-    """Return the strides of the convolutions in front of the patches.
+    """Return the strides of the convolutions before the patches.
 
     The last convolutions have stride 2, as many as there are factors of 2 in the patch side; the
     others have stride 1.

@@ -182,7 +182,7 @@ class VisionTransformer(nn.Module):
         self.pos_embed = nn.Parameter(torch.zeros(1, rows + math.prod(config.grid), width))
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
-        # The last LayerNorm precedes pooling of the class token, but follows pooling by mean.
+        # The last LayerNorm comes before class-token pooling, but after mean pooling.
         norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.norm = norm if config.pool == "cls" else nn.Identity()
         self.fc_norm = norm if config.pool == "mean" else nn.Identity()
@@ -191,7 +191,7 @@ class VisionTransformer(nn.Module):
             self.pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))
         self.head = linear_head(config)
         self.head_dist = linear_head(config) if config.distilled else None
-        if not self.cls_token.is_meta:  # a meta model gets pretrained weights
+        if not self.cls_token.is_meta:  # on "meta", pretrained weights follow
             self.init_weights()
 
     def embed(self, pixels: Tensor) -> Tensor:

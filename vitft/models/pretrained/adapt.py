@@ -134,7 +134,7 @@ def target_config(
     image_size: Sides,
     **changes: Any,  # noqa: ANN401 - fields of ViTConfig
 ) -> ViTConfig:
-    """Return the configuration for another class count and image size; None keeps a value.
+    """Return the configuration for another class count and image size; None keeps either.
 
     In a model with a new head, the distillation token becomes a register.
     """

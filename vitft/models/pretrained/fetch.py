@@ -115,7 +115,7 @@ def sha256_of(path: Path) -> str:
 
 
 def with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEntry:
-    """Return the entry of a hub repository with the name of the weight file in it."""
+    """Return the entry of a hub repository, with the name of its weight file filled in."""
     try:
         cached_or_downloaded(entry)
     except WeightsError as error:

@@ -1,4 +1,4 @@
-"""Reader of weight files of any supported kind, which never executes anything in them.
+"""Reader for weight files of any supported kind; never executes anything in a file.
 
 Names and layouts remain as they are in the file; `convert` interprets them.
 """
@@ -73,7 +73,7 @@ def read_weights(
 
 
 def check_published_digest(path: Path, digest: str) -> None:
-    """Refuse a file whose name is that of a published file but contains another digest."""
+    """Refuse a file named like a published one if its digest is not the one in the name."""
     published = {entry.was for entry in catalog_entries() if entry.was}
     digits = re.search(r"-([0-9a-f]{8})\.", path.name)
     if path.name in published and digits and not digest.startswith(digits[1]):
@@ -184,7 +184,7 @@ def open_archive(path: Path, kind: str) -> zipfile.ZipFile:
         raise damaged_weights(kind, path, error) from error
     unpacked = sum(member.file_size for member in archive.infolist())
     packed = path.stat().st_size
-    if unpacked > min(16 * 2**30, 20 * packed):  # ViT-H has 2.5 GB; weights hardly compress
+    if unpacked > min(16 * 2**30, 20 * packed):  # ViT-H takes 2.5 GB; weights hardly compress
         archive.close()
         raise WeightsError(
             f"refused: {path} has {packed} bytes and unpacks to {unpacked}",

@@ -16,7 +16,7 @@ from vitft.system.errors import WeightsError
 
 MAX_IMAGE_SIDE = 16384
 PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Names of Pillow's filters by their numbers, which transformers writes."""
+"""Mapping from Pillow's filter numbers, which transformers writes, to names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
