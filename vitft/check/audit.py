@@ -146,9 +146,9 @@ def propose_fixes(
 def identical_file_fixes(
     members: Sequence[CopyMember], probabilities: Mapping[str, ClassProbabilities]
 ) -> list[Fix]:
-    """Return fixes for identical files: keep one per label, or only that with the probable label.
+    """Return fixes for identical files: keep one per label, or only the probable label.
 
-    Validation images are kept in preference, so that the validation set does not change.
+    Validation images are preferred, so that the validation set does not change.
     """
     ordered = sorted(members, key=lambda m: (m["split"] != "val", m["path"]))
     first = {member["label"]: member for member in reversed(ordered)}

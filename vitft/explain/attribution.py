@@ -1,10 +1,10 @@
 """Attribution maps of a Vision Transformer: one value per patch, from attention and its gradients.
 
-`trace_attention` runs the blocks with explicit attention weights instead of a fused kernel, so that
-the maps equal `Attention.maps`, the logits are computed from them, and gradients reach them. There
-are no hooks, and no part of the model is implemented a second time.
+`trace_attention` runs the blocks with explicit attention weights instead of a fused kernel, so the
+maps equal `Attention.maps`, the logits are computed from them, and gradients flow back to them.
+This needs neither hooks nor a second implementation of any part of the model.
 
-Shapes use the letters of `models.vit`; gh and gw are the rows and columns of the patch grid.
+Shapes use the notation of `models.vit`; gh and gw are the rows and columns of the patch grid.
 
 Sources: Abnar and Zuidema 2020 (rollout), https://arxiv.org/abs/2005.00928; Chefer, Gur and Wolf
 2021 (relevance from attention and its gradients), https://arxiv.org/abs/2103.15679.
@@ -27,7 +27,7 @@ from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 
 MAX_WEIGHTS = 20_000_000
-"""Attention weights in memory at a time, over all blocks, heads and images; 80 MB."""
+"""Maximum number of attention weights in memory (80 MB), over all blocks, heads and images."""
 FUSE_HEADS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda maps: maps.mean(dim=1),
     "max": lambda maps: maps.amax(dim=1),
@@ -37,7 +37,7 @@ FUSE_HEADS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """Attribution maps (B, gh, gw), not negative; and logits (B, C), or features without a head."""
+    """Non-negative attribution maps (B, gh, gw), and logits (B, C), or features without a head."""
 
     values: NDArray[np.float32]
     logits: NDArray[np.float32]
@@ -49,15 +49,15 @@ def relevance_map(
     """Return the relevance of each patch for a class, scaled to [0, 1] within each image.
 
     Args:
-        model: A VisionTransformer with a head, in eval mode. It is not changed.
-        pixels: Normalised images (B, channels, S, S) on the device of the model.
-        target: Class indices (B,); None for the predicted class of each image.
+        model: A VisionTransformer with a head, in eval mode. It is not modified.
+        pixels: Normalised images (B, channels, S, S), on the same device as the model.
+        target: Class indices (B,), or None for the predicted class of each image.
 
     Returns:
-        (B, gh, gw), all zero if no patch is relevant for the class.
+        Relevance maps (B, gh, gw), all zero if no patch is relevant to the class.
 
     Raises:
-        UsageError: The model is not a VisionTransformer, or has no classes.
+        UsageError: The model is not a VisionTransformer or has no classes.
     """
     return scale_maps(explain(model, pixels, Method(), target).values)
 
@@ -65,18 +65,18 @@ def relevance_map(
 def explain(
     model: nn.Module, pixels: Tensor, method: Method, target: Tensor | None = None
 ) -> Attribution:
-    """Compute the attribution map of each image; only relevance uses the `target` classes (B,).
+    """Return the attribution maps of images; only relevance uses the `target` classes (B,).
 
     Raises:
-        UsageError: The model is not a VisionTransformer, or it has no classes or no such block or
-            head.
-        RunError: The values are not finite.
+        UsageError: The model is not a VisionTransformer, or lacks the classes, the block or the
+            head that the method needs.
+        RunError: The attribution values are not finite.
     """
     vit = require_vit(model, "explain")
     check_method(vit.config, method)
     num_tokens = vit.config.num_prefix + vit.config.grid[0] * vit.config.grid[1]
     size = max(1, MAX_WEIGHTS // (vit.config.depth * vit.config.heads * num_tokens**2))
-    batches = pixels.split(size)  # no images are one empty batch
+    batches = pixels.split(size)  # without images: one empty batch
     targets = [None] * len(batches) if target is None else target.to(pixels.device).split(size)
     maps, logits = [], []
     for batch, classes in zip(batches, targets, strict=True):
@@ -111,7 +111,7 @@ def check_method(config: ViTConfig, method: Method) -> None:
 def attribute_tokens(
     model: VisionTransformer, pixels: Tensor, method: Method, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the attribution of the input of the head to each token (B, N), and logits (B, C)."""
+    """Return the attribution of the head's input to each token, (B, N), and the logits (B, C)."""
     if method.name == "relevance":
         return relevance(model, pixels, target)
     with torch.no_grad():
@@ -126,20 +126,20 @@ def attribute_tokens(
 
 
 def pool_rows(config: ViTConfig, matrix: Tensor) -> Tensor:
-    """Average the rows of the class tokens, or of the patches with mean pooling: (B, N)."""
+    """Return the mean row (B, N) of the class tokens, or of the patches with mean pooling."""
     is_cls = config.pool == "cls"
     rows = matrix[:, : config.num_read] if is_cls else matrix[:, config.num_prefix :]
     return rows.mean(dim=1)
 
 
 def attention_maps(model: VisionTransformer, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return the attention maps (B, H, N, N) of every block, rows sum to 1, and logits (B, C)."""
+    """Return the attention maps (B, H, N, N), whose rows sum to 1, and the logits (B, C)."""
     steps = list(trace_attention(model, model.embed(pixels)))
     return [maps for maps, _ in steps], model.classify(model.pool(steps[-1][1]))
 
 
 def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run all blocks, and yield for each its attention maps (B, H, N, N) and output (B, N, D)."""
+    """Run all blocks, yielding the attention maps (B, H, N, N) and output (B, N, D) of each."""
     for block in cast("Iterable[Block]", model.blocks):
         maps: list[Tensor] = []
         attend = functools.partial(attend_explicitly, block.attn, maps)
@@ -148,9 +148,9 @@ def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[
 
 
 def attend_explicitly(attention: Attention, maps: list[Tensor], x: Tensor) -> Tensor:
-    """Compute `Attention.forward` of tokens (B, N, D) with its map, which is appended to `maps`."""
+    """Return `Attention.forward` of tokens (B, N, D), and append its attention map to `maps`."""
     q, k, values = attention.split_heads(x)  # each (B, H, N, K)
-    weights = attention_weights(q, k)  # (B, H, N, N), as `Attention.maps`
+    weights = attention_weights(q, k)  # (B, H, N, N), as in `Attention.maps`
     maps.append(weights)
     return attention.proj((weights @ values).transpose(1, 2).flatten(2))  # (B, N, D)
 
@@ -158,14 +158,14 @@ def attend_explicitly(attention: Attention, maps: list[Tensor], x: Tensor) -> Te
 def rollout(
     model: VisionTransformer, pixels: Tensor, *, fusion: str = "mean", discard: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Multiply the attention of all blocks, with an identity for each residual connection.
+    """Multiply the attention maps of all blocks, adding the identity for residual connections.
 
     Returns:
-        The fraction of each input token (columns) in each output token (rows), (B, N, N), rows sum
-        to 1; and the logits (B, C).
+        The fraction of each input token (columns) in each output token (rows), (B, N, N), with rows
+        that sum to 1; and the logits (B, C).
 
-    Source: Abnar and Zuidema 2020, section 3; maximum, minimum and discarding weak connections as
-    in J. Gildenblat, "Exploring Explainability for Vision Transformers", 2020.
+    Source: Abnar and Zuidema 2020, section 3; for fusion by maximum or minimum and for discarding,
+    J. Gildenblat, "Exploring Explainability for Vision Transformers", 2020.
     """
     tokens = model.embed(pixels)
     product = identity = torch.eye(tokens.shape[1], device=tokens.device)  # (N, N)
@@ -177,7 +177,7 @@ def rollout(
 
 
 def discard_weakest(fused: Tensor, fraction: float) -> Tensor:
-    """Set each image's weakest connections (B, N, N) to zero, except the class token to itself."""
+    """Return connections (B, N, N) with the weakest set to 0, except the class token to itself."""
     count = int(fused[0].numel() * fraction)
     if not count:
         return fused
@@ -191,14 +191,14 @@ def discard_weakest(fused: Tensor, fraction: float) -> Tensor:
 def relevance(
     model: VisionTransformer, pixels: Tensor, target: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Propagate attention, weighted by its gradient for a class, through all blocks.
+    """Propagate attention through all blocks, weighted by its gradient for a class.
 
-    Each block adds the mean over its heads of the positive part of attention times gradient,
-    multiplied by the relevance of its inputs (equations 5 and 6). Mean pooling, which the paper
-    does not cover, is treated as another attention layer, in which every patch has weight 1 / P.
+    For each block, the positive part of attention times gradient is averaged over the heads,
+    multiplied by the relevance so far and added to it (equations 5 and 6). Mean pooling, which the
+    paper does not cover, is treated as another attention layer with weight 1 / P for every patch.
 
     Returns:
-        Relevance of each token, (B, N), not negative; and the logits (B, C).
+        The non-negative relevance of each token, (B, N), and the logits (B, C).
 
     Source: Chefer, Gur and Wolf 2021, section 3.
     """
@@ -208,7 +208,7 @@ def relevance(
         last = steps[-1][1]  # (B, N, D)
         logits = model.classify(model.pool(last))  # (B, C)
         wanted = logits.argmax(dim=-1) if target is None else target
-        score = logits.gather(1, wanted[:, None]).sum()  # images do not influence each other
+        score = logits.gather(1, wanted[:, None]).sum()  # images do not affect each other
         maps = [weights for weights, _ in steps]
         *gradients, last_gradient = torch.autograd.grad(score, [*maps, last])
     initial = initial_rows(model.config, last.detach(), last_gradient)  # (B, 1, N)
@@ -217,15 +217,15 @@ def relevance(
         weighted = (weights.detach() * gradient).clamp(min=0).float().mean(dim=1)  # (B, N, N)
         rows = rows + rows @ weighted
     if model.config.pool == "cls":
-        rows = rows - initial  # the identity of equation 3
+        rows = rows - initial  # the identity in equation 3
     return rows[:, 0], logits.detach()
 
 
 def initial_rows(config: ViTConfig, last: Tensor, last_gradient: Tensor) -> Tensor:
-    """Return the weight of each token after the last block (B, N, D) in the pooling, (B, 1, N).
+    """Return the pooling weight (B, 1, N) of each output token (B, N, D) of the last block.
 
-    Relevance is these rows times one matrix (B, N, N) per block. From the last block to the first,
-    each step multiplies a vector by a matrix; the order of the paper multiplies matrices.
+    The relevance is this row times one matrix (B, N, N) per block. Starting at the last block, each
+    step multiplies a vector by a matrix, whereas the order in the paper multiplies matrices.
     """
     if config.pool == "mean":
         pooling = (last * last_gradient).sum(dim=-1).clamp(min=0)  # weight times gradient
@@ -236,7 +236,7 @@ def initial_rows(config: ViTConfig, last: Tensor, last_gradient: Tensor) -> Tens
 
 
 def scale_maps(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale each map (B, gh, gw) to [0, 1], and a constant map to 0."""
+    """Return each map (B, gh, gw) scaled to [0, 1]; constant maps become 0."""
     low, high = values.min(axis=(1, 2), keepdims=True), values.max(axis=(1, 2), keepdims=True)
     span = high - low
     is_varying = span > 1e-6 * high

@@ -1,4 +1,4 @@
-"""Explanation of image files: a heat map over each image, and optionally raw values, on disk."""
+"""Explanation of image files: writes a heat map over each image and, optionally, raw values."""
 
 import io
 import re
@@ -26,25 +26,25 @@ from vitft.system.files import write_atomically, writing
 from vitft.system.text import percent
 
 MAX_ON_SHEET = 48
-"""Images on the contact sheet."""
+"""Maximum number of images on the contact sheet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedImage:
-    """The result for one image."""
+    """Explanation of one image."""
 
     path: str
     answer: str = ""
-    """The predicted class; empty if the model has no classes."""
+    """Name of the predicted class; empty if the model has no classes."""
     probability: float | None = None
     shown: str = ""
-    """The class that the map explains; empty if the method does not depend on a class."""
+    """Name of the class that the map explains; empty if the method does not use a class."""
     file: Path | None = None
-    """The picture; None if the image cannot be read."""
+    """Path of the picture; None if the image cannot be read."""
     error: str = ""
 
     def caption(self) -> str:
-        """Return the prediction and the file name in one line."""
+        """Return the prediction and the file name on one line."""
         parts = []
         if self.probability is not None:
             parts.append(f"{visible(self.answer)} {percent(self.probability, 0)}")
@@ -55,13 +55,13 @@ class ExplainedImage:
 
 @dataclass(slots=True, kw_only=True)
 class Explainer:
-    """Explains image files, and writes the pictures, and optionally arrays, to a folder."""
+    """Explainer that writes a picture of each image file, and optionally arrays, to a folder."""
 
     model: ExplainedModel
     method: Method
     out: Path
     target: int | None = None
-    """Class index for relevance; None for the predicted class of each image."""
+    """Index of the class to explain by relevance; None for the predicted class of each image."""
     arrays: bool = False
     tiles: list[SheetTile] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class Explainer:
     def explain_batch(
         self, pixels: Pixels
     ) -> Iterator[tuple[Pixels, NDArray[np.float32], NDArray[np.float32]]]:
-        """Yield each preprocessed image (S, S, 3) with its map (gh, gw) and logits (C,)."""
+        """Yield each preprocessed image (S, S, 3), its map (gh, gw) and its logits (C,)."""
         if not len(pixels):
             return
         target = None if self.target is None else torch.full((len(pixels),), self.target)
@@ -99,7 +99,7 @@ class Explainer:
         heat: NDArray[np.float32],
         logits: NDArray[np.float32],
     ) -> ExplainedImage:
-        """Write the files of an image (S, S, 3) with its map (gh, gw) and logits (C,)."""
+        """Write the files of an image (S, S, 3), given its map (gh, gw) and logits (C,)."""
         stem = f"{number + 1:03}-{safe_stem(path)}"
         file = self.out / f"{stem}.png"
         result = self.result_for(path, file, logits)
@@ -121,7 +121,7 @@ class Explainer:
         return result
 
     def result_for(self, path: str, file: Path, logits: NDArray[np.float32]) -> ExplainedImage:
-        """Return the predicted and the explained class for the logits (C,) of an image."""
+        """Return the explanation of an image with the logits (C,), written to `file`."""
         classes = self.model.classes
         if not classes:
             return ExplainedImage(path=path, file=file)
@@ -138,18 +138,18 @@ class Explainer:
 
     @torch.no_grad()
     def attention(self, pixels: Pixels) -> NDArray[np.float32]:
-        """Return the attention of every block and head for one image, (L, H, N, N)."""
+        """Return the attention maps (L, H, N, N) of all blocks and heads for one image."""
         maps, _ = attention_maps(self.model.vit, self.model.inputs(pixels[None]))
         return torch.cat(maps).float().cpu().numpy()
 
     def write(self, file: Path, content: bytes) -> None:
-        """Write a file, and create the folder for the first one."""
+        """Write a file, creating the folder before the first one."""
         with writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
         write_atomically(file, content)
 
     def finish(self) -> Path | None:
-        """Write the contact sheet and return its path; None for fewer than two images."""
+        """Write the contact sheet and return its path, or None for fewer than two images."""
         if len(self.tiles) < 2:
             return None
         sheet = self.out / "sheet.png"
@@ -158,10 +158,10 @@ class Explainer:
 
 
 def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the attention (L, H, N, N) of the tokens that the head reads to each patch.
+    """Return the attention from the head's input tokens to each patch, given maps (L, H, N, N).
 
     Returns:
-        (L, H, gh, gw), each map scaled to [0, 1].
+        Maps (L, H, gh, gw), each scaled to [0, 1].
     """
     config = model.vit.config
     rows = slice(config.num_read) if config.pool == "cls" else slice(config.num_prefix, None)
@@ -171,17 +171,17 @@ def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.fl
 
 
 def safe_stem(path: str) -> str:
-    """Return the stem of a file name with letters, digits, `_`, `.` and `-` only, at most 50."""
+    """Return at most 50 characters of a file's stem: letters, digits, `_`, `.` and `-`."""
     return re.sub(r"[^\w.-]+", "_", Path(path).stem)[:50]
 
 
 def illustrate_predictions(
     engine: Engine, predictions: Iterator[Prediction], folder: Path
 ) -> Iterator[Prediction]:
-    """Yield the same predictions, and write a relevance overlay of each that has a view.
+    """Yield the predictions unchanged, writing a relevance overlay for each that has a view.
 
     Raises:
-        UsageError: The model is one of timm's, whose attention is not accessible.
+        UsageError: The model is a timm model, whose attention is not accessible.
     """
     assert isinstance(engine, Predictor)
     model = require_vit(engine.model, "--explain")
@@ -189,7 +189,7 @@ def illustrate_predictions(
         folder.mkdir(parents=True, exist_ok=True)
     for number, prediction in enumerate(predictions, start=1):
         if prediction.view is not None:
-            torch.set_num_threads(engine.workers)  # the engine's workers set it to 1
+            torch.set_num_threads(engine.workers)  # the workers of the engine set it to 1
             heat = relevance_map(model, engine.inputs(prediction.view[None]))[0]
             picture = png_bytes(overlay(Image.fromarray(prediction.view), heat))
             name = f"{number:06}-{safe_stem(prediction.path)}.png"

@@ -10,24 +10,24 @@ from PIL import Image, ImageDraw, ImageFont
 
 BACKGROUND, TEXT_COLOUR = (255, 255, 255), (30, 30, 34)
 TILE_GAP, TEXT_HEIGHT = 12, 24
-"""Pixels between tiles, and of the height of a line of text."""
+"""Gap between tiles and height of a line of text, in pixels."""
 
-# From dark violet through magenta and orange to light yellow. The luminance rises evenly, so that
-# the map reads in greyscale and with colour-blind eyes.
+# From dark violet through magenta and orange to light yellow. The luminance increases evenly, so
+# that maps are readable in greyscale and for colour-blind readers.
 COLOUR_MAP = np.array(
     [(20, 8, 48), (92, 20, 110), (168, 44, 96), (226, 92, 48), (250, 166, 28), (252, 250, 160)],
     dtype=np.float32,
 )
 OPACITY_LOW, OPACITY_HIGH = 0.45, 0.75
-"""Opacity of the heat map where it is 0 and where it is 1."""
+"""Opacity of the heat map where its value is 0 and where it is 1."""
 
 
 def overlay(image: Image.Image, heat: NDArray[np.float32]) -> Image.Image:
-    """Blend a heat map over an image: dark where the map is 0, bright where it is 1.
+    """Return an image with a heat map on top: dark where the map is 0, bright where it is 1.
 
     Args:
-        image: The image as the model received it (after resize and crop), RGB.
-        heat: One value from 0 to 1 per patch, (gh, gw).
+        image: The RGB image as received by the model, after resizing and cropping.
+        heat: Heat map (gh, gw), one value from 0 to 1 per patch.
     """
     pixels = np.asarray(image.convert("RGB"), np.float32)  # (S, S, 3)
     small = Image.fromarray(np.ascontiguousarray(heat, np.float32))
@@ -39,21 +39,21 @@ def overlay(image: Image.Image, heat: NDArray[np.float32]) -> Image.Image:
 
 
 def apply_colour_map(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Map values from 0 to 1 to RGB colours from 0 to 255, (..., 3)."""
+    """Return RGB colours (..., 3), from 0 to 255, for values from 0 to 1."""
     stops = np.linspace(0, 1, len(COLOUR_MAP))
     return np.stack([np.interp(values, stops, COLOUR_MAP[:, i]) for i in range(3)], axis=-1)
 
 
 @dataclass(frozen=True, slots=True)
 class SheetTile:
-    """Pictures of equal height side by side, with a line of text below."""
+    """Pictures of equal height, side by side above a line of text."""
 
     pictures: tuple[Image.Image, ...]
     text: str
 
 
 def contact_sheet(tiles: Sequence[SheetTile], *, height: int = 224) -> Image.Image:
-    """Arrange tiles of equal shape on one sheet, with at most six pictures in a row."""
+    """Return a sheet of tiles of equal shape, with at most six pictures per row."""
     columns = min(len(tiles), max(1, 6 // len(tiles[0].pictures)))
     drawn = [draw_tile(tile, height) for tile in tiles]
     width, tile_height = drawn[0].size
@@ -67,7 +67,7 @@ def contact_sheet(tiles: Sequence[SheetTile], *, height: int = 224) -> Image.Ima
 
 
 def draw_tile(tile: SheetTile, height: int) -> Image.Image:
-    """Draw a tile. A small picture keeps its sharp squares, as it is the map of a patch grid."""
+    """Return a tile as a picture. Maps of patch grids are enlarged without smoothing."""
     scaled = []
     for picture in tile.pictures:
         size = round(height * picture.width / picture.height), height
@@ -87,7 +87,7 @@ def draw_tile(tile: SheetTile, height: int) -> Image.Image:
 def draw_text(
     canvas: ImageDraw.ImageDraw, at: tuple[int, int], text: str, width: int, *, size: int = 14
 ) -> None:
-    """Write one line of text, cut off with an ellipsis if it is wider than `width` pixels."""
+    """Draw one line of text, truncated with an ellipsis if it is wider than `width` pixels."""
     font = ImageFont.load_default(size)
     shown = text
     while shown and canvas.textlength(shown, font) > width:
@@ -96,7 +96,7 @@ def draw_text(
 
 
 def heads_sheet(maps: NDArray[np.float32], *, height: int = 56) -> Image.Image:
-    """Draw maps from 0 to 1 (blocks, heads, gh, gw), a row per block, each `height` pixels high."""
+    """Return a sheet of maps (blocks, heads, gh, gw), one row of `height` pixels per block."""
     depth, heads, rows, columns = maps.shape
     width, margin = round(height * columns / rows), 66
     size = margin + heads * (width + 4), TEXT_HEIGHT + depth * (height + 4)
@@ -115,7 +115,7 @@ def heads_sheet(maps: NDArray[np.float32], *, height: int = 56) -> Image.Image:
 
 
 def png_bytes(picture: Image.Image) -> bytes:
-    """Return a PNG file of the pixels alone, without metadata of their source."""
+    """Return a PNG file of a picture, without any metadata."""
     buffer = io.BytesIO()
     Image.fromarray(np.asarray(picture)).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

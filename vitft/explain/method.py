@@ -1,4 +1,4 @@
-"""The attribution methods of `vitft explain` and their options. Does not import torch."""
+"""Attribution methods of `vitft explain` and their options. Does not import torch."""
 
 from dataclasses import dataclass
 
@@ -10,18 +10,18 @@ FUSIONS = ("mean", "max", "min")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """An attribution method: how the attention of a model becomes one value per patch."""
+    """An attribution method, which reduces the attention of a model to one value per patch."""
 
     name: str = "relevance"
-    """`relevance` for a class, `rollout` through all blocks, or the `attention` of one block."""
+    """Name: `relevance` (to a class), `rollout` (all blocks) or `attention` (one block)."""
     fusion: str = "mean"
-    """How rollout and attention combine the heads of a block."""
+    """Function that combines the heads of a block in rollout and attention."""
     discard: float = 0.0
-    """Fraction of the weakest connections of each block that rollout discards, in [0, 1)."""
+    """Fraction of connections, the weakest of each block, that rollout discards, in [0, 1)."""
     block: int | None = None
-    """Block whose attention is shown, counted from 0; None for the last one."""
+    """Block whose attention to show, counting from 0; None for the last."""
     head: int | None = None
-    """Head whose attention is shown, counted from 0; None for all heads, combined."""
+    """Head whose attention to show, counting from 0; None for all heads combined."""
 
     def __post_init__(self) -> None:
         choices = {"method": (self.name, METHODS), "fusion": (self.fusion, FUSIONS)}

@@ -1,4 +1,4 @@
-"""The model to explain, from a run or from pretrained weights, with its preprocessing."""
+"""Loading of a model to explain, from a run or from pretrained weights."""
 
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -25,13 +25,13 @@ from vitft.system.rundir import RunDir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedModel:
-    """A model with the preprocessing of its images and the names of its classes."""
+    """A model with its preprocessing and the names of its classes."""
 
     name: str
     vit: VisionTransformer
     transform: EvalTransform
     classes: tuple[str, ...]
-    """Names of the outputs; their numbers if they have no names; empty without a head."""
+    """Names of the outputs, or their indices if unnamed; empty without a head."""
     run: Path | None = None
     """The run directory; None for pretrained weights."""
 
@@ -40,14 +40,14 @@ class ExplainedModel:
         return self.vit.pos_embed.device
 
     def inputs(self, pixels: Pixels) -> torch.Tensor:
-        """Normalise preprocessed images (B, S, S, 3) and move them to the device of the model."""
+        """Return images (B, S, S, 3) normalised and moved to the device of the model."""
         return self.transform.normalise(torch.from_numpy(pixels).to(self.device))
 
     def class_index(self, name: str) -> int:
         """Return the index of the output with this name.
 
         Raises:
-            UsageError: There is none, or the model has no classes.
+            UsageError: No output has this name, or the model has no classes.
         """
         if name in self.classes:
             return self.classes.index(name)
@@ -61,11 +61,11 @@ class ExplainedModel:
 
 
 def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
-    """Load the model of a run folder or checkpoint, by default of the latest run.
+    """Load the model of a run, given by its folder or a checkpoint (default: the latest run).
 
     Raises:
-        RunError: There is no run, or it is damaged.
-        UsageError: It is a timm model.
+        RunError: The run does not exist or is damaged.
+        UsageError: The model is a timm model.
     """
     path = find_model(run)
     state, card = load_checkpoint(path)
@@ -88,8 +88,8 @@ def load_weights_model(
     """Load pretrained weights, with their own head if they have one.
 
     Raises:
-        WeightsError: They are not found, not readable or damaged.
-        UsageError: They are for a timm model.
+        WeightsError: The weights cannot be found or read, or are damaged.
+        UsageError: The weights are for a timm model.
     """
     found = locate(name)
     if found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found):
@@ -100,7 +100,7 @@ def load_weights_model(
         )
     source = open_pretrained(name, allow_pickle=allow_pickle)
     tensors, config = source.tensors, source.architecture
-    if source.unusable_head:  # its input is not the feature of this model
+    if source.unusable_head:  # its input is not the feature computed by this model
         tensors = {n: t for n, t in tensors.items() if not n.startswith("head")}
         config = replace(config, num_classes=0)
     vit = require_vit(build_model({n: t.float() for n, t in tensors.items()}, config), "explain")
@@ -113,12 +113,12 @@ def load_weights_model(
 
 
 def output_names(config: ViTConfig, classes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the classes, or their numbers if they have no names."""
+    """Return the names of the classes, or their indices if unnamed."""
     return classes or tuple(str(i) for i in range(config.num_classes))
 
 
 def validation_files(run: Path | None) -> list[str]:
-    """Return the validation images of a run in the order of its split, without missing files."""
+    """Return the paths of a run's validation images, in split order, without missing files."""
     if run is None:
         return []
     try:

@@ -1,7 +1,7 @@
-"""Figures of a model's weights, as in figure 7 of the ViT paper: filters, positions, distances.
+"""Figures of a model as in the ViT paper: filters, position similarities, attention distances.
 
-`report.plots` draws them. Shapes use the letters of `models.vit`; gh and gw are the rows and
-columns of the patch grid.
+The figures are drawn by `report.plots`. Shapes use the notation of `models.vit`; gh and gw are the
+rows and columns of the patch grid.
 
 Source: Dosovitskiy et al. 2021, figure 7 and appendix D.7, https://arxiv.org/abs/2010.11929
 """
@@ -25,21 +25,21 @@ from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
 
 MAX_DISTANCE_IMAGES = 128
-"""Images that the attention distance is averaged over, as in the paper."""
+"""Maximum number of images over which to average the attention distance, as in the paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """Names of the figures that were written, and the images that could not be read."""
+    """Names of the figures written, and the images that could not be read."""
 
     names: tuple[str, ...]
     failed: tuple[ImageError, ...]
 
 
 def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path) -> ModelFigures:
-    """Write filters.png, positions.png and, if an image can be read, distance.png to a folder.
+    """Write filters.png, positions.png and, given readable images, distance.png to a folder.
 
-    At most 128 images, evenly spaced, are used for the attention distance.
+    The attention distance is averaged over at most 128 images, evenly spaced in the list.
     """
     from vitft.report.plots import distance_png, filters_png, positions_png
 
@@ -70,13 +70,13 @@ def patch_filters(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Compute the principal components of the filters of the first convolution.
 
-    In a hybrid model this is the root of the ResNet, whose filters are standardised to mean 0 and
+    In a hybrid model this is the root of the ResNet, and its filters are standardised to mean 0 and
     variance 1 as in the forward pass.
 
     Returns:
-        Components as images, (n, kernel, kernel, 3), each scaled to [0, 1], grey if the model does
-        not have three input channels; and the fraction of the variance that each explains, (n,).
-        n is `count` (by default as in the paper), or less if there are fewer filters or values.
+        The components as images (n, kernel, kernel, 3), each scaled to [0, 1] and grey unless the
+        model has three input channels; and the fraction of variance explained by each, (n,). n is
+        `count` (default: as in the paper), or less if there are fewer filters or values.
     """
     first = next(m for m in model.patch_embed.modules() if isinstance(m, nn.Conv2d))
     kernels = first.weight.detach().float().cpu()  # (D, channels, k, k)
@@ -96,7 +96,7 @@ def patch_filters(
 
 @torch.no_grad()
 def position_similarity(model: VisionTransformer) -> NDArray[np.float32]:
-    """Compute the cosine similarity of all pairs of position embeddings, (gh, gw, gh, gw)."""
+    """Return the cosine similarities (gh, gw, gh, gw) of all pairs of position embeddings."""
     config = model.config
     first = config.num_prefix if config.prefix_positions else 0
     rows = F.normalize(model.pos_embed[0, first:].float().cpu(), dim=-1)  # (P, D)
@@ -107,10 +107,10 @@ def position_similarity(model: VisionTransformer) -> NDArray[np.float32]:
 def attention_distance(
     model: VisionTransformer, batches: Iterable[Tensor]
 ) -> tuple[NDArray[np.float32], int]:
-    """Compute the mean attention distance of each head in pixels, (L, H), and count the images.
+    """Return the mean attention distance (L, H) of each head in pixels, and the image count.
 
-    The distances from a patch to all patches are averaged with its attention to them as weights.
-    Attention to the prefix tokens has no distance and is left out.
+    The distances from each patch to all others are averaged, weighted by its attention to them.
+    Attention to the prefix tokens, which have no position, is ignored.
     """
     config, first = model.config, model.config.num_prefix
     distance = patch_distances(config.grid, config.patch_size).to(model.pos_embed.device)
@@ -125,7 +125,7 @@ def attention_distance(
 
 
 def patch_distances(grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
-    """Return the distances in pixels between the centres of all pairs of patches, (P, P)."""
+    """Return the distances (P, P) in pixels between the centres of all pairs of patches."""
     rows, columns = (torch.arange(n) * side for n, side in zip(grid, patch, strict=True))
     centres = torch.cartesian_prod(rows.float(), columns.float())  # (P, 2)
     return torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,8 +1,8 @@
-"""`vitft export`: the trained model as files for other tools, verified before they are kept.
+"""Export of trained models as files for other tools, verified before they are kept.
 
-Every format is reopened by the tool that it is for, with that tool's own preprocessing, and
-predicts the run's validation images alongside the original. An export that differs by more than
-its tolerance is removed.
+Each export is reopened with its target tool, including that tool's own preprocessing, and its
+predictions on the run's validation images are compared with those of the original. An export that
+differs by more than the tolerance of its format is removed.
 """
 
 import importlib

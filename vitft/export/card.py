@@ -1,7 +1,7 @@
-"""The model card of a hub repository: a README.md made from the run's files.
+"""Model card of a hub repository: a README.md generated from the files of a run.
 
-Class and folder names can contain any character. They are quoted in YAML; in Markdown, every
-character with a possible meaning is written as a character reference.
+Class and folder names can contain any character. They are quoted in YAML; in Markdown, all
+characters that might have a special meaning are replaced by character references.
 """
 
 import json
@@ -24,13 +24,13 @@ from vitft.system.files import write_atomically
 from vitft.system.text import count, interval, percent
 
 MAX_CLASSES_LISTED = 200
-"""Number of classes in the table; the model file contains all of them."""
+"""Maximum number of classes in the table; the model file contains all of them."""
 LICENCES = ("apache-2.0", "mit", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")
-"""Identifiers of the hub that the catalogue uses."""
+"""Licence identifiers of the hub that occur in the catalogue."""
 
 
 class CardDumper(yaml.SafeDumper):  # type: ignore[misc]
-    """A YAML writer that escapes line breaks, so that no text can end the header."""
+    """A YAML dumper that escapes line breaks, so that no text can end the header early."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         style = None if data.isprintable() else '"'
@@ -41,7 +41,7 @@ CardDumper.add_representer(str, CardDumper.represent_str)
 
 
 def write_readme(trained: TrainedRun, folder: Path, repo: str, row: ExportComparison) -> None:
-    """Write the model card of an exported folder for the repository `repo` (owner/name)."""
+    """Write the model card of the repository `repo` (owner/name) to an exported folder."""
     results = read_results(trained.run)
     metadata = header_of(trained.card, repo, row.name, results, data_name(trained.run))
     header = yaml.dump(metadata, Dumper=CardDumper, sort_keys=False, width=10**6)
@@ -56,7 +56,7 @@ def write_readme(trained: TrainedRun, folder: Path, repo: str, row: ExportCompar
 
 
 def read_results(run: Path) -> RunResults | None:
-    """Return the content of the run's eval.json; None if it is missing or incomplete."""
+    """Return the content of a run's eval.json, or None if it is missing or incomplete."""
     try:
         results = json.loads((run / "eval.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def read_results(run: Path) -> RunResults | None:
 
 
 def data_name(run: Path) -> str:
-    """Return the name of the image folder, without the path to it."""
+    """Return the name of the image folder without its path."""
     try:
         return Path(read_toml(run / "config.toml")["data"]["path"]).name or "images"
     except (VitftError, KeyError, TypeError):
@@ -76,7 +76,7 @@ def data_name(run: Path) -> str:
 def header_of(
     card: Card, repo: str, form: str, results: RunResults | None, data: str
 ) -> dict[str, Any]:
-    """Return the metadata for the hub: library, task, licence, base model, results."""
+    """Return the metadata for the hub: library, task, licence, base model and results."""
     library = "transformers" if form == "transformers" else "vitft"
     if form != "transformers" and not timm_obstacle(card):
         library = "timm"
@@ -113,7 +113,7 @@ def result_of(results: RunResults, data: str) -> dict[str, Any]:
 
 
 def introduction(trained: TrainedRun) -> list[str]:
-    """Return the section on what the model is and how it was made."""
+    """Return the lines that describe the model and its training."""
     card = trained.card
     shape, transform = card.architecture, card.transform
     kind = (
@@ -128,7 +128,7 @@ def introduction(trained: TrainedRun) -> list[str]:
         f"# An image classifier with {num_classes} classes",
         "",
         f"{kind}, fine-tuned"
-        # The name of a file model.safetensors carries no information.
+        # The file name model.safetensors conveys no information.
         + (f" from {markdown_text(origin)}" if origin not in ("", "model") else "")
         + f" with vitft {version('vitft')}.",
         "",
@@ -142,7 +142,7 @@ def introduction(trained: TrainedRun) -> list[str]:
 
 
 def usage_section(card: Card, repo: str, form: str) -> list[str]:
-    """Return the section on how to use it, with the libraries that open this format."""
+    """Return the lines on how to use the model with libraries that open this format."""
     lines = ["## Use", ""]
     if form == "transformers":
         lines += [
@@ -164,7 +164,7 @@ def usage_section(card: Card, repo: str, form: str) -> list[str]:
 
 
 def results_section(results: RunResults | None, row: ExportComparison) -> list[str]:
-    """Return the section on its accuracy, by class, and on how the file compares with the run."""
+    """Return the lines on the accuracy, overall and by class, and on the export's fidelity."""
     on = count(row.images, "validation image") if row.images else "noise (the images are missing)"
     same = (
         f"The file was opened by {row.by} and compared with the run on {on}: largest "
@@ -203,10 +203,10 @@ def results_section(results: RunResults | None, row: ExportComparison) -> list[s
 
 
 def markdown_text(words: str) -> str:
-    """Escape text so that Markdown shows it literally, on one line.
+    """Return text escaped so that Markdown displays it literally, on one line.
 
-    Punctuation becomes character references, which CommonMark never reads as structure, links or
-    HTML (section 6.2); invisible characters become their code points.
+    Punctuation is replaced by character references, which CommonMark never parses as structure,
+    links or HTML (section 6.2), and invisible characters by their code points.
     """
     return "".join(
         c

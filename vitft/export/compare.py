@@ -1,7 +1,7 @@
-"""Compare exports with the original: the same images through both, each with its own preprocessing.
+"""Comparison of exports with the original on the same images, each with its own preprocessing.
 
-Letters: n images, C classes. The original and the exports alternate batch by batch, so that other
-load on the machine affects all of them alike.
+Notation: n images, C classes. The original and the exports alternate batch by batch, so that other
+load on the machine affects them equally.
 """
 
 import statistics
@@ -19,40 +19,40 @@ from vitft.system.errors import RunError
 from vitft.system.text import count, interval, percent
 
 BATCH_SIZE = 8
-"""Images per batch. The first batch is not timed."""
+"""Number of images per batch."""
 MAX_ERROR = 1e-4
-"""Largest allowed difference of a float32 logit, as a fraction of the largest logit or of 1."""
+"""Maximum difference of a float32 logit, relative to the larger of 1 and the largest logit."""
 MAX_ERROR_RESIZED = 1e-2
-"""The same for graphs that resize, where single values of a view differ by a grey level."""
+"""Maximum difference for graphs that resize, where views may differ by single grey levels."""
 MAX_CHANGED = 0.05
-"""Largest fraction of images whose predicted class int8 may change."""
+"""Maximum fraction of images whose predicted class may differ after conversion to int8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportComparison:
-    """Difference between an export and the original."""
+    """Comparison of an export with the original."""
 
     name: str
     by: str
-    """Name and version of the tool that opened it."""
+    """Name and version of the tool that opened the export."""
     images: int
-    """Number of validation images compared; 0 if noise was used instead."""
+    """Number of validation images compared; 0 if noise images were used instead."""
     difference: float
     largest: float
     """Largest absolute logit of the original."""
     changed: int
-    """Number of images with another predicted class."""
+    """Number of images whose predicted class differs."""
     correct: tuple[int, int]
-    """Number of correctly classified images, by the original and by the export."""
+    """Numbers of images classified correctly by the original and by the export."""
     size: int
-    """Bytes of all files."""
+    """Total size of the files in bytes."""
     speed: float
-    """Images per second without preprocessing."""
+    """Images per second, excluding preprocessing."""
     original_speed: float
 
     @property
     def cost(self) -> str:
-        """Effect on the accuracy, if any predicted class changes; otherwise empty."""
+        """Effect on the accuracy; empty if no predicted class changes."""
         if not self.images or not self.changed:
             return ""
         before, after = (number / self.images for number in self.correct)
@@ -65,11 +65,11 @@ class ExportComparison:
 
 @dataclass
 class PredictionLog:
-    """Logits and times of one model so far."""
+    """Logits and batch times recorded for one model."""
 
     logits: list[NumericArray] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    """Seconds per image of each batch."""
+    """Seconds per image in each batch."""
 
 
 def compare_exports(
@@ -78,10 +78,10 @@ def compare_exports(
     samples: Iterable[LabelledImage],
     sizes: Mapping[str, int],
 ) -> list[ExportComparison]:
-    """Return one comparison per export, in their order; `sizes` are the bytes of their files.
+    """Return one comparison per export, in order; `sizes` maps each to its size in bytes.
 
     Raises:
-        RunError: An export has other class names than the run.
+        RunError: The class names of an export differ from those of the run.
     """
     models = {"": original, **exports}
     logs = {name: PredictionLog() for name in models}
@@ -92,7 +92,7 @@ def compare_exports(
         labels += [sample.label for sample in batch]
         for name in order:
             predict_batch(models[name], batch, logs[name])
-        order = [*order[1:], order[0]]  # so that no model always follows the same one
+        order = [*order[1:], order[0]]  # so that the order of the models varies
     for name, model in exports.items():
         if model.classes != original.classes:
             raise RunError(
@@ -106,10 +106,10 @@ def compare_exports(
 
 
 def predict_batch(model: OpenedModel, batch: list[LabelledImage], log: PredictionLog) -> None:
-    """Predict a batch with a model and measure the time; the first batch is predicted twice."""
+    """Predict a batch and log its logits and time; the first batch is predicted twice."""
     inputs = [model.prepare(sample.image) for sample in batch]
     if not log.logits:
-        model.predict(inputs)  # set-up at the first call is not timed
+        model.predict(inputs)  # to exclude initialisation from the timing
     started = time.perf_counter()
     log.logits.append(model.predict(inputs))
     log.seconds.append((time.perf_counter() - started) / len(batch))
@@ -118,7 +118,7 @@ def predict_batch(model: OpenedModel, batch: list[LabelledImage], log: Predictio
 def comparison_row(
     name: str, by: str, export: PredictionLog, original: PredictionLog, labels: list[int], size: int
 ) -> ExportComparison:
-    """Return the comparison of one export."""
+    """Return the comparison of one export with the original."""
     before, after = np.concatenate(original.logits), np.concatenate(export.logits)  # (n, C)
     truth = np.array(labels)
     predicted = before.argmax(axis=1), after.argmax(axis=1)
@@ -138,10 +138,10 @@ def comparison_row(
 
 
 def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> None:
-    """Refuse an export whose logits differ by more than `max_error`, relative to the largest or 1.
+    """Check that the logits differ by at most `max_error`, relative to the largest logit or 1.
 
     Raises:
-        RunError: The difference is above the tolerance of the format.
+        RunError: The difference exceeds the tolerance of the format.
     """
     on = count(row.images, "validation image") if row.images else "noise"
     problem = (

@@ -1,7 +1,7 @@
-"""Upload an exported folder to a hub repository in one commit.
+"""Upload of an exported folder to a hub repository in one commit.
 
-The earlier content of the repository stays in its history. Large files are uploaded through LFS
-over plain HTTP (see `pretrained.hub.plain_http`).
+Earlier content of the repository stays in its history. Large files are uploaded through LFS over
+plain HTTP (see `pretrained.hub.plain_http`).
 """
 
 import contextlib
@@ -20,7 +20,7 @@ def push(done: Exported, plan: ExportPlan) -> str:
     """Upload an exported folder and return the URL of the commit.
 
     Raises:
-        WeightsError: The hub refused the upload or could not be reached; the folder is kept.
+        WeightsError: The hub rejected the upload or could not be reached; the folder is kept.
     """
     from huggingface_hub import HfApi
 
@@ -42,7 +42,7 @@ def push(done: Exported, plan: ExportPlan) -> str:
 
 
 def push_error(done: Exported, plan: ExportPlan, error: Exception) -> VitftError:
-    """Return the error for an upload that failed."""
+    """Return the error for a failed upload."""
     cause = error if status_of(error) or error.__cause__ is None else error.__cause__
     reason = describe_failure(cause if isinstance(cause, Exception) else error)
     problem = f"the upload to {plan.repo} failed: {reason}; the export is in {done.folder}"
@@ -56,7 +56,7 @@ def push_error(done: Exported, plan: ExportPlan, error: Exception) -> VitftError
 
 @contextlib.contextmanager
 def hidden_progress_bars() -> Iterator[None]:
-    """Hide huggingface_hub's own progress bars inside the `with` block."""
+    """Hide the progress bars of huggingface_hub inside the `with` block."""
     bars = importlib.import_module("huggingface_hub.utils")
     if bars.are_progress_bars_disabled():
         yield

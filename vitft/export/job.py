@@ -1,4 +1,4 @@
-"""`export_run`: write every format, reopen it, compare it with the run, then keep or remove it."""
+"""Export of a run: write each format, reopen it, compare it with the run, keep or remove it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,37 +26,37 @@ from vitft.system.text import percent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written and how it compares with the run."""
+    """Folder written by an export, and its comparison with the run."""
 
     folder: Path
-    """Contains the files of a single format, or one folder per format."""
+    """Folder with the files of a single format, or with one folder per format."""
     rows: tuple[ExportComparison, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def images(self) -> int:
-        """Number of validation images compared; 0 if they no longer exist."""
+        """Number of validation images compared; 0 if none exist any more."""
         return self.rows[0].images
 
     @property
     def difference(self) -> float:
-        """Largest difference of a logit over all formats."""
+        """Maximum difference of a logit over all formats."""
         return max(row.difference for row in self.rows)
 
     @property
     def changed(self) -> int:
-        """Number of images with another predicted class, in the format that changes most."""
+        """Number of images whose predicted class differs, in the format with most differences."""
         return max(row.changed for row in self.rows)
 
 
 def export_run(run: str | None, plan: ExportPlan) -> Exported:
-    """Export a run in every format of the plan; keep nothing unless all of them are right.
+    """Export a run in each format of the plan, keeping nothing unless all are verified.
 
     Raises:
-        RunError: No such run, a format that cannot represent the model, or an export whose
-            predictions differ.
+        RunError: The run does not exist, a format cannot represent the model, or the predictions
+            of an export differ.
         ResourceError: The disk is full.
-        Stopped: A signal arrived; what was written has been removed.
+        Stopped: A signal was received; the files written so far have been removed.
     """
     trained, formats = load_trained(run), formats_of(plan)
     for name, each in formats.items():
@@ -88,7 +88,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
 
 
 def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportComparison]) -> list[str]:
-    """Return what the user should know about a successful export."""
+    """Return notes for the user on a successful export."""
     notes = [row.cost for row in rows if row.cost]
     reason = timm_obstacle(trained.card)
     if "safetensors" in plan.formats and reason:
@@ -109,9 +109,9 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
 
 
 def export_safetensors(run: str | None, out: Path) -> Exported:
-    """Write `out/model.safetensors` and `out/config.json`, compared with the run.
+    """Write `out/model.safetensors` and `out/config.json`, and compare them with the run.
 
     Raises:
-        RunError: As for `export_run`, or `out` contains files.
+        RunError: The folder `out` contains files, or `export_run` fails.
     """
     return export_run(run, plan_export(["safetensors"], str(out)))

@@ -1,4 +1,4 @@
-"""What to export: the plan of an export, checked before torch is imported."""
+"""Plan of an export, validated before torch is imported."""
 
 import re
 from collections.abc import Sequence
@@ -19,45 +19,45 @@ EXPORT_FORMATS = {
     "torch-export": "a program for torch.export.load, any batch size",
     "int8": "an ONNX graph with 8-bit weights, for CPUs; costs some accuracy",
 }
-"""Description of each format by its name, which is also its option."""
+"""Mapping from the name of each format, which is also its option, to a description."""
 
 NEEDED_EXTRAS = {"transformers": "transformers", "onnx": "onnx", "int8": "onnx"}
-"""Extra of vitft that each format needs, to write it or to reopen it; the others need none."""
+"""Mapping from format to the extra of vitft needed to write or reopen it, if any."""
 GRAPH_FORMATS = ("onnx", "torch-export", "int8")
-"""Formats that contain the computation, and so can contain the normalisation too."""
+"""Formats that contain the computation and can therefore include the normalisation."""
 HUB_FORMATS = ("safetensors", "timm", "transformers")
 """Formats that a hub repository can contain."""
 NUM_COMPARED = 64
-"""Default number of validation images to compare on."""
+"""Default number of validation images on which to compare."""
 REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportPlan:
-    """What to write, where, and whether to upload it."""
+    """Formats to write, output folder and upload options of an export."""
 
     formats: tuple[str, ...]
-    """Keys of `EXPORT_FORMATS`, in that order."""
+    """Keys of `EXPORT_FORMATS`, in the same order."""
     out: Path
-    """A folder that does not exist yet, or is empty; by default `export`, `export-2`, ..."""
+    """Output folder, new or empty; by default `export`, `export-2`, ..."""
     with_preprocessing: bool = False
-    """Whether a graph takes bytes and normalises them itself, as it also does `with_resize`."""
+    """Whether graphs take bytes and normalise them; implied by `with_resize`."""
     with_resize: bool = False
     images: int = NUM_COMPARED
     repo: str = ""
-    """Hub repository, owner/name, to upload the folder to; empty for none."""
+    """Hub repository (owner/name) to which to upload the folder; empty for no upload."""
     private: bool = False
-    """Whether the repository is private if it is created."""
+    """Whether to make the repository private if it is created."""
     revision: str = ""
-    """Branch of the repository; empty for main."""
+    """Branch of the repository; empty for `main`."""
 
 
 def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> ExportPlan:  # noqa: ANN401
-    """Check the options of an export, fields of `ExportPlan`, and return its plan.
+    """Return the plan of an export after checking its options, which are fields of `ExportPlan`.
 
     Raises:
-        UsageError: Options that exclude each other, or a library that is not installed.
-        RunError: The folder contains files already, or is not writable.
+        UsageError: The options are mutually exclusive, or a library is not installed.
+        RunError: The folder already contains files or is not writable.
     """
     plan = ExportPlan(
         formats=tuple(name for name in EXPORT_FORMATS if name in formats),
@@ -89,7 +89,7 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
 
 
 def check_push(plan: ExportPlan) -> None:
-    """Refuse an upload that cannot work, before the export begins."""
+    """Check the upload options before the export begins."""
     repo = plan.repo
     if not repo:
         if plan.private or plan.revision:

@@ -1,6 +1,6 @@
-"""What an export starts from: a run's model in float32 on the CPU, its card and its images.
+"""Loading of a run for export: its model in float32 on the CPU, its card and its images.
 
-The published card contains no paths of the machine that it was made on.
+Local paths are removed from the card before it is published.
 """
 
 import contextlib
@@ -28,25 +28,25 @@ from vitft.system.rundir import RunDir
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """A run's model and its description."""
+    """The model of a run with its card."""
 
     run: Path
-    """The run folder; for a single checkpoint, the folder that contains it."""
+    """Run folder, or the folder that contains a single checkpoint."""
     state: Mapping[str, Tensor]
-    """Tensors in float32, under timm's names."""
+    """Float32 tensors by timm name."""
     card: Card
 
     @cached_property
     def model(self) -> Model:
-        """A module from normalised pixels (B, channels, S, S) to logits, in eval mode."""
+        """Module in eval mode that maps normalised pixels (B, channels, S, S) to logits."""
         return build_model(dict(self.state), self.card.architecture)
 
 
 def load_trained(run: str | None) -> TrainedRun:
-    """Load the model of a run; by default of the latest one.
+    """Load the model of a run (default: the latest).
 
     Raises:
-        RunError: The run does not exist, is damaged, or has no classes.
+        RunError: The run does not exist, is damaged or has no classes.
     """
     source = find_model(run)
     state, card = load_checkpoint(source)
@@ -59,24 +59,24 @@ def load_trained(run: str | None) -> TrainedRun:
 
 
 def without_paths(card: Card) -> Card:
-    """Return the card without the folder in which the pretrained weights were."""
+    """Return the card without the local path of the pretrained weights."""
     source = card.weights.get("source", "")
-    if not os.path.isabs(source):  # noqa: PTH117 - it may name a repository
+    if not os.path.isabs(source):  # noqa: PTH117 - it may be a repository name
         return card
     return replace(card, weights={**card.weights, "source": Path(source).name})
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledImage:
-    """One image to compare predictions on."""
+    """An image on which to compare predictions."""
 
     image: Image.Image
     label: int
-    """Index of its class; -1 for noise."""
+    """Index of the class; -1 for noise."""
 
 
 def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
-    """Yield validation images that have not changed since the run; without any, noise."""
+    """Yield validation images that are unchanged since the run, or noise if there are none."""
     found = islice(unchanged_images(trained.run, count), count)
     first = next(found, None)
     if first is None:
@@ -87,7 +87,7 @@ def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage
 
 
 def unchanged_images(run: Path, count: int) -> Iterator[LabelledImage]:
-    """Yield about `count` validation images, evenly spaced; none if data or run folder is gone."""
+    """Yield up to `count` evenly spaced validation images; none if the data no longer exist."""
     try:
         data = Path(read_toml(run / "config.toml")["data"]["path"]).expanduser()
         manifest = Manifest.read(RunDir(run).split, data)
@@ -101,12 +101,12 @@ def unchanged_images(run: Path, count: int) -> Iterator[LabelledImage]:
 
 
 def evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:
-    """Return at most `count` rows at even distances, so that every class is represented."""
+    """Return at most `count` rows at even intervals, so that every class is represented."""
     return [*rows] if len(rows) <= count else [rows[i * len(rows) // count] for i in range(count)]
 
 
 def noise_images(card: Card) -> Iterator[LabelledImage]:
-    """Yield 8 images of noise slightly larger than the model's input, of several shapes."""
+    """Yield 8 noise images of several shapes, slightly larger than the model's input."""
     random = np.random.default_rng(0)
     height, width = card.transform.image_size
     for i in range(8):

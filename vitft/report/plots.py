@@ -71,7 +71,7 @@ def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
 
 
 def distance_png(distance: NDArray[np.float32], images: int, uniform: float, title: str) -> bytes:
-    """Return a PNG of the mean attention distance (L, H) in pixels, by block, a marker per head.
+    """Return a PNG of mean attention distances (L, H) in pixels, with one marker per head.
 
     A dashed line marks `uniform`, the distance of a head with uniform attention.
     """

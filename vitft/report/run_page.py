@@ -26,7 +26,7 @@ MAX_WITH_ATTENTION, MAX_MISTAKES = 24, 300
 MAX_FINDINGS = 40
 """Maximum number of findings shown of each kind."""
 MAX_MATRIX_CLASSES, MAX_PAIRS = 20, 30
-"""Maximum number of classes in the matrix, and of confused pairs in the list shown otherwise."""
+"""Maximum number of classes in the matrix, and of confused pairs in the list that replaces it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,7 @@ def class_rows(run: Run) -> list[ClassRow]:
 
 
 def confusion_of(run: Run) -> Confusion | None:
-    """Return the confusion of a run, or None if it has neither predictions nor a matrix."""
+    """Return the confusion data of a run, or None if it has neither predictions nor a matrix."""
     counts = confusion_counts(run)
     if not counts:
         return None

@@ -28,7 +28,7 @@ class KeyFigure:
 
 
 def summary_sentences(run: Run) -> list[str]:
-    """Return a paragraph each on the data, the model, the results and their limits."""
+    """Return one paragraph each on the data, the model, the results and their limits."""
     paragraphs = (describe_data(run), describe_model(run), describe_results(run), cautions(run))
     return [text for text in paragraphs if text]
 
@@ -66,7 +66,7 @@ def describe_model(run: Run) -> str:
 
 
 def describe_training(freeze: str) -> str:
-    """Return which layers were trained according to `train.freeze`, stage by stage."""
+    """Return a description of the layers trained with `train.freeze`, stage by stage."""
     words = []
     for stage in filter(None, freeze.split(",")):
         blocks = stage.removeprefix("blocks:")

@@ -1,6 +1,6 @@
-"""Features of the images of a study: by a backbone, by small images or by colour histograms.
+"""Image features for a study: backbone features, small images and colour histograms.
 
-Backbones use the same pipeline and cache as `finetune --freeze head`, so that no feature is
+Backbone features use the same pipeline and cache as `finetune --freeze head`, so that none is
 computed twice.
 """
 
@@ -37,11 +37,11 @@ BASELINE_VIEW = EvalTransform(
 )
 SMALL_SIDE = 32  # pixels
 HISTOGRAM_LEVELS = 8
-"""Levels of each colour channel."""
+"""Number of levels per colour channel."""
 
 
 class BackboneFeatures:
-    """Features of the images of a folder by one backbone."""
+    """Features of the images of a folder, computed by one backbone."""
 
     def __init__(self, source: FeatureSource, folder: Folder, config: Config) -> None:
         self.folder, self.config = folder, config
@@ -61,7 +61,7 @@ class BackboneFeatures:
         )
 
     def inspect(self) -> InspectedFolder:
-        """Inspect every image of the folder and compute its features in the same pass."""
+        """Inspect every image of the folder, computing its features in the same pass."""
         inspected = inspect_dataset(
             self.folder,
             extractor=self.extractor,
@@ -73,7 +73,7 @@ class BackboneFeatures:
         return inspected
 
     def rows(self, files: Sequence[InspectedFile]) -> Tensor:
-        """Return the features of the images, (n, D); those that are not cached are computed."""
+        """Return the features (n, D) of the images, computing those that are not cached."""
         listed = [File(file.path, file.label) for file in files]
         if not self.is_complete:
             with console.Progress("images to features", len(files)) as progress:
@@ -87,9 +87,9 @@ class BackboneFeatures:
 
 
 def load_source(weights: str, classes: int, config: Config) -> tuple[Model, EvalTransform]:
-    """Load a model and its preprocessing. Random timm models are built without a download.
+    """Load a model and its preprocessing, without a download for random weights of timm models.
 
-    Random weights are those of `finetune --weights random:NAME --seed 0`.
+    Random weights are the same as in `finetune --weights random:NAME --seed 0`.
     """
     name = weights.removeprefix("random:")
     is_random, found = name != weights, locate(name)
@@ -115,7 +115,7 @@ def load_source(weights: str, classes: int, config: Config) -> tuple[Model, Eval
 def baseline_features(
     folder: Folder, files: Sequence[InspectedFile], *, max_pixels: int
 ) -> dict[str, Tensor]:
-    """Compute small images and colour histograms in one pass: baseline to features (n, D)."""
+    """Return a mapping from each baseline to its features (n, D), computed in one pass."""
 
     def features_of(
         file: InspectedFile,
@@ -142,7 +142,7 @@ def baseline_features(
 
 
 def small_image(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Average an image (S, S, 3) over squares: values from 0 to 1, (SMALL_SIDE**2 * 3,)."""
+    """Return mean colours (SMALL_SIDE**2 * 3,), from 0 to 1, of squares in an image (S, S, 3)."""
     side = len(pixels) // SMALL_SIDE
     squares = pixels.reshape(SMALL_SIDE, side, SMALL_SIDE, side, 3)
     return (squares.mean(axis=(1, 3), dtype=np.float32) / 255).ravel()
@@ -152,8 +152,8 @@ def colour_histogram(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Compute the histogram of an image (S, S, 3) over HISTOGRAM_LEVELS**3 colours.
 
     Returns:
-        Square roots of the fractions, which a linear head separates better than the fractions
-        themselves (Hellinger distance, as in Arandjelovic & Zisserman 2012).
+        The square roots of the colour fractions, which linear heads separate better than the
+        fractions themselves (Hellinger distance, as in Arandjelovic & Zisserman 2012).
     """
     levels = pixels.reshape(-1, 3).astype(np.int64) * HISTOGRAM_LEVELS // 256
     colours = (levels[:, 0] * HISTOGRAM_LEVELS + levels[:, 1]) * HISTOGRAM_LEVELS + levels[:, 2]

@@ -1,4 +1,4 @@
-"""The plan of a study, checked before anything is computed. Does not import torch."""
+"""Plan of a study, validated before anything is computed. Does not import torch."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,17 +13,17 @@ from vitft.system.rundir import plan_run
 from vitft.system.text import count
 
 BASELINES = ("pixels", "histogram")
-"""Features without weights: small images, and histograms of their colours."""
+"""Features that need no weights: small images and colour histograms."""
 UNTRAINED = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSource:
-    """Weights or a baseline whose features are compared: one curve of the study."""
+    """Pretrained weights or a baseline that the study compares, each with a curve of its own."""
 
     name: str
     weights: str
-    """Name of the weights for `finetune`; for a baseline, its own name."""
+    """Name of the weights as in `finetune`, or name of the baseline."""
 
     @property
     def is_baseline(self) -> bool:
@@ -32,14 +32,14 @@ class FeatureSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A study whose inputs have been checked."""
+    """A study with validated inputs."""
 
     folder: Folder
     sources: tuple[FeatureSource, ...]
     shots: tuple[int, ...]
-    """Training images of each class, ascending."""
+    """Numbers of training images per class, in ascending order."""
     left_out: tuple[int, ...]
-    """Numbers of shots that are impossible because the smallest class is too small."""
+    """Numbers of shots left out because the smallest class has too few images."""
     seeds: int
     out: Path
 
@@ -53,12 +53,12 @@ def check_study(
     out: str | None,
     allow_pickle: bool = False,
 ) -> Plan:
-    """Check data, weights, numbers and output folder, and return the plan.
+    """Return the plan of a study after checking data, weights, numbers and output folder.
 
     Raises:
-        UsageError: A number or a combination of names is not possible.
-        DataError: The folder does not contain classes of images, or too few images.
-        WeightsError: There are no such weights.
+        UsageError: A number is out of range, or the names cannot be combined.
+        DataError: The data folder contains no classes of images, or too few images.
+        WeightsError: The weights do not exist.
         RunError: The output folder is not empty or not writable.
     """
     if not 1 <= seeds <= 100:
@@ -90,10 +90,10 @@ def check_study(
 
 
 def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
-    """Resolve each name; `none` stands for the architecture of the first weights, untrained.
+    """Return the source for each name; `none` is the untrained architecture of the first weights.
 
     Raises:
-        UsageError: A name is given twice, or `none` without other weights.
+        UsageError: A name is given twice, or `none` is given without other weights.
     """
     twice = [name for name, number in Counter(weights).items() if number > 1]
     if twice or not weights:
@@ -121,13 +121,13 @@ def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
 def fitting_shots(
     shots: Iterable[int], counts: Iterable[int], *, has_tests: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shots that the smallest class allows, and those that it does not, ascending.
+    """Return the numbers of shots that the smallest class allows, and the others, ascending.
 
     Args:
-        shots: The requested numbers.
-        counts: Images of each class that are available for training.
-        has_tests: Whether there are other test images; if not, a fifth of the smallest class is
-            kept for testing.
+        shots: The requested numbers of shots.
+        counts: Number of images available for training in each class.
+        has_tests: Whether there are separate test images. Otherwise, a fifth of the smallest class
+            is reserved for testing.
     """
     smallest = min(counts)
     most = smallest if has_tests else smallest - max(1, round(smallest / 5))

@@ -1,4 +1,4 @@
-"""Results of a study: accuracies with intervals, differences, and both as files and text."""
+"""Results of a study: accuracies and differences with intervals, as files and text."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from vitft.system.text import count, percent
 
 
 class AccuracyDifference(NamedTuple):
-    """Difference in accuracy of two feature sources, with its 95 % interval."""
+    """Difference in accuracy between two feature sources, with its 95 % interval."""
 
     mean: float
     interval: Interval
@@ -30,11 +30,11 @@ Leads = Mapping[str, Sequence[AccuracyDifference]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """Predictions of one feature source at one number of shots."""
+    """Predictions with one feature source at one number of shots."""
 
     shots: int
     correct: tuple[NDArray[np.bool_], ...]
-    """Which test images were classified correctly, (n,) for each seed."""
+    """Masks (n,) of the correctly classified test images, one per seed."""
 
     @property
     def accuracies(self) -> list[float]:
@@ -49,9 +49,9 @@ class CurvePoint:
     def interval(self) -> Interval:
         """95 % interval of the accuracy.
 
-        Each end is the more extreme of two intervals: Student's t of the mean over the seeds, which
-        accounts for the choice of training images, and Wilson's for the test images of one seed,
-        which accounts for their number and is valid even if three seeds agree by chance.
+        Each bound is the more extreme of two intervals: Student's t for the mean over the seeds,
+        which accounts for the choice of training images, and Wilson's for the test images of one
+        seed, which accounts for their number and is valid even if three seeds agree by chance.
         """
         images = min(len(correct) for correct in self.correct)
         low, high = wilson_interval(round(self.top1 * images), images)
@@ -61,7 +61,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewShotCurve:
-    """Accuracy of one feature source by number of shots."""
+    """Accuracy with one feature source by number of shots."""
 
     name: str
     weights: str
@@ -71,13 +71,13 @@ class FewShotCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResults:
-    """Results of a study."""
+    """Results of all feature sources in a study."""
 
     plan: Plan
-    """The plan, with the shots that are possible without unreadable files and copies."""
+    """Plan of the study, limited to shots possible without unreadable files and copies."""
     images: int
     test_images: int
-    """For each seed."""
+    """Number of test images for each seed."""
     majority: float
     """Accuracy of always predicting the largest class of the test images."""
     device: str
@@ -85,7 +85,7 @@ class StudyResults:
     curves: tuple[FewShotCurve, ...]
 
     def leads(self) -> Leads:
-        """Return how far the first curve is ahead of each other one, by number of shots."""
+        """Return the accuracy of the first curve minus that of each other, by number of shots."""
         first, *others = self.curves
         return {
             other.name: [difference(*pair) for pair in zip(first.points, other.points, strict=True)]
@@ -94,10 +94,10 @@ class StudyResults:
 
 
 def difference(first: CurvePoint, second: CurvePoint) -> AccuracyDifference:
-    """Return how far `first` is ahead of `second` on the same test images.
+    """Return the accuracy of `first` minus that of `second` on the same test images.
 
-    The half-width of the interval is the larger of two: Student's t over the seeds, and that over
-    the images of one seed, in which only images that one of the two classifies correctly count.
+    The half-width of the interval is the larger of two: that of Student's t over the seeds, and
+    that over the images of one seed, which depends only on images where the two differ.
     """
     pairs = [
         a.astype(np.float64) - b.astype(np.float64)
@@ -111,7 +111,7 @@ def difference(first: CurvePoint, second: CurvePoint) -> AccuracyDifference:
 
 
 def half_width_of_mean(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % interval of a mean by Student's t; 0 for a single value.
+    """Return the half-width of the 95 % interval of a mean (Student's t), or 0 for one value.
 
     Source: Student 1908, "The probable error of a mean", Biometrika 6.
     """
@@ -138,7 +138,7 @@ def write_results(study: StudyResults, command: str) -> None:
 
 
 def to_json(study: StudyResults, leads: Leads) -> dict[str, object]:
-    """Return the content of study.json, which is the same for every repetition of the study."""
+    """Return the content of study.json, which is identical for repeated studies."""
     plan = study.plan
     return {
         "vitft": version("vitft"),
@@ -179,7 +179,7 @@ def to_json(study: StudyResults, leads: Leads) -> dict[str, object]:
 
 
 def to_figure(study: StudyResults) -> bytes:
-    """Return the curves as a PNG file."""
+    """Return a PNG of the accuracy curves."""
     from vitft.report.plots import AccuracyCurve, accuracy_curves_png
 
     plan = study.plan
@@ -203,7 +203,7 @@ def to_figure(study: StudyResults) -> bytes:
 
 
 def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
-    """Return the content of study.md: the command, a table of accuracies, and the differences."""
+    """Return the content of study.md: command, table of accuracies, and differences."""
     plan, columns = study.plan, [str(shots) for shots in study.plan.shots]
     name = markdown_cell(plan.folder.root.resolve().name)
     seeds = "Seed 0" if plan.seeds == 1 else f"Seeds 0 to {plan.seeds - 1}"
@@ -241,7 +241,7 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
 
 
 def heading(study: StudyResults) -> str:
-    """Return a description of the accuracies, in one or two lines."""
+    """Return a description of the accuracies in one or two lines."""
     has_tests = study.plan.folder.layout == "split"
     origin = "the folder's own" if has_tests else "the images not drawn for training"
     return (
@@ -257,7 +257,7 @@ def mean_of(seeds: int) -> str:
 
 
 def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
-    """Return a row per curve for the terminal: percent, and half the width of the interval."""
+    """Return one terminal row per curve: accuracies and half-widths of intervals in percent."""
 
     def cell(point: CurvePoint) -> str:
         low, high = point.interval
@@ -267,7 +267,7 @@ def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
 
 
 def lead_sentences(study: StudyResults) -> list[str]:
-    """Compare the first curve with the others at the most shots, and where it is not ahead."""
+    """Return sentences comparing the first curve with the others at the most shots."""
     shots, first = study.plan.shots, study.curves[0].name
     lines = []
     for name, differences in study.leads().items():
@@ -287,17 +287,17 @@ def lead_sentences(study: StudyResults) -> list[str]:
 
 
 def bounds(interval: tuple[float, float]) -> str:
-    """Return both ends of an interval in percent, without a percent sign."""
+    """Return both bounds of an interval in percent, without a percent sign."""
     low, high = interval
     return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table: names in the first column, then numbers."""
+    """Return the lines of a Markdown table with names in the first column and numbers after."""
     lines = [f"| {' | '.join(head)} |", f"|---{'|---:' * (len(head) - 1)}|"]
     return lines + [f"| {' | '.join([markdown_cell(row[0]), *row[1:]])} |" for row in rows]
 
 
 def markdown_cell(text: str) -> str:
-    """Escape a name so that it neither ends its cell nor is read as markup."""
+    """Return a name escaped so that it neither ends its cell nor is parsed as markup."""
     return "".join(f"\\{c}" if c in "\\|`*_<>[]#" else c for c in visible(text))

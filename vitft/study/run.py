@@ -1,8 +1,8 @@
-"""The computations of a study: training and test images, features, heads and their accuracies.
+"""Computation of a study: selection of images, features, linear heads and their accuracies.
 
-Within a seed the training images are nested: those of 5 shots are among those of 10. All numbers of
-shots and all contestants have the same test images, which are used for nothing but the accuracy:
-the penalty of each head is selected by cross-validation on its own training images.
+For each seed the training images are nested: those for 5 shots are among those for 10. The test
+images are the same for all feature sources and numbers of shots and serve only to measure accuracy:
+the penalty of each head is selected by cross-validation on its training images.
 """
 
 import logging
@@ -33,22 +33,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FewShotSplit:
-    """Training and test images of one seed, as row numbers."""
+    """Training and test images for one seed, as row indices."""
 
     candidates: tuple[NDArray[np.int64], ...]
-    """Shuffled training images of each class; those of k shots are the first k."""
+    """Shuffled training rows of each class, of which the first k are used for k shots."""
     test: NDArray[np.int64]
-    """Rows of the test images, for any number of shots, ascending."""
+    """Rows of the test images, for any number of shots, in ascending order."""
 
     def train(self, shots: int) -> NDArray[np.int64]:
-        """Return the rows of the training images, class after class: (classes * shots,)."""
+        """Return the rows (classes * shots,) of the training images, grouped by class."""
         return np.concatenate([rows[:shots] for rows in self.candidates])
 
 
 def unique_images(inspected: InspectedFolder) -> list[InspectedFile]:
-    """Return the files of a study: each image once, and none that has two labels.
+    """Return each distinct image of a folder once, except images with two labels.
 
-    An image that is in both the training and the test part of the folder stays in the test part.
+    An image in both the training and the test part of the folder is kept in the test part.
     """
     labels: dict[str, set[int]] = {}
     for file in inspected.good:
@@ -64,14 +64,14 @@ def unique_images(inspected: InspectedFolder) -> list[InspectedFile]:
 def few_shot_split(
     files: Sequence[InspectedFile], classes: int, *, most: int, seed: int
 ) -> FewShotSplit:
-    """Shuffle each class and set the test images apart.
+    """Return the shuffled training images of each class, and the test images.
 
     Args:
-        files: The images.
+        files: Images to split.
         classes: Number of classes.
-        most: The largest number of shots. If the folder has no test images, all images of a class
-            after the first `most` are test images.
-        seed: Each class has a random stream of its own, so that other classes do not affect it.
+        most: Largest number of shots. If the folder has no test images, the test images are those
+            of each class after the first `most`.
+        seed: Random seed. Each class has its own stream and is not affected by other classes.
     """
     labels = np.array([file.label for file in files])
     is_test = np.array([file.part == "val" for file in files])
@@ -86,11 +86,11 @@ def few_shot_split(
 
 
 def run_study(plan: Plan, config: Config) -> StudyResults:
-    """Inspect the images, compute all features and solve all heads.
+    """Inspect the images, compute all features, fit all heads and return the results.
 
     Raises:
-        DataError: There are too few usable images, or one was removed meanwhile.
-        WeightsError: Weights cannot be downloaded or read.
+        DataError: There are too few usable images, or an image was removed during the study.
+        WeightsError: The weights cannot be downloaded or read.
     """
     first = next((one for one in plan.sources if not one.is_baseline), None)
     backbone = BackboneFeatures(first, plan.folder, config) if first else None
@@ -140,10 +140,10 @@ def run_study(plan: Plan, config: Config) -> StudyResults:
 
 
 def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
-    """Return the plan with the shots that are possible with the usable images.
+    """Return the plan, limited to the numbers of shots that the usable images allow.
 
     Raises:
-        DataError: None are possible, or the folder has no test image left.
+        DataError: No number of shots is possible, or there is no usable test image.
     """
     has_tests = plan.folder.layout == "split"
     counts = np.bincount(
@@ -158,9 +158,9 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
 def evaluate_heads(
     x: Tensor, y: Tensor, splits: Sequence[FewShotSplit], plan: Plan, *, label: str
 ) -> tuple[CurvePoint, ...]:
-    """Solve a linear head for every number of shots and split, and evaluate it on the test images.
+    """Fit a linear head for each number of shots and split, and return its test predictions.
 
-    `x` are the features of all images, (n, D), and `label` is the name of the feature source.
+    `x` contains the features (n, D) of all images; `label` is the name of the feature source.
     """
     classes, points = len(plan.folder.classes), []
     with console.Progress(
@@ -178,7 +178,7 @@ def evaluate_heads(
 def evaluate_head(
     x: Tensor, y: Tensor, split: FewShotSplit, shots: int, *, classes: int, seed: int
 ) -> NDArray[np.bool_]:
-    """Solve a head on the training images, and return which test images it predicts correctly."""
+    """Fit a head to the training images, and return a mask of the correct test images."""
     train, test = torch.from_numpy(split.train(shots)), torch.from_numpy(split.test)
     with one_thread(
         when=len(train) * min(len(train), x.shape[1]) * classes < SINGLE_THREAD_COST / CV_FOLDS
@@ -191,11 +191,11 @@ def evaluate_head(
 
 
 def reduce_dimensions(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
-    """Standardise features (n, D) and (m, D), and rotate them into at most n dimensions.
+    """Return standardised features (n, D) and (m, D), rotated into at most n dimensions.
 
-    A head with an L2 penalty lies in the span of its training rows, and a rotation changes neither
-    the penalty nor the logits. The result is therefore exact, and saves most of the work if there
-    are fewer images than dimensions.
+    The weights of a head with an L2 penalty lie in the span of its training rows, and a rotation
+    changes neither the penalty nor the logits. The result is therefore exact, at a much lower cost
+    if there are fewer images than dimensions.
 
     Source: Hastie & Tibshirani 2004, "Efficient quadratic regularization for expression arrays".
     """

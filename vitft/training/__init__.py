@@ -1,1 +1,1 @@
-"""What `finetune` does: setup, batches, loop, optimiser, resume, final evaluation."""
+"""Fine-tuning runs: setup, batches, training loop, optimiser, resuming and final evaluation."""

@@ -1,8 +1,8 @@
 """Data audit at the end of a run: duplicates, leakage and suspected label errors.
 
-It uses what the run has computed anyway. Digests reveal identical files. Where one feature per
-image is cached, features reveal candidates for near copies, which are confirmed by fingerprints,
-and labels that are probably wrong. The trained model does not depend on the audit.
+The audit uses only what the run has already computed. Identical files are found by their digests.
+If one feature per image is cached, features also yield labels that are probably wrong and candidate
+near copies, which are confirmed by fingerprints. The trained model does not depend on the audit.
 """
 
 import logging
@@ -34,10 +34,10 @@ from vitft.training.stages import ScoredImages
 log = logging.getLogger(__name__)
 
 MIN_SIMILARITY = 0.75
-"""Cosine of centred features from which two images are candidates for near copies. Features alone
-do not tell copies from similar motifs (docs/experiments.md); the fingerprints decide."""
+"""Minimum cosine of the centred features of candidate near copies. Features alone cannot tell
+copies from similar subjects (docs/experiments.md), so candidates are confirmed by fingerprints."""
 REFERENCE_IMAGES = 20_000
-"""Images from which the distribution of the features is estimated, at most."""
+"""Maximum number of images from which to estimate the distribution of the features."""
 
 
 def audit_run(
@@ -49,15 +49,15 @@ def audit_run(
     cache: str,
     find_copies: bool,
 ) -> AuditResults:
-    """Return the content of audit.json.
+    """Return the contents of audit.json.
 
     Args:
         inputs: The inputs of the first stage.
-        inspected: The images as they were loaded, with the unreadable ones.
-        scored: Features and held-out logits of all images, if a head was solved.
-        seed: Seeds the folds of cross-validation if none was solved.
-        cache: `train.cache`, where fingerprints are kept.
-        find_copies: Search for near copies; else those of the split are used.
+        inspected: The loaded images and the files that could not be read.
+        scored: Features and held-out logits of all images, or None if no head was solved.
+        seed: Seed for the cross-validation folds if no head was solved.
+        cache: The setting `train.cache`, the location of cached fingerprints.
+        find_copies: Whether to search for near copies instead of reusing those found for the split.
     """
     data = inputs.data
     groups: Mapping[str, str] = data.duplicates
@@ -80,14 +80,14 @@ def audit_run(
 
 
 def log_audit(audit: AuditResults, data: Dataset, run: RunDir) -> None:
-    """Log what should be inspected, with the command that lists it."""
+    """Log the number of findings to review, with the command that lists them."""
     if summary := audit_summary(audit):
         folder, path = (shlex.quote(str(place)) for place in (data.manifest.root, run.path))
         log.info(f"{summary}: vitft check {folder} --run {path}")
 
 
 def write_reference(inputs: StageInputs, run: RunDir) -> None:
-    """Write the distribution of the training features, if one per image is cached."""
+    """Write the distribution of the training features if one feature per image is cached."""
     if not inputs.cut.pooled:
         return
     manifest = inputs.data.manifest
@@ -103,7 +103,7 @@ def write_reference(inputs: StageInputs, run: RunDir) -> None:
 
 
 def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
-    """Score the distinct images by heads of a usual penalty that were not fitted to them."""
+    """Return features and out-of-fold logits of the distinct images, at the default L2 penalty."""
     data = inputs.data
     distinct = data.distinct
     x, y = inputs.features(distinct), data.labels(distinct).cpu()
@@ -120,7 +120,7 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
 
 
 def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
-    """Return pairs of near copies among the distinct images with features (n, D), as positions."""
+    """Return pairs of positions of near copies among the distinct images, given features (n, D)."""
     distinct = data.distinct
     most = min(500, round(0.1 * len(distinct)))
     pairs = most_similar(features, most) if len(distinct) <= CV_IMAGES else []
@@ -134,7 +134,7 @@ def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Ind
     )
     fingerprint_folder(folder, fingerprints, max_pixels=data.max_pixels)
     if {*digests} != {*fingerprints.by_digest}:
-        return []  # a file has changed since the run began
+        return []  # a file has changed since the start of the run
     position = {row: i for i, row in enumerate(rows)}
     table = fingerprints.table(digests)
     copies = copies_among(table, [(position[one], position[other]) for one, other in pairs])
@@ -142,7 +142,7 @@ def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Ind
 
 
 def most_similar(x: Tensor, most: int) -> list[IndexPair]:
-    """Return at most `most` pairs (i < j) of features (n, D), the most similar first."""
+    """Return up to `most` index pairs (i < j) of features (n, D), the most similar pairs first."""
     if most < 1 or len(x) < 2:
         return []
     centred = F.normalize(x - x.mean(dim=0), dim=-1)
@@ -152,7 +152,7 @@ def most_similar(x: Tensor, most: int) -> list[IndexPair]:
         cosines.masked_fill_(
             torch.arange(len(centred)) <= torch.arange(begin, begin + len(cosines))[:, None], -1.0
         )
-        # Few are left, while sorting all of them would take long.
+        # Few pairs pass the threshold; sorting all of them would take long.
         near = torch.nonzero(cosines.flatten() >= MIN_SIMILARITY)[:, 0]
         best = cosines.flatten()[near].topk(min(most, len(near)))
         places = near[best.indices].tolist()
@@ -162,7 +162,7 @@ def most_similar(x: Tensor, most: int) -> list[IndexPair]:
 
 
 def score_labels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
-    """Return the labels that are probably wrong, with one path for each distinct image."""
+    """Return the labels that are probably wrong, with one path per distinct image."""
     rows, distinct = scored.held_out.rows, data.distinct
     some = [distinct[row] for row in rows.tolist()]
     y = torch.tensor([row.label for row in some])

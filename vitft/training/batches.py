@@ -1,6 +1,6 @@
-"""Batches of a stage for training and validation, from cached features, memory or files.
+"""Training and validation batches of a stage, from cached features, memory or files.
 
-The training loop sees only inputs and labels. What is random depends on (seed, epoch, image) alone.
+The training loop receives only inputs and labels. Randomness depends on (seed, epoch, image) alone.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.loop import Batch
 
 EpochBatches = Callable[[int, int], Iterator[Batch]]
-"""Returns the batches of an epoch from a given step of it on."""
+"""Function (epoch, step) that returns the batches of an epoch, starting at a given step."""
 
 
 def caches_views(cut: Cut, train: TrainSpec) -> bool:
     """Return whether training inputs are cached.
 
-    Pooled features always are; tokens only if every epoch reads the same view.
+    Pooled features are always cached, tokens only if every epoch uses the same view.
     """
     return cut.pooled or (cut.prefix is not None and train.augment == "none")
 
 
 def training_crop(transform: EvalTransform, train: TrainSpec) -> CropTransform:
-    """Return the random resized crop of training."""
+    """Return the random resized crop used in training."""
     return CropTransform(
         image_size=transform.image_size,
         scale=(train.crop_scale, 1.0),
@@ -42,10 +42,10 @@ def training_crop(transform: EvalTransform, train: TrainSpec) -> CropTransform:
 
 
 def training_views(transform: EvalTransform, train: TrainSpec, optim: OptimSpec) -> list[View]:
-    """Return the views that are cached of each training image.
+    """Return the views of each training image to cache.
 
-    Without augmentation these are the plain view and `train.views` crops; otherwise one crop for
-    each epoch.
+    Without augmentation these are the plain view and `train.views` random crops, otherwise one crop
+    per epoch.
     """
     crop = training_crop(transform, train)
     if train.augment != "none":
@@ -54,15 +54,15 @@ def training_views(transform: EvalTransform, train: TrainSpec, optim: OptimSpec)
 
 
 def epoch_size(rows: Sequence[Row], train: TrainSpec) -> int:
-    """Return the number of images of an epoch."""
+    """Return the number of images in an epoch."""
     labels = [row.label for row in rows]
     return images_per_epoch(labels, balanced=train.sampling == "balanced")
 
 
 def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
-    """Return the positions of an epoch's images in the order of their use.
+    """Return the positions of an epoch's images in the order in which they are used.
 
-    These are all rows shuffled or, with balanced sampling, the same number of each class.
+    These are all rows in random order or, with balanced sampling, equally many rows per class.
     """
     labels = [row.label for row in rows]
     order = sample_order(labels, train.seed, epoch, balanced=train.sampling == "balanced")
@@ -70,7 +70,7 @@ def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
 
 
 def validation_batches(inputs: StageInputs) -> Iterator[Batch]:
-    """Return this rank's shard of the validation images, in their plain view."""
+    """Yield batches of this rank's shard of the validation images, as plain views."""
     data, size = inputs.data, EVAL_BATCH * 8
     rows = data.group.shard(data.manifest.val)
     if inputs.extractor is not None:
@@ -85,7 +85,7 @@ def validation_batches(inputs: StageInputs) -> Iterator[Batch]:
 
 
 def training_batches(config: Config, inputs: StageInputs) -> EpochBatches:
-    """Return the training batches of a stage; cached views take turns by epoch."""
+    """Return the function that yields training batches; cached views alternate between epochs."""
     train, size, data = config.train, config.optim.batch_size, inputs.data
     if not caches_views(inputs.cut, train):
         return fresh_training_batches(inputs, train, size)
@@ -103,7 +103,7 @@ def training_batches(config: Config, inputs: StageInputs) -> EpochBatches:
 
 
 def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> EpochBatches:
-    """Return training batches whose views are drawn anew in each epoch."""
+    """Return a function that yields training batches with new random views in each epoch."""
     data, images = inputs.data, inputs.images
     rows, transform, group = data.manifest.train, data.transform, data.group
     crop = training_crop(transform, train) if train.augment in ("crop", "rand") else None
@@ -127,10 +127,10 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> 
         shift = shift_augmentation(data, train, epoch, order, repeats)
         with contextlib.closing(views):
             for part, mine in zip(whole, own, strict=True):
-                # This rank's slice of the last batch may be shorter, and even empty.
+                # This rank's slice of the last batch may be shorter or even empty.
                 chunk, pixels = next(views) if len(mine) else ([], no_views)
                 x = transform.normalise(shift(pixels, mine))
-                if inputs.extractor is not None:  # the clone leaves inference mode, for autograd
+                if inputs.extractor is not None:  # autograd rejects inference tensors
                     x = run_prefix(inputs.extractor.prefix, x).float().clone()
                 yield Batch(x, data.labels(chunk), len(part))
 
@@ -140,9 +140,9 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> 
 def shift_augmentation(
     data: Dataset, train: TrainSpec, epoch: int, order: Tensor, repeats: Sequence[int]
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function that shifts and flips views (B, S, S, 3) at positions (B,) of `order`.
+    """Return a function that shifts and flips views (B, S, S, 3) at positions (B,) of `order`.
 
-    It changes nothing unless `train.augment` is `shift`.
+    The function returns the views unchanged unless `train.augment` is `shift`.
     """
     if train.augment != "shift":
         return lambda views, _: views
@@ -160,5 +160,5 @@ def shift_augmentation(
 
 
 def view_key(key: str, row: Row, repeat: int) -> str:
-    """Return the key from which a random view is drawn; it differs for each use of an image."""
+    """Return the seed key of a random view, different for each use of an image."""
     return f"{key}/{row.path}/{repeat}" if repeat else f"{key}/{row.path}"

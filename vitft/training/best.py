@@ -14,7 +14,7 @@ from vitft.training.loop import StepResult
 
 
 class BestFacts(TypedDict):
-    """What a state for resuming holds of `BestWeights`, besides the tensors."""
+    """Fields of `BestWeights` other than tensors, as saved in a training state."""
 
     epochs: int
     since: int
@@ -23,35 +23,35 @@ class BestFacts(TypedDict):
 
 
 class BestWeights:
-    """The trained weights with the best validation metrics so far, and those metrics."""
+    """Trained weights with the best validation metrics so far, and those metrics."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.epochs = 0
-        """Epochs validated."""
+        """Number of epochs validated."""
         self.epochs_since_best = 0
         self.weights: dict[str, Tensor] = {}
         self.file = ""
-        """Name of the file in `resume/` that holds these weights, if there is one."""
+        """Name of the file in `resume/` that holds these weights; empty if there is none."""
         self._validated = cast("RunResults", {})
         self.head_results: SolvedHeadResults | None = None
-        """Added to the results of whichever weights are the best."""
+        """Results of solving the head, reported whichever stage yields the best weights."""
 
     @property
     def results(self) -> RunResults:
-        """The contents of eval.json so far; empty before the first epoch ends."""
+        """Contents of eval.json so far; empty before the end of the first epoch."""
         if not self.epochs or self.head_results is None:
             return self._validated
         return cast("RunResults", {**self._validated, **self.head_results})
 
     def update(self, metrics: Metrics) -> None:
-        """Copy the model's weights if the accuracy, or at equal accuracy the loss, is better."""
+        """Copy the model's weights if accuracy has improved, or loss at equal accuracy."""
         self.epochs += 1
         self.epochs_since_best += 1
         if self.epochs == 1 or rank(metrics) > rank(self._validated):
             found = cast("RunResults", {**metrics, "best_epoch": self.epochs})
             weights = self.copy_weights()
-            self._validated, self.weights = found, weights  # no call between: no signal between
+            self._validated, self.weights = found, weights  # no call, so no signal in between
             self.epochs_since_best, self.file = 0, ""
         self._validated["epochs"] = self.epochs
         self._validated["selected_on_validation"] = self.epochs > 1
@@ -60,20 +60,20 @@ class BestWeights:
         """Load the best weights into the model."""
         with torch.no_grad():
             for name, tensor in self.trained_tensors():
-                if name in self.weights:  # else it never changed
+                if name in self.weights:  # other tensors never change
                     tensor.copy_(self.weights[name])
 
     def copy_weights(self) -> dict[str, Tensor]:
-        """Copy the trained tensors to the CPU, which leaves the memory of a GPU to training."""
+        """Return copies of the trained tensors on the CPU, which saves GPU memory."""
         return {name: t.detach().to("cpu", copy=True) for name, t in self.trained_tensors()}
 
     def trained_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Return what training changes: trainable parameters, and buffers such as running means."""
+        """Return the names and tensors that training changes: trainable parameters and buffers."""
         trained = (pair for pair in self.model.named_parameters() if pair[1].requires_grad)
         return chain(trained, self.model.named_buffers())
 
     def facts(self) -> BestFacts:
-        """Return everything but the tensors, for `load`."""
+        """Return all fields other than tensors, for `load`."""
         return {
             "epochs": self.epochs,
             "since": self.epochs_since_best,
@@ -82,33 +82,33 @@ class BestWeights:
         }
 
     def load(self, facts: BestFacts, weights: Mapping[str, Tensor], file: str) -> None:
-        """Set everything to what an earlier process saved."""
+        """Restore the fields and weights saved by an earlier process."""
         self.epochs, self.epochs_since_best = facts["epochs"], facts["since"]
         self._validated, self.head_results = facts["figures"], facts["extra"] or None
         self.weights, self.file = dict(weights), file
 
 
 def rank(metrics: Metrics) -> tuple[float, float]:
-    """Return a key by which better metrics are larger."""
+    """Return a sort key that is larger for better metrics."""
     return metrics["top1"], -metrics["loss"]
 
 
 @dataclass(slots=True)
 class RunningMetrics:
-    """Mean loss and accuracy over the steps of an epoch."""
+    """Running mean loss and accuracy over the steps of an epoch."""
 
     first_loss: float | None = None
-    """Loss of the first step of the stage; of a zero head it is ln(classes)."""
+    """Loss of the first step of the stage; ln(classes) for a head initialised to zero."""
     steps: int = 0
-    """Steps of the stage so far."""
+    """Number of steps in the stage so far."""
     images: int = 0
     correct: int = 0
     total: float = 0.0
-    """Sum of the losses of the images."""
+    """Sum of the losses over all images."""
     lr: float = 0.0
 
     def add(self, step: StepResult) -> None:
-        """Add one step."""
+        """Include the metrics of one step."""
         if self.first_loss is None:
             self.first_loss = step.loss
         self.steps += 1

@@ -1,4 +1,4 @@
-"""Checks of a request before torch is imported: data, weights, settings and the run directory."""
+"""Checks made before torch is imported: data, weights, settings and the run directory."""
 
 import json
 from collections.abc import Iterable
@@ -17,16 +17,16 @@ from vitft.training.trackers import check_trackers
 RESUME_CHANGES = frozenset(
     {"data.path", "train.device", "train.cache", "train.tracker", "train.timeout"}
 )
-"""Settings that may change when a run is resumed; data that moved must hold the same images."""
+"""Settings that may change when a run is resumed; a new data path must hold the same images."""
 
 
 def check_request(config: Config, out: str | None) -> Path:
-    """Check data, weights and the run directory; return where the run will be written.
+    """Check data, weights and the run directory; return the path of the run directory.
 
     Raises:
-        UsageError: Data or weights are missing, or the run directory lies inside the data.
-        DataError: The folder holds no classes of images.
-        WeightsError: The weights are not known.
+        UsageError: Data or weights are missing, or the run directory is inside the data folder.
+        DataError: The data folder contains no image classes.
+        WeightsError: The name of the weights is unknown.
         RunError: The run directory is not empty or not writable.
     """
     if not config.data.path:
@@ -58,12 +58,12 @@ def check_request(config: Config, out: str | None) -> Path:
 
 
 def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config | None, Path]:
-    """Return the settings of a run to resume, or None if it is finished, and its directory.
+    """Return the settings of a run to resume (None if it has finished) and its directory.
 
-    `named` are the settings given now, by dotted keys.
+    `named` contains the dotted keys and values of the settings given for the resumed run.
 
     Raises:
-        RunError: The run does not exist, or a setting would change its result.
+        RunError: The run does not exist, or a changed setting would alter its results.
     """
     run = RunDir(path)
     settings = path / "config.toml"
@@ -81,8 +81,8 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
         if before.get(section, {}).get(key) != value
     }
     allowed = set(RESUME_CHANGES)
-    if before.get("train", {}).get("shard"):  # which cannot lower its memory use by itself
-        allowed |= {"optim.micro_batch", "train.checkpointing"}  # rounding may then differ
+    if before.get("train", {}).get("shard"):  # sharded runs do not reduce memory use automatically
+        allowed |= {"optim.micro_batch", "train.checkpointing"}  # rounding may differ
     extended = more_epochs(before, changed)
     refused = sorted(changed.keys() - allowed - extended)
     if refused:
@@ -104,7 +104,7 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
 
 
 def more_epochs(before: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> set[str]:
-    """Return `optim.epochs` if it grew and the learning rate does not depend on it."""
+    """Return {"optim.epochs"} if it grew and does not affect the learning rate, otherwise set()."""
     optim = before.get("optim", {})
     constant = optim.get("schedule") == "constant" and not optim.get("warmup")
     was, now = changed.get("optim.epochs", (0, 0))

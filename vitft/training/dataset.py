@@ -1,4 +1,4 @@
-"""The images of a run after the split, and what the trained part reads of them."""
+"""Training and validation images of a run, and the inputs of the trained part of the model."""
 
 import contextlib
 from collections.abc import Generator, Mapping, Sequence
@@ -22,20 +22,20 @@ from vitft.system import console
 from vitft.training.distributed import ProcessGroup
 
 EVAL_BATCH = 32
-"""Images per batch of an evaluation; eight times as many where nothing is decoded."""
+"""Number of images per evaluation batch; eight times as many if none need decoding."""
 
 ImageBatches = Generator[tuple[Sequence[Row], Tensor], None, None]
-"""Rows and their views as bytes, (B, S, S, channels)."""
+"""Generator of rows and their views, uint8 of shape (B, S, S, channels)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTable:
-    """The plain views of all images, decoded once and kept on the device."""
+    """Plain views of all images, decoded once and kept on the device."""
 
     positions: Mapping[str, int]
-    """Row of `pixels` by path."""
+    """Mapping from each path to its row of `pixels`."""
     pixels: Tensor
-    """(n, S, S, channels), bytes."""
+    """Views of all images, uint8 of shape (n, S, S, channels)."""
 
     def batches(self, rows: Sequence[Row], sizes: Sequence[int]) -> ImageBatches:
         """Yield the views of `rows` in order, in batches of the given sizes."""
@@ -47,29 +47,29 @@ class ImageTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Training and validation images of a run; the same in all its stages."""
+    """Training and validation images of a run, the same for all stages."""
 
     manifest: Manifest
     transform: EvalTransform
     max_pixels: int
-    """Larger images are errors."""
+    """Maximum number of pixels of an image; larger images cause errors."""
     device: torch.device
     group: ProcessGroup
-    """The processes that share each batch."""
+    """Process group across which each batch is divided."""
     duplicates: Mapping[str, str]
-    """Name of the group of near copies by digest; images without near copies are missing."""
+    """Mapping from digests to names of groups of near copies; omits images without near copies."""
 
     @property
     def distinct(self) -> list[Row]:
-        """One row for each distinct file content."""
+        """One row per distinct file content."""
         return list({row.sha256: row for row in self.manifest.rows}.values())
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
-        """Return class indices (n,) on the device."""
+        """Return the class indices (n,) of `rows` on the device."""
         return torch.tensor([row.label for row in rows], dtype=torch.long, device=self.device)
 
     def group_ids(self, rows: Sequence[Row]) -> Tensor:
-        """Return a number for each row (n,) that copies of one picture share."""
+        """Return group numbers (n,) of `rows`; copies of the same picture share a number."""
         return number_groups(self.duplicates.get(row.sha256, row.sha256) for row in rows)
 
     def decode(
@@ -82,10 +82,10 @@ class Dataset:
     ) -> ImageBatches:
         """Decode the files of `rows` in threads and yield them in order, `size` at a time.
 
-        With `crop` the views are random, drawn from the key of each row; otherwise plain.
+        With `crop`, views are random crops seeded by the key of each row; otherwise they are plain.
 
         Raises:
-            DataError: A file was deleted or replaced since the run began.
+            DataError: A file has been deleted or replaced since the start of the run.
         """
 
         def view(index: int, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -107,7 +107,7 @@ class Dataset:
                 yield chunk, torch.from_numpy(stack.pixels).to(self.device)
 
     def load_images(self) -> ImageTable | None:
-        """Decode all images into a table; None if they take too much memory."""
+        """Return a table of all decoded images, or None if they would use too much memory."""
         rows, size, channels = (
             self.manifest.rows,
             self.transform.image_size,
@@ -127,18 +127,18 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInputs:
-    """What one stage reads: cached outputs of the frozen prefix, images in memory, or files."""
+    """Inputs of one stage: cached outputs of the frozen prefix, images in memory, or files."""
 
     data: Dataset
     cut: Cut
-    """The model, cut at the freeze boundary of the stage."""
+    """Model cut at the freeze boundary of the stage."""
     extractor: Extractor | None
-    """Runs the frozen prefix; None if nothing is frozen."""
+    """Feature extractor that runs the frozen prefix; None if nothing is frozen."""
     images: ImageTable | None = None
-    """The decoded images, if they are small enough to be kept in memory."""
+    """Decoded images; None if they are too large to keep in memory."""
 
     def features(self, rows: Sequence[Row], view: View | None = None) -> Tensor:
-        """Return the cached outputs of the prefix, float32 on the CPU: (n, D) or (n, N, D)."""
+        """Return cached outputs of the prefix, (n, D) or (n, N, D), in float32 on the CPU."""
         assert self.extractor is not None
         return self.extractor.rows(
             [row.sha256 for row in rows], view or eval_view(self.data.transform)

@@ -1,7 +1,7 @@
-"""`vitft demo`: two runs on drawn flowers with the same budget, offline.
+"""`vitft demo`: two offline runs with the same budget on drawings of flowers.
 
-One starts from the bundled weights and one from random ones, which measures what pretraining is
-worth.
+One run starts from the bundled weights, the other from random weights; the difference shows the
+benefit of pretraining.
 """
 
 import logging
@@ -31,31 +31,31 @@ class DemoResults:
     pretrained: RunResults
     random: RunResults
     predictions: tuple[Prediction, ...]
-    """Two classes each, by the pretrained model."""
+    """Predictions of the pretrained model, with the top two classes of each image."""
     export: Path
-    """Folder of the exported pretrained model."""
+    """Folder that holds the exported pretrained model."""
     export_difference: float
-    """Largest difference of a logit between the export and the run."""
+    """Largest absolute difference between the logits of the export and of the run."""
     export_images: int
-    """Images on which they were compared."""
+    """Number of images on which the export and the run were compared."""
     report: Path
-    """The page of the pretrained run."""
+    """Path of the HTML report on the pretrained run."""
 
 
 def run_demo() -> DemoResults:
-    """Fine-tune from bundled and from random weights, predict, export and write the report.
+    """Fine-tune bundled and random weights, then predict, export and write the report.
 
     Raises:
-        Stopped: A run was stopped by a signal.
+        Stopped: A signal stopped a run.
     """
     config = demo_data(config_from_table(read_recipe("demo")))
     baseline = replace(config, weights=replace(config.weights, name="random:demo"))
-    # The pretrained run comes last, so that it is the latest.
+    # The pretrained run is second, so that it is the latest run.
     _, random = finetune_demo(baseline)
     run, pretrained = finetune_demo(config)
     manifest = Manifest.read(RunDir(run).split, Path(config.data.path))
     images = [str(manifest.locate(row)) for row in manifest.val]
-    shown = images[:: max(1, len(images) // 6)]  # six, spread over the classes
+    shown = images[:: max(1, len(images) // 6)]  # about six, spread over the classes
     export = run / "export"
     compared = export_safetensors(str(run), export)
     return DemoResults(
@@ -70,7 +70,7 @@ def run_demo() -> DemoResults:
 
 
 def finetune_demo(config: Config) -> tuple[Path, RunResults]:
-    """Fine-tune once; return the run directory and the results."""
+    """Fine-tune once, and return the run directory and the results."""
     out = check_request(config, None)
     log.info(f"\n--weights {config.weights.name}")
     result = run_finetuning(config, out=out)

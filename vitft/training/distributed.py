@@ -2,15 +2,15 @@
 
     torchrun --nproc-per-node 2 -m -- vitft finetune ...
 
-Every process knows all images and draws the same batches; each computes its slice of every batch
-and its shard of the features and of the validation images. Gradients are summed, so a step is that
-of the whole batch. Only the main process (rank 0) logs and writes.
+Every process lists all images and draws the same batches, but computes only its slice of each batch
+and its shard of the features and validation images. Gradients are summed over the processes, so a
+step uses the gradient of the whole batch. Only the main process (rank 0) logs and writes files.
 
-Models that are too large to train whole in every process are sharded with
+Models too large to be trained whole in every process are sharded with
 `torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277):
-every process keeps a slice of each weight, gradient, average and optimiser state, and the weights
-of a block are gathered while it computes. The tensors are DTensors, whose modules take 0.4 s to
-import, so only a sharded run imports them.
+every process stores a slice of each weight, gradient, average and optimiser state, and the weights
+of a block are gathered only while it is computed. The DTensor modules this needs take 0.4 s to
+import, so only sharded runs import them.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ Value = TypeVar("Value")
 
 
 class ProcessGroup:
-    """The processes of a run. With a single process every collective returns its own value."""
+    """Process group of a run. With a single process, collectives return their input."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
@@ -50,18 +50,18 @@ class ProcessGroup:
         return self.rank == 0
 
     def shard(self, items: Sequence[Value]) -> Sequence[Value]:
-        """Return every `size`-th item, from the `rank`-th on."""
+        """Return every `size`-th item, starting at item `rank`."""
         return items[self.rank :: self.size]
 
     def batch_slice(self, count: int) -> slice:
-        """Return this rank's contiguous part of a batch; the last one may be shorter or empty."""
+        """Return this rank's contiguous slice of a batch; the last one may be shorter or empty."""
         each = -(-count // self.size)
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def all_reduce(self, tensors: Sequence[Tensor], values: Sequence[float]) -> list[float]:
-        """Replace each tensor by its sum over all processes; return the sums of the values.
+        """Replace each tensor with its sum over all processes; return the sums of the values.
 
-        The order of the additions is fixed, so the same processes get the same bits.
+        The order of summation is fixed, so the sums are reproducible bit for bit.
         """
         if self.size == 1:
             return list(values)
@@ -76,7 +76,7 @@ class ProcessGroup:
         return flat[sum(sizes) :].tolist()
 
     def all_reduce_max(self, value: int) -> int:
-        """Return the maximum of the values of all processes."""
+        """Return the maximum value over all processes."""
         if self.size == 1:
             return value
         tensor = torch.tensor([value], device=self.device)
@@ -85,7 +85,7 @@ class ProcessGroup:
         return int(tensor.item())
 
     def broadcast(self, value: Value) -> Value:
-        """Return the value of the main process."""
+        """Return the value that the main process passed."""
         if self.size == 1:
             return value
         values = [value]
@@ -94,13 +94,13 @@ class ProcessGroup:
         return values[0]
 
     def all_gather(self, rows: Tensor, count: int) -> Tensor:
-        """Return the rows (n, ...) of all `count` items from each rank's `shard`, on the CPU."""
+        """Return the rows (count, ...) of all items, gathered from all ranks, on the CPU."""
         if self.size == 1:
             return rows
         parts: list[Any] = [None] * self.size
         with report_lost_process():
             distributed.all_gather_object(parts, rows.cpu())
-        shape = max(parts, key=len).shape[1:]  # an empty shard has no shape of its own
+        shape = max(parts, key=len).shape[1:]  # an empty shard may lack the shape of its rows
         gathered = rows.new_empty((count, *shape), device="cpu")
         for rank, part in enumerate(parts):
             if len(part):
@@ -108,35 +108,35 @@ class ProcessGroup:
         return gathered
 
     def barrier(self) -> None:
-        """Wait until every process has come here."""
+        """Wait until every process has reached this barrier."""
         self.all_reduce_max(0)
 
     @property
     def device(self) -> torch.device:
-        """Device of the tensors that collectives exchange."""
+        """Device of the tensors exchanged by collectives."""
         nccl = self.size > 1 and distributed.get_backend() == "nccl"
         return torch.device("cuda", self.local_rank) if nccl else torch.device("cpu")
 
 
 @contextlib.contextmanager
 def report_lost_process() -> Iterator[None]:
-    """Turn the RuntimeError of a broken connection into a ResourceError with a next step."""
+    """Convert the RuntimeError of a broken connection into a ResourceError with a fix."""
     try:
         yield
-    except RuntimeError as error:  # what gloo and NCCL raise when a connection breaks
+    except RuntimeError as error:  # raised by gloo and NCCL if a connection breaks
         raise lost_process(str(error)) from error
 
 
 def is_lost_process(error: RuntimeError) -> bool:
-    """Return whether gloo or NCCL raised this because a connection broke or timed out."""
+    """Return whether gloo or NCCL raised `error` because a connection broke or timed out."""
     return isinstance(error, distributed.DistError) or "gloo" in str(error)
 
 
 def lost_process(message: str) -> ResourceError:
-    """Return the error for a process that ended or hangs, from the message of gloo or NCCL."""
+    """Return the error for a dead or hanging process, given the message from gloo or NCCL."""
     pair = distributed.is_initialized() and distributed.get_world_size() == 2
     who = f"process {1 - distributed.get_rank()}" if pair else "another process"
-    reason = re.sub(r"^(\[[^\]]*\] )+", "", message.splitlines()[0])[:120]  # without C++ places
+    reason = re.sub(r"^(\[[^\]]*\] )+", "", message.splitlines()[0])[:120]  # omits C++ locations
     again = "start again with --resume, or let torchrun restart it: --max-restarts 3"
     if "timed out" in message.lower():
         return ResourceError(
@@ -152,8 +152,8 @@ def lost_process(message: str) -> ResourceError:
 def rendezvous_store(timeout: timedelta) -> Store:
     """Return the store through which the processes of this attempt exchange addresses.
 
-    torchrun keeps one store for all its restarts. Without a prefix for each attempt, a process that
-    starts first would read the addresses of its dead predecessors and wait for them.
+    torchrun uses the same store for all restarts. Without a prefix for each attempt, the first
+    process to start would read the addresses of dead processes and wait for them.
     """
     store, _, _ = next(rendezvous("env://", timeout=timeout))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -162,9 +162,9 @@ def rendezvous_store(timeout: timedelta) -> Store:
 
 @contextlib.contextmanager
 def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
-    """Join the process group that torchrun describes in the environment; a single process without.
+    """Join the process group that torchrun's environment variables describe, or a group of one.
 
-    After `timeout_s` a process that does not respond counts as lost.
+    A process that has not responded for `timeout_s` seconds is considered lost.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -188,17 +188,17 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
     try:
         yield group
     finally:
-        if on_gpu:  # NCCL needs it; gloo's threads end with the process (`__main__`)
+        if on_gpu:  # required by NCCL; gloo's threads end with the process
             distributed.destroy_process_group()
 
 
 def check_sharding(
     model: nn.Module, group: ProcessGroup, *, precision: str, compiled: bool
 ) -> None:
-    """Refuse models and settings that cannot be sharded, before anything is computed.
+    """Check that the model and settings support sharding, before anything is computed.
 
     Raises:
-        UsageError: A model of timm, or a setting that cannot be combined with sharding.
+        UsageError: The model is a timm model, or a setting cannot be combined with sharding.
     """
     others = {
         "a timm model": not isinstance(model, VisionTransformer),
@@ -216,9 +216,9 @@ def check_sharding(
 
 
 def shard_module(module: nn.Module, group: ProcessGroup) -> nn.Module:
-    """Return a copy of the trainable part, sharded over the process group block by block.
+    """Return a copy of the trainable part, sharded block by block over the process group.
 
-    The original stays whole and is used for everything but the training steps.
+    The original is not sharded and is used for everything except the training steps.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -233,7 +233,7 @@ def shard_module(module: nn.Module, group: ProcessGroup) -> nn.Module:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a sharded tensor. Collective: every rank must call it."""
+    """Return the full, unsharded tensor. Collective: every rank must call it."""
     from torch.distributed.tensor import DTensor
 
     if not isinstance(tensor, DTensor):
@@ -243,7 +243,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def slice_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return the part of a whole `value` that this rank holds of `like`."""
+    """Return this rank's part of the whole tensor `value`, sharded in the same way as `like`."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor) or value.shape != like.shape:
@@ -254,7 +254,7 @@ def slice_like(value: Tensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def unshard_into(module: nn.Module, sharded: nn.Module) -> None:
-    """Copy the trained parameters of a sharded copy into its original. Collective."""
+    """Copy trained parameters from a sharded copy into the original module. Collective."""
     originals = dict(module.named_parameters())
     for name, parameter in sharded.named_parameters():
         if parameter.requires_grad:

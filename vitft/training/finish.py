@@ -29,20 +29,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FinalEvaluation:
-    """Final results of a run and the temperature they were computed with."""
+    """Final results of a run and the calibration temperature used for them."""
 
     temperature: float
     logits: Tensor
-    """Logits (n, C) of the validation images in manifest order, divided by the temperature."""
+    """Calibrated logits (n, C) of the validation images, in manifest order."""
     results: RunResults
 
 
 def evaluate_run(
     inputs: StageInputs, model: Model, precision: str, results: RunResults, *, started: float
 ) -> FinalEvaluation:
-    """Evaluate the model on the validation images, fit the temperature and complete the results.
+    """Evaluate the model on the validation images, fit a temperature and complete the results.
 
-    The metrics in `results` are replaced. `started` is the start of the run by `time.monotonic`.
+    The metrics in `results` are replaced. `started` is the run's start as `time.monotonic` time.
     """
     logits, confirmed = final_logits(inputs, model, precision)
     labels = inputs.data.labels(inputs.data.manifest.val).cpu()
@@ -60,17 +60,17 @@ def evaluate_run(
 
 
 def final_logits(inputs: StageInputs, model: Model, precision: str) -> tuple[Tensor, int | None]:
-    """Return the logits whose largest class is that of float32, as predict and exports compute.
+    """Return logits with the same top class as in float32, the precision of predict and exports.
 
-    Features in bf16 move a logit by a few thousandths, which matters only where two classes are
-    nearly equal. So the images with the smallest margins are recomputed from their pixels in
+    Features in bf16 change logits by a few thousandths, which matters only if the top two classes
+    are nearly equal. The images with the smallest margins are therefore recomputed from pixels in
     float32, until the remaining margins exceed four times the largest change observed.
 
     Returns:
         Logits (n, C) of the validation images in manifest order, and the number of recomputed
-        images; None if all were computed in float32.
+        images, or None if all features were computed in float32.
     """
-    data, size = inputs.data, 8  # images that are recomputed at a time
+    data, size = inputs.data, 8  # number of images recomputed at a time
     rows = data.manifest.val
     logits, _ = validation_logits(inputs)
     if precision == "fp32" or inputs.extractor is None:
@@ -90,10 +90,10 @@ def final_logits(inputs: StageInputs, model: Model, precision: str) -> tuple[Ten
 
 
 def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEvaluation) -> None:
-    """Divide the head by the temperature, and replace weights and results on disk.
+    """Divide the head by the temperature, and replace the weights and results on disk.
 
-    eval.json is missing while the weights change, so that it never describes other weights than
-    those beside it. Call this where a signal cannot interrupt it.
+    eval.json is removed while the weights are replaced, so that it never describes different
+    weights. Call this function only while signals are held back.
     """
     if run.writes:
         with writing(run.eval):
@@ -111,23 +111,23 @@ def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEva
 def write_lora_adapter(
     run: RunDir, adapter: Mapping[str, Tensor], model: Model, train: TrainSpec, card: Card
 ) -> None:
-    """Write the LoRA matrices by themselves, if `train.keep_adapter` asks for them."""
+    """Write the LoRA matrices to a separate folder if `train.keep_adapter` is set."""
     if not train.keep_adapter or not run.writes:
         return
     folder = run.path / "adapter"
-    shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed right after this
+    shutil.rmtree(folder, ignore_errors=True)  # may remain from a killed process
     write_adapter(folder, dict(adapter), model, train, base=card.weights.get("name", ""))
     log.info(f"adapter, for peft.PeftModel.from_pretrained: {folder}")
 
 
 def write_model(run: RunDir, model: Model, card: Card) -> None:
-    """Write the checkpoint of the run."""
+    """Write the checkpoint of a run."""
     if run.writes:
         save_checkpoint(run.model, model.state_dict(), card)
 
 
 def model_card(model: Model, report: LoadReport, manifest: Manifest) -> Card:
-    """Return the card of the trained model."""
+    """Return the model card of the trained model."""
     return Card(
         architecture=model.config,
         transform=report.transform,

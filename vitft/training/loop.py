@@ -1,7 +1,7 @@
-"""The training loop: optimiser steps on inputs and labels, independent of images and files.
+"""Training loop: optimiser steps on inputs and labels, independent of images and files.
 
-Gradients are accumulated over micro-batches and summed over processes. Everything random in a step
-is drawn from (seed, step), so a resumed run draws what an uninterrupted one would have drawn.
+Gradients are accumulated over micro-batches and summed over processes. Random numbers in a step
+depend on (seed, step) alone, so a resumed run draws the same numbers as an uninterrupted one.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ from vitft.training.optim import WeightAverage, lr_at, make_optimizer
 log = logging.getLogger(__name__)
 
 MixFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Maps the inputs and labels (B,) of a batch to mixed inputs and labels, (B,) or probabilities
-(B, C)."""
+"""Function that maps the inputs and labels (B,) of a batch to mixed inputs and mixed labels: class
+indices (B,) or probabilities (B, C)."""
 
 
 class Batch(NamedTuple):
@@ -39,9 +39,9 @@ class Batch(NamedTuple):
 
     inputs: Tensor
     labels: Tensor
-    """Class indices (B,), or probabilities of the classes (B, C)."""
+    """Class indices (B,) or class probabilities (B, C)."""
     images: int = 0
-    """Images of the whole batch where this is one rank's slice of it; 0: these are all."""
+    """Size of the whole batch if this is one rank's slice of it; otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class StepResult:
     """Metrics of one optimiser step."""
 
     step: int
-    """Counted from 0 over the whole stage."""
+    """Step number, counting from 0 at the start of the stage."""
     lr: float
     loss: float
     """Mean cross-entropy of the batch, in nats."""
@@ -58,20 +58,20 @@ class StepResult:
 
 
 class Trainer:
-    """A model with its optimiser, trained one step at a time.
+    """Model and optimiser, trained one step at a time.
 
     Args:
-        model: Maps `Batch.inputs` to logits (B, C). Frozen parts are not in it, or it keeps them in
-            eval mode itself.
-        spec: Solver, learning rate, schedule, epochs, micro-batch, label smoothing.
-        steps_per_epoch: Number of batches of an epoch; the schedule needs the total.
-        precision: `bf16` or `fp16` for autocast, else `fp32`.
-        seed: Seeds what a step draws (drop path, `mix`), together with step and rank.
-        mix: Applied to a whole batch before it is used.
-        class_weights: Factor of each class in the loss, (C,), with mean 1 over the images.
-        compiled: Compile the forward and backward pass with torch.compile.
-        group: The processes that share each batch.
-        sharded: Whether `model` is one of `distributed.shard_module`.
+        model: Model that maps `Batch.inputs` to logits (B, C). It contains no frozen parts, or
+            keeps them in eval mode itself.
+        spec: Solver, learning rate, schedule, epochs, micro-batch size and label smoothing.
+        steps_per_epoch: Number of batches per epoch, from which the schedule gets its length.
+        precision: `bf16` or `fp16` to use autocast, otherwise `fp32`.
+        seed: Seed for random numbers (drop path, `mix`), combined with step and rank.
+        mix: Function applied to each whole batch before the forward pass.
+        class_weights: Loss factors of the classes (C,), with mean 1 over the images.
+        compiled: Whether to compile the forward and backward pass with torch.compile.
+        group: Process group across which each batch is divided.
+        sharded: Whether `model` was returned by `distributed.shard_module`.
     """
 
     def __init__(
@@ -100,15 +100,15 @@ class Trainer:
         self.average = WeightAverage(self.parameters, spec.ema)
         self.forward = torch.compile(model) if compiled else model
         self.micro_batch = spec.micro_batch or spec.batch_size
-        """Images per pass; halved whenever memory runs out."""
+        """Number of images per pass; halved whenever memory runs out."""
         self.seed, self.precision = seed, precision
         self.mix, self.class_weights = mix, class_weights
         self.steps = 0
-        """Steps done, which is the number of the next one."""
+        """Number of completed steps."""
 
     @property
     def lr(self) -> float:
-        """Learning rate of the next step, before the factors of layer-wise decay."""
+        """Learning rate of the next step, before layer-wise decay is applied."""
         spec = self.spec
         final = 1.0 if spec.schedule == "constant" else spec.final_lr
         shape = {"peak": self.peak_lr, "warmup": spec.warmup, "final": final}
@@ -118,8 +118,8 @@ class Trainer:
         """Update the weights with the gradient of one batch.
 
         Raises:
-            DivergedError: The loss is not finite; the weights are those before the step.
-            ResourceError: Not even one image at a time fits into memory.
+            DivergedError: The loss is not finite; the weights are left as before the step.
+            ResourceError: A micro-batch of one image does not fit in memory.
         """
         self.model.train()
         lr = self.lr
@@ -141,16 +141,16 @@ class Trainer:
         return StepResult(step=self.steps - 1, lr=lr, loss=loss, correct=correct, images=images)
 
     def backward(self, batch: Batch) -> tuple[float, int]:
-        """Leave the gradients of the whole batch in the parameters, given this rank's slice of it.
+        """Compute the gradients of the whole batch, given this rank's slice of it.
 
-        When memory runs out, the same batch is computed again in smaller micro-batches.
+        If memory runs out, the same batch is recomputed in smaller micro-batches.
 
         Returns:
-            The mean cross-entropy of the whole batch in nats, and the number of its images whose
-            class has the largest logit.
+            The mean cross-entropy of the whole batch in nats, and the number of its images that are
+            classified correctly.
 
         Raises:
-            ResourceError: Not even one image at a time fits into memory, or a process was lost.
+            ResourceError: A micro-batch of one image does not fit in memory, or a process was lost.
         """
         while True:
             try:
@@ -161,7 +161,7 @@ class Trainer:
                     if self.sharded and is_lost_process(error):
                         raise lost_process(str(error)) from error
                     raise
-                if self.sharded:  # the other ranks wait for this one's slice of a block
+                if self.sharded:  # the other ranks are waiting for this rank's slice of a block
                     raise ResourceError(
                         f"out of memory with {self.micro_batch} images at a time",
                         fix="continue with --resume RUN --set optim.micro_batch=N or "
@@ -178,7 +178,7 @@ class Trainer:
             log.warning(f"out of memory: continuing with {self.micro_batch} images at a time")
 
     def accumulate(self, batch: Batch) -> tuple[float, int]:
-        """Add up the gradients of this rank's slice of a batch over its micro-batches."""
+        """Accumulate the gradients of this rank's slice of a batch over its micro-batches."""
         seed_everything(self.seed, self.steps, self.group.rank)
         inputs, labels, targets = batch.inputs, batch.labels, batch.labels
         if self.mix is not None and len(labels):
@@ -187,10 +187,10 @@ class Trainer:
         for part in self.micro_batches(len(labels), images):
             known = labels[part]
             if len(known):
-                # `fully_shard` averages the gradients over the ranks; the sum is wanted.
+                # `fully_shard` averages the gradients over the ranks, but the sum is needed.
                 factor = self.group.size if self.sharded else 1
                 x, target = inputs[part], targets[part]
-            else:  # a pass without weight: the other ranks need this one's slice of the weights
+            else:  # zero-weight pass: other ranks need this rank's slice of the weights
                 x, target = (t.new_zeros(1, *t.shape[1:]) for t in (inputs, labels))
                 factor = 0
             with autocast(self.device, self.precision, cache_weights=not self.sharded):
@@ -210,19 +210,19 @@ class Trainer:
         return total, correct
 
     def micro_batches(self, own: int, images: int) -> list[slice]:
-        """Return the micro-batches of this rank's `own` images of a batch of `images`.
+        """Return slices that split this rank's `own` images, of a batch of `images`, into passes.
 
-        A sharded model needs the same number of passes on every rank; some are then empty.
+        A sharded model needs equally many passes on every rank, so some slices may be empty.
         """
         most = -(-images // self.group.size) if self.sharded else own
         return [slice(i, min(own, i + self.micro_batch)) for i in range(0, most, self.micro_batch)]
 
     def sync_gradients(self, loss: float, correct: int) -> tuple[float, int]:
-        """Sum gradients, loss and correct answers over the process group."""
+        """Sum the gradients, loss and number of correct predictions over the process group."""
         if self.group.size == 1:
             return loss, correct
         gradients: list[Tensor] = []
-        if not self.sharded:  # else FSDP has summed them in the backward pass
+        if not self.sharded:  # with FSDP, the backward pass has already summed them
             for parameter in self.parameters.values():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
@@ -232,7 +232,7 @@ class Trainer:
 
 
 def diverged(step: int, lr: float, loss: float) -> DivergedError:
-    """Return the error for a loss that is not finite."""
+    """Return the error to raise if the loss is not finite."""
     return DivergedError(
         f"training diverged: the loss of step {step} is {loss} at learning rate {lr:.3g}",
         fix="lower the learning rate, e.g. to a tenth with --lr",
@@ -253,7 +253,7 @@ def predict_logits(
         with autocast(device, precision):
             logits.append(model(batch.inputs).float().cpu())
         labels.append(batch.labels.cpu())
-    if not logits:  # the shard of a process may be empty
+    if not logits:  # a rank's shard may be empty
         return torch.empty(0, 0), torch.empty(0, dtype=torch.long)
     return torch.cat(logits), torch.cat(labels)
 
@@ -261,9 +261,9 @@ def predict_logits(
 def autocast(
     device: torch.device, precision: str, *, cache_weights: bool = True
 ) -> contextlib.AbstractContextManager[None]:
-    """Return torch.autocast for `bf16` and `fp16`, else a context without effect.
+    """Return a torch.autocast context for `bf16` and `fp16`, otherwise a context without effect.
 
-    `cache_weights` keeps the rounded weights until the context ends.
+    With `cache_weights`, the rounded weights are kept until the context ends.
     """
     types = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if precision in types:
@@ -272,8 +272,8 @@ def autocast(
 
 
 def seed_everything(*numbers: int) -> None:
-    """Seed the global generators of torch, Python and NumPy from these numbers alone."""
+    """Seed the global random number generators of torch, Python and NumPy from `numbers`."""
     words = np.random.SeedSequence(numbers).generate_state(2, np.uint64)
     torch.manual_seed(int(words[0] >> 1))
     random.seed(int(words[1]))
-    np.random.seed(int(words[1] & 0xFFFFFFFF))  # noqa: NPY002 - timm draws from this one
+    np.random.seed(int(words[1] & 0xFFFFFFFF))  # noqa: NPY002 - used by timm

@@ -1,4 +1,4 @@
-"""Optimiser, learning-rate schedule with layer-wise decay, and moving average of the weights."""
+"""Optimisers, learning-rate schedule, layer-wise decay and moving average of the weights."""
 
 import contextlib
 import math
@@ -15,9 +15,9 @@ from vitft.models.timm_model import TimmModel
 
 
 def lr_at(step: int, total: int, *, peak: float, warmup: float, final: float = 0.0) -> float:
-    """Return the learning rate of a step: linear warm-up, then cosine decay to `final * peak`.
+    """Return the learning rate at a step: linear warm-up, then cosine decay to `final * peak`.
 
-    Source: Loshchilov & Hutter 2017 (SGDR), https://arxiv.org/abs/1608.03983, without restarts.
+    Source: Loshchilov & Hutter 2017 (SGDR, without restarts), https://arxiv.org/abs/1608.03983.
     """
     ramp = round(total * warmup)
     if step < ramp:
@@ -27,10 +27,10 @@ def lr_at(step: int, total: int, *, peak: float, warmup: float, final: float = 0
 
 
 def make_optimizer(model: nn.Module, spec: OptimSpec, *, sharded: bool = False) -> Optimizer:
-    """Return SGD or AdamW over the trainable parameters.
+    """Return an SGD or AdamW optimiser of the trainable parameters.
 
-    The key `lr_scale` of a parameter group is the factor of its learning rate. torch 2.15 has no
-    fused SGD for sharded parameters.
+    The key `lr_scale` of a parameter group holds its learning-rate factor. torch 2.15 has no fused
+    SGD for sharded parameters.
     """
     groups = parameter_groups(model, spec)
     assert spec.lr is not None
@@ -41,12 +41,12 @@ def make_optimizer(model: nn.Module, spec: OptimSpec, *, sharded: bool = False) 
 
 
 def parameter_groups(model: nn.Module, spec: OptimSpec) -> list[dict[str, Any]]:
-    """Group the trainable parameters by learning-rate factor and weight decay.
+    """Return the trainable parameters grouped by learning-rate factor and weight decay.
 
-    Norms, biases, positions and tokens have no weight decay. The factor of a layer is
-    `layer_decay ** (layers above it)`; timm defines the layers of its own models.
+    Norms, biases, position embeddings and tokens have no weight decay. The factor of a layer is
+    `layer_decay ** (layers above it)`. For timm models, timm defines the layers.
 
-    Source: layer-wise decay as in Clark et al. 2020 (2003.10555), Bao et al. 2022 (2106.08254).
+    Source: Clark et al. 2020 (arXiv:2003.10555) and Bao et al. 2022 (arXiv:2106.08254).
     """
     layers = layer_numbers(model) if spec.layer_decay < 1 else {}
     top = max(layers.values(), default=0)
@@ -63,7 +63,7 @@ def parameter_groups(model: nn.Module, spec: OptimSpec) -> list[dict[str, Any]]:
 
 
 def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """Return the layer of each parameter, counted from the input; the head is the last."""
+    """Return the layer number of each parameter, counting from the input; the head is last."""
     for inner in model.modules():
         if isinstance(inner, TimmModel):
             return timm_layers(model, inner)
@@ -78,7 +78,7 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
 
 
 def timm_layers(model: nn.Module, inner: TimmModel) -> dict[str, int]:
-    """Return the layers of a timm model as timm groups them, with the head on top."""
+    """Return the layer number of each parameter as grouped by timm, with the head on top."""
     from timm.models import group_parameters
 
     found = group_parameters(inner.net, inner.net.group_matcher(coarse=False), reverse=True)
@@ -88,43 +88,43 @@ def timm_layers(model: nn.Module, inner: TimmModel) -> dict[str, int]:
 
 
 class WeightAverage:
-    """Exponential moving average (EMA) of parameters over the steps.
+    """Exponential moving average (EMA) of parameters over training steps.
 
-    `decay` is the largest decay per step, from 0 to 1; 0 keeps no average.
+    `decay` is the maximum decay per step, from 0 to 1; with 0, no average is computed.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
         self.parameters, self.decay = parameters, decay
         self.average = {name: p.detach().clone() for name, p in parameters.items() if decay}
         self.swapped_out: dict[str, Tensor] = {}
-        """The trained weights while the model holds the average."""
+        """Trained weights while the model holds the average; otherwise empty."""
 
     @property
     def trained(self) -> dict[str, Tensor]:
-        """The trained weights, whichever the model holds at the moment."""
+        """Trained weights, even while the model holds the average."""
         return {**self.parameters, **self.swapped_out}
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
-        """Move the average towards the weights after `steps` steps; in early steps by more."""
+        """Update the average after `steps` steps, with less decay in early steps."""
         decay = min(self.decay, (1 + steps) / (10 + steps))
         for name, mean in self.average.items():
             mean.lerp_(self.parameters[name], 1 - decay)
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Let the model hold the average, if there is one, and the trained weights afterwards."""
+        """Load the average, if any, into the model; restore the trained weights on exit."""
         if self.average:
             self.swapped_out = {name: p.detach().clone() for name, p in self.parameters.items()}
         try:
             self.load(self.average)
             yield
         finally:
-            self.load(self.swapped_out)  # only then may `trained` read the parameters again
+            self.load(self.swapped_out)  # before `trained` reads the parameters again
             self.swapped_out = {}
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Set parameters by name."""
+        """Set the parameters to `weights`, by name."""
         for name, value in weights.items():
             self.parameters[name].copy_(value)

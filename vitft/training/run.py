@@ -1,4 +1,4 @@
-"""A fine-tuning run: load data, build the model, extract features, split, fit, evaluate, write."""
+"""Fine-tuning run: setup, training stages, evaluation and the files of the run directory."""
 
 import contextlib
 import logging
@@ -52,16 +52,16 @@ class Result:
 
     run: Path
     figures: RunResults
-    """Contents of eval.json; empty if the run was stopped before its first epoch ended."""
+    """Contents of eval.json; empty if the run was stopped before the end of its first epoch."""
     status: str = "finished"
-    """As in environment.json: finished, interrupted, terminated or out of time."""
+    """Exit status as in environment.json: finished, interrupted, terminated or out of time."""
     exit_code: int = 0
     everything_s: float | None = None
-    """Estimated seconds of training all weights from this head on this machine, if known."""
+    """Estimated time in seconds to train all weights on this machine; None if unknown."""
 
     @property
     def interrupted(self) -> bool:
-        """Whether the run ended before its training did."""
+        """Whether the run stopped before training was complete."""
         return self.status != "finished"
 
     def __repr__(self) -> str:
@@ -74,21 +74,21 @@ def run_finetuning(
 ) -> Result:
     """Fine-tune pretrained weights on a folder of images and write the run directory `out`.
 
-    A signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or the end of the time saves the best weights and
-    the training state; `resume` continues from there. Random number generators, thread counts and
-    signal handlers are restored at the end (see `system.malloc` for the one thing that is not).
+    On a signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or at the time limit, the best weights and the
+    training state are saved; `resume` continues from them. Random number generators, thread counts
+    and signal handlers are restored at the end, but malloc settings are not (see `system.malloc`).
 
     Args:
-        config: The settings; for a resumed run, its own.
-        out: The run directory: new, or the one to resume.
-        resume: Continue a run that was stopped or killed.
-        max_seconds: Time limit; 0 for none.
+        config: The settings; for a resumed run, those in its directory.
+        out: The run directory to create or resume.
+        resume: Whether to continue a run that was stopped or killed.
+        max_seconds: Time limit in seconds; 0 for no limit.
 
     Raises:
-        DataError: The folder, its classes or too many of its images cannot be used.
+        DataError: The data folder or its classes cannot be used, or too many images are unreadable.
         WeightsError: The weights cannot be found, read or adapted.
         RunError: `out` cannot be written or resumed.
-        LockedError: Another process writes to `out`.
+        LockedError: Another process is writing to `out`.
         DivergedError: The loss is not finite.
     """
     started = time.monotonic()
@@ -129,10 +129,10 @@ def run_finetuning(
 def caller_state_preserved(*, gpu: bool) -> Iterator[None]:
     """Restore the global random number generators and the number of threads on exit.
 
-    `gpu` includes the generators of GPUs, which `torch.manual_seed` seeds as well.
+    With `gpu`, this includes the GPU generators, which `torch.manual_seed` also seeds.
     """
     threads, python = torch.get_num_threads(), random.getstate()
-    numpy = np.random.get_state()  # noqa: NPY002 - timm draws from this generator
+    numpy = np.random.get_state()  # noqa: NPY002 - used by timm
     devices = range(torch.cuda.device_count()) if gpu and torch.cuda.is_available() else ()
     mps = torch.mps.get_rng_state() if gpu and torch.backends.mps.is_available() else None
     with torch.random.fork_rng(devices=list(devices)):
@@ -148,7 +148,7 @@ def caller_state_preserved(*, gpu: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
-    """Create the run directory with its first files, or check that `out` can be resumed."""
+    """Create and yield the run directory with its first files, or check that it can be resumed."""
     manifest, group = start.inputs.data.manifest, start.inputs.data.group
     if resume:
         run = RunDir(out, writes=group.is_main)
@@ -166,7 +166,7 @@ def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
 
 
 def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
-    """Train, evaluate and write; a run that is stopped writes what there is."""
+    """Train, evaluate and write the results; a stopped run writes what it has so far."""
     run, best, held = context.run, context.best, context.stopper.deferred_locally
     config, model = context.config, context.best.model
     card = model_card(model, start.setup.report, start.inputs.data.manifest)
@@ -177,7 +177,7 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
     try:
         try:
             train_stages(context, saved)
-        finally:  # however training ended, the best weights are saved before anything else
+        finally:  # the best weights are saved first, however training ended
             with held():
                 best.restore()
                 adapter = merge_adapters(model) if best.epochs else {}
@@ -212,12 +212,12 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
 
 
 def load_saved(context: RunContext) -> State | None:
-    """Load the state in which an earlier process stopped: the best weights here, the rest later."""
+    """Return the last saved state, if any, and load the best weights; the stage loads the rest."""
     group = context.inputs.data.group
     if group.is_main:
         remove_temporary_files(context.run.path)
     else:
-        group.barrier()  # until damaged states have been renamed
+        group.barrier()  # wait until damaged states have been renamed
     found = newest_state(context.run.resume)
     if found is None:
         context.run.cut_log(0)
@@ -231,18 +231,18 @@ def load_saved(context: RunContext) -> State | None:
 
 
 def train_stages(context: RunContext, saved: State | None) -> None:
-    """Train one stage after the other, from the saved state on."""
+    """Train the stages in order, starting at the saved state if there is one."""
     best, config = context.best, context.config
     first = saved.facts["stage"] if saved else 0
     for number, stage in enumerate(config.train.stages):
         if number:
-            if number > first:  # else the saved weights are loaded by the stage
+            if number > first:  # otherwise the stage loads the saved weights
                 best.restore()
             context.inputs = next_inputs(
                 best.model, context.inputs, config, stage, precision=context.precision
             )
             if number > first:
-                best.weights, best.file = best.copy_weights(), ""  # the stage trains more
+                best.weights, best.file = best.copy_weights(), ""  # this stage trains more tensors
         if number < first:
             continue
         if config.solves(stage):
@@ -252,7 +252,7 @@ def train_stages(context: RunContext, saved: State | None) -> None:
 
 
 def write_data_reports(context: RunContext, start: Start) -> None:
-    """Write audit.json and the reference of the training features."""
+    """Write audit.json and the reference distribution of the training features."""
     data, config = start.inputs.data, context.config
     if context.best.epochs and data.group.is_main:
         audit = audit_run(
@@ -287,7 +287,7 @@ def write_last_files(context: RunContext) -> None:
 
 
 def write_environment(context: RunContext, status: str) -> None:
-    """Write environment.json; unless the run only starts, log and include its peak memory."""
+    """Write environment.json; at the end of a run, log and include its peak memory."""
     device = context.inputs.data.device
     found = environment(status, describe_device(device), context.precision)
     if status != "running":

@@ -1,7 +1,7 @@
-"""Setup of a run: load data and model, extract features and split; then the inputs of each stage.
+"""Setup of a run: data, model, features and split, then the inputs of each stage.
 
-Weights may be downloaded and caches are filled; nothing else is written. `--dry-run` stops before
-an image is opened.
+Weights may be downloaded and caches are filled, but nothing else is written. `--dry-run` stops
+before any image is opened.
 """
 
 import logging
@@ -49,32 +49,32 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Everything that is known before an image is opened."""
+    """Settings, data and model of a run before any image is opened."""
 
     config: Config
-    """With all defaults resolved."""
+    """The configuration, with defaults resolved."""
     folder: Folder
     pipeline: FrozenPipeline
-    """The model, cut for the first stage."""
+    """Model cut at the freeze boundary of the first stage."""
     report: LoadReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A run before its first stage: the model cut, the images checked and split."""
+    """State of a run before its first stage, with the images checked and split."""
 
     setup: Setup
     inspected: InspectedFolder
     inputs: StageInputs
-    """What the first stage reads."""
+    """Inputs of the first stage."""
     extraction_s: float
-    """Seconds that checking the images and extracting their features took."""
+    """Time in seconds spent on checking the images and extracting their features."""
 
     @property
     def full_training_s(self) -> float | None:
-        """Estimated seconds of fine-tuning all weights; a step costs about three forward passes.
+        """Estimated time in seconds to fine-tune all weights, at three forward passes per step.
 
-        None if most features were cached, so that no forward passes were timed.
+        None if most features were cached, in which case too few forward passes were timed.
         """
         extractor, manifest = self.inputs.extractor, self.inputs.data.manifest
         if extractor is None or extractor.computed < len(manifest.rows) / 2:
@@ -85,7 +85,7 @@ class Start:
 
 
 def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
-    """List the images, load the weights, pick the device, and cut the model for the first stage."""
+    """List the images, load the weights, choose the device and cut the model; return the setup."""
     data = data_path(config.data.path, config.data.root).resolve()
     folder = scan(data, reference=config.data.split == "reference")
     folder, data_spec = apply_fixes(folder, replace(config.data, path=str(data)))
@@ -109,13 +109,13 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
 
 
 def count_parameters(model: Model, names: Sequence[str]) -> int:
-    """Return the number of values in the named parameters."""
+    """Return the total number of values in the parameters with the given names."""
     chosen = set(names)
     return sum(p.numel() for name, p in model.named_parameters() if name in chosen)
 
 
 def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
-    """Read every image once, with its features where a part of the model is frozen, and split."""
+    """Read all images once, extract features if part of the model is frozen, and split the data."""
     config, view = setup.config, eval_view(setup.report.transform)
     extractor = setup.pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
     if extractor is not None:
@@ -135,21 +135,21 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
 
 
 def extract_shard(folder: Folder, extractor: Extractor, view: View, group: ProcessGroup) -> None:
-    """Let each process extract its shard of the features into the common cache.
+    """Extract this process's shard of the features into the shared cache.
 
-    Where the processes have no common cache, each computes the rest by itself afterwards.
+    If the processes do not share a cache, each computes the missing features itself afterwards.
     """
     files = group.shard(folder.files)
     with console.Progress("images to features, one shard", len(files)) as progress:
         for _ in extractor.extract(str(folder.root), files, view):
-            progress.advance()  # unreadable files are reported by `inspect_images`
+            progress.advance()  # `inspect_images` reports unreadable files
     group.barrier()
 
 
 def inspect_images(
     setup: Setup, extractor: Extractor | None
 ) -> tuple[InspectedFolder, Mapping[str, str]]:
-    """Return the inspected images, and by digest the near copies that the split keeps together."""
+    """Return the inspected images, and a mapping from digests to groups of near copies."""
     data = setup.config.data
     fingerprints = Fingerprints(setup.config.train.cache) if data.group_duplicates else None
     inspected = inspect_dataset(
@@ -172,7 +172,7 @@ def inspect_images(
 def split_images(
     setup: Setup, inspected: InspectedFolder, duplicates: Mapping[str, str], group: ProcessGroup
 ) -> Dataset:
-    """Split the readable images into training and validation, and log the result."""
+    """Return the readable images, split into training and validation sets, and log the split."""
     config = setup.config
     manifest = split(inspected, config.data, groups=duplicates)
     log_split(manifest)
@@ -189,7 +189,7 @@ def split_images(
 
 
 def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInputs:
-    """Load small images into memory, and cache the features of the training views."""
+    """Return the inputs with small images in memory; cache the features of the training views."""
     data, train = inputs.data, config.train
     in_memory = inputs.extractor is None and train.augment in ("none", "shift")
     if in_memory and inputs.images is None:
@@ -205,7 +205,7 @@ def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInp
 def next_inputs(
     model: Model, inputs: StageInputs, config: Config, stage: str, *, precision: str
 ) -> StageInputs:
-    """Unfreeze what the next stage trains, and prepare what it reads."""
+    """Unfreeze the parameters that the next stage trains, and return its inputs."""
     data, train = inputs.data, config.train
     pipeline = build_pipeline(
         model, data.transform, stage, train, device=data.device, precision=precision
@@ -224,10 +224,10 @@ def next_inputs(
 def compute_views(
     extractor: Extractor, manifest: Manifest, rows: Sequence[Row], views: Sequence[View], what: str
 ) -> None:
-    """Fill the feature cache with some views of some images; `what` labels the progress bar.
+    """Compute and cache the features of the given views; `what` labels the progress bar.
 
     Raises:
-        DataError: A file was deleted or replaced since the run began.
+        DataError: A file has been deleted or replaced since the start of the run.
     """
     files = [File(row.path, row.label) for row in rows]
     with console.Progress(what, len(files) * len(views)) as progress:
@@ -239,12 +239,12 @@ def compute_views(
 
 
 def dry_run(config: Config, out: Path, *, data: str) -> str:
-    """Log what a run would do, without opening an image; return its resolved settings as TOML.
+    """Log what a run would do, without opening any image; return its resolved settings as TOML.
 
-    They name the data as the user did, by `data`.
+    In these settings, the data path is `data`, as the user specified it.
 
     Raises:
-        DataError, WeightsError, UsageError: As the run would.
+        DataError, WeightsError, UsageError: The run would raise the same error.
     """
     setup = load_data_and_model(config, ProcessGroup())
     config, folder, model = setup.config, setup.folder, setup.pipeline.model
@@ -266,7 +266,7 @@ def dry_run(config: Config, out: Path, *, data: str) -> str:
 
 
 def describe_solver(config: Config, stage: str, labels: Sequence[int]) -> str:
-    """Return the solver of a stage and its steps in words."""
+    """Return a description of the solver of a stage and its number of steps."""
     if config.solves(stage):
         return "solved by lbfgs without a training loop"
     spec = config.optim
@@ -279,7 +279,7 @@ def describe_solver(config: Config, stage: str, labels: Sequence[int]) -> str:
 
 
 def expected_training_labels(folder: Folder, spec: DataSpec) -> list[int]:
-    """Return the labels that would train if all files are readable and none is a copy."""
+    """Return the expected training labels, assuming that all files are readable and distinct."""
     if folder.layout == "split":
         return [file.label for file in folder.files if file.part != "val"]
     counts = Counter(file.label for file in folder.files)

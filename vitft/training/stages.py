@@ -1,4 +1,4 @@
-"""One stage of a run: a head that is solved, or steps of an optimiser that can be resumed."""
+"""Training stages of a run: solving the head, or resumable steps of an optimiser."""
 
 import math
 import time
@@ -31,14 +31,14 @@ from vitft.training.state import State, StateFacts, load_trainer_state, save_sta
 from vitft.training.trackers import Trackers
 
 SAVE_INTERVAL_S = 30.0
-"""Smallest time between two saved states in seconds; a killed run loses no more than that."""
+"""Minimum time in seconds between two saved states."""
 SAVE_FRACTION = 0.05
-"""Largest fraction of the time that saving may take."""
+"""Maximum fraction of the running time spent on saving states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredImages:
-    """Features of the distinct images, and their logits by heads that were not fitted to them."""
+    """Features of the distinct images, and logits from heads that were not fitted to them."""
 
     features: Tensor
     held_out: HeldOutLogits
@@ -46,7 +46,7 @@ class ScoredImages:
 
 @dataclass(slots=True, kw_only=True)
 class RunContext:
-    """What all stages of a run share, and how far they have come."""
+    """Objects shared by all stages of a run, and their results so far."""
 
     run: RunDir
     config: Config
@@ -55,9 +55,9 @@ class RunContext:
     stopper: Stopper
     trackers: Trackers
     inputs: StageInputs
-    """What the current stage reads."""
+    """Inputs of the current stage."""
     scored: ScoredImages | None = None
-    """Features and held-out logits of all images, once a head was solved."""
+    """Features and held-out logits of all images; None until a head is solved."""
 
 
 def solve_head_stage(context: RunContext) -> None:
@@ -108,17 +108,17 @@ def solve_head_stage(context: RunContext) -> None:
 def head_features(
     model: Model, inputs: StageInputs, views: Sequence[View]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inputs of the head, float32 on the CPU.
+    """Return the inputs of the head, in float32 on the CPU.
 
     Returns:
-        The training images, one block of rows for each view (views * n, D); the validation images
-        (m, D); and one row for each distinct image of either part.
+        The training images, one block of rows per view (views * n, D), the validation images
+        (m, D), and one row per distinct image of both sets.
     """
     data = inputs.data
     pre_logits = model.pre_logits.cpu()
     with torch.no_grad():
         parts = [pre_logits(inputs.features(data.manifest.train, view)) for view in views]
-        training = torch.cat(parts) if len(parts) > 1 else parts[0]  # one may be a mapped file
+        training = torch.cat(parts) if len(parts) > 1 else parts[0]  # a single part is not copied
         validation = pre_logits(inputs.features(data.manifest.val))
         distinct = pre_logits(inputs.features(data.distinct))
     pre_logits.to(data.device)
@@ -128,7 +128,7 @@ def head_features(
 def set_head(
     model: Model, solved: SolvedHead, x: Tensor, labels: Tensor, group: ProcessGroup
 ) -> float:
-    """Put the solved head into the model; return the training loss of the head before."""
+    """Load the solved head into the model; return the training loss of the previous head."""
     head = model.head
     assert isinstance(head, nn.Linear)
     weight, bias = group.broadcast(solved.weight), group.broadcast(solved.bias)
@@ -141,7 +141,7 @@ def set_head(
 
 
 class StepStage:
-    """Stage `number` of a run, from 0, which trains by steps and can be resumed."""
+    """Resumable training stage of optimiser steps; `number` counts the stages from 0."""
 
     def __init__(self, context: RunContext, number: int) -> None:
         config, inputs = context.config, context.inputs
@@ -152,17 +152,17 @@ class StepStage:
         self.trainer = make_trainer(config, inputs, self.precision)
         self.metrics = RunningMetrics()
         self.epochs = 0
-        """Epochs finished and validated."""
+        """Number of finished and validated epochs."""
         stepping = [s for s in config.train.stages[:number] if not config.solves(s)]
         self.steps_before = len(stepping) * self.trainer.total_steps
-        """Steps of earlier stages, as if none of them had stopped early."""
+        """Number of steps in earlier stages, as if none had stopped early."""
         self.saved_at, self.save_s = time.monotonic(), 0.0
 
     def run(self, saved: State | None = None) -> None:
-        """Train to the end of the stage, from its beginning or from a saved state.
+        """Train to the end of the stage, starting at its beginning or at a saved state.
 
         Raises:
-            Stopped: A signal or the end of the time; the state is saved.
+            Stopped: A signal arrived or the time limit was reached; the state has been saved.
             DivergedError: The loss is not finite.
         """
         if saved is not None:
@@ -182,8 +182,8 @@ class StepStage:
                 with stopper.deferred_to_next(when=self.data.group.size > 1):
                     self.train_epochs()
             except (KeyboardInterrupt, ResourceError) as end:
-                # After a second signal a step may be half done; after the loss of a process parts
-                # of sharded weights are missing. The states saved before are complete.
+                # After a second signal, a step may be incomplete; after a process is lost, parts
+                # of sharded weights are missing. States saved earlier are complete.
                 incomplete = isinstance(end, ResourceError) and self.trainer.sharded
                 if not (stopper.is_urgent or incomplete):
                     with stopper.deferred_locally():
@@ -191,7 +191,7 @@ class StepStage:
                 raise
 
     def train_epochs(self) -> None:
-        """Train through the epochs that are not finished; the first may be partly done."""
+        """Train the remaining epochs, the first of which may be partly complete."""
         batches = training_batches(self.config, self.inputs)
         for epoch in range(self.epochs, self.config.optim.epochs):
             done = self.trainer.steps - epoch * self.trainer.steps_per_epoch
@@ -202,7 +202,7 @@ class StepStage:
                 return
 
     def on_step(self, step: StepResult) -> None:
-        """Report a step, and save the state if it is time."""
+        """Log a step, and save the state if a save is due."""
         self.metrics.add(step)
         self.progress.advance(
             step.images, loss=f"{self.metrics.loss:.3f}", accuracy=f"{self.metrics.top1:.1%}"
@@ -211,13 +211,13 @@ class StepStage:
         self.context.trackers.log_step(self.steps_before + step.step + 1, values)
         elapsed, group = time.monotonic() - self.saved_at, self.data.group
         is_due = group.is_main and elapsed > max(SAVE_INTERVAL_S, self.save_s / SAVE_FRACTION)
-        if self.trainer.sharded:  # every rank has to gather its part
+        if self.trainer.sharded:  # every rank must take part in saving
             is_due = bool(group.all_reduce_max(is_due))
         if is_due:
             self.save()
 
     def on_epoch(self, epoch: int) -> bool:
-        """Validate, keep the best weights and log; return whether to stop early."""
+        """Validate, keep the best weights and log metrics; return whether to stop early."""
         context, metrics = self.context, self.metrics
         with self.trainer.average.swapped_in():
             if self.trainer.sharded:
@@ -236,19 +236,19 @@ class StepStage:
                     "val_loss": found["loss"],
                     "val_top1": found["top1"],
                 }
-                context.run.log(entry)  # first: if the disk is full, this epoch is not done yet
+                context.run.log(entry)  # if this fails, the epoch does not count
                 context.best.update(found)
                 self.progress.advance(0, validation=f"{found['top1']:.1%}")
                 self.metrics = RunningMetrics(metrics.first_loss, metrics.steps)
                 self.epochs = epoch + 1
-                for logged in ("lr", "first_loss"):  # by `log_step`
+                for logged in ("lr", "first_loss"):  # logged by `log_step`
                     del entry[logged]
                 context.trackers.log_epoch(self.steps_before + self.trainer.steps, entry)
         patience = self.config.optim.patience
         return bool(patience) and context.best.epochs_since_best >= patience
 
     def save(self) -> None:
-        """Write the state, so that a resumed run continues after this step."""
+        """Save the training state, so that a resumed run continues after the current step."""
         started = time.monotonic()
         context, best, step = self.context, self.context.best, self.trainer.steps
         if not (self.data.group.is_main or self.trainer.sharded):
@@ -274,7 +274,7 @@ class StepStage:
 
 
 def make_trainer(config: Config, inputs: StageInputs, precision: str) -> Trainer:
-    """Return the trainer of a stage."""
+    """Return the trainer for a stage."""
     data, cut, train, optim = inputs.data, inputs.cut, config.train, config.optim
     sharded = train.shard and data.group.size > 1 and not cut.pooled
     classes, reads_pixels = len(data.manifest.classes), cut.prefix is None
@@ -301,7 +301,7 @@ def validation_logits(inputs: StageInputs, *, precision: str = "fp32") -> tuple[
 
 
 def set_checkpointing(model: Model, enabled: bool) -> None:
-    """Switch activation checkpointing, which only matters in training."""
+    """Switch activation checkpointing on or off; it only affects training."""
     if isinstance(model, TimmModel):
         if enabled:
             model.net.set_grad_checkpointing(True)
@@ -310,7 +310,7 @@ def set_checkpointing(model: Model, enabled: bool) -> None:
 
 
 def class_weights(data: Dataset) -> Tensor:
-    """Return loss factors (C,) that give every class the same weight, with mean 1 over images."""
+    """Return loss factors (C,) that weight all classes equally, with mean 1 over the images."""
     labels = data.labels(data.manifest.train)
     counts = torch.bincount(labels, minlength=len(data.manifest.classes))
     return len(labels) / (counts * len(counts)).float()

@@ -3,9 +3,9 @@
     resume/state-0-00000120.safetensors   everything that step 121 of stage 0 depends on
     resume/best-0-00000100.safetensors    the best weights until then
 
-A state names the best weights that belong to it. Files are written atomically and verified by a
-digest when they are read. The newest state and the one before it are kept; an older one is deleted
-only when a newer one is on disk. Steps give the order, never a clock.
+Each state contains the name of its best weights. Files are written atomically, and their digests
+are verified when they are read. The two newest states are kept; an older state is deleted only when
+a newer one is on disk. States are ordered by step, not by time.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainerFacts(TypedDict):
-    """The part of a trainer's state that is not tensors."""
+    """Values in the state of a trainer other than tensors."""
 
     step: int
     micro_batch: int
@@ -43,33 +43,33 @@ class TrainerFacts(TypedDict):
 
 
 class StateFacts(TrainerFacts):
-    """The part of a training state that is not tensors."""
+    """Values in a training state other than tensors."""
 
     stage: int
-    """Place of the stage in the run, from 0."""
+    """Index of the stage in the run, counting from 0."""
     epochs: int
-    """Epochs of the stage that are finished and validated."""
+    """Number of finished and validated epochs of the stage."""
     tally: dict[str, Any]
-    """`RunningMetrics` of the current epoch."""
+    """Fields of `RunningMetrics` in the current epoch."""
     best: BestFacts
     best_file: str
-    """Name of the file with the best weights; empty before the first epoch ends."""
+    """Name of the file with the best weights; empty before the end of the first epoch."""
     log_bytes: int
-    """Size of metrics.jsonl."""
+    """Size of metrics.jsonl in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A training state as saved for resuming: tensors of model and optimiser, and `StateFacts`."""
+    """Training state saved for resuming: tensors of the model and optimiser, and `StateFacts`."""
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
 
 
 def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
-    """Return everything that the next step of a trainer depends on, as tensors and JSON values.
+    """Return the complete state of a trainer before its next step, as tensors and JSON values.
 
-    Collective for a sharded model: every rank must call it, and only the main process gets tensors.
+    Collective for a sharded model: every rank must call it. Only the main process gets the tensors.
     """
     weights = trainer.average.trained
     tensors = {f"weights/{name}": w.detach() for name, w in weights.items()}
@@ -91,7 +91,7 @@ def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
 def load_trainer_state(
     trainer: Trainer, tensors: Mapping[str, Tensor], facts: TrainerFacts
 ) -> None:
-    """Set a trainer to the state that `trainer_state` returned."""
+    """Restore a trainer from a state returned by `trainer_state`."""
     slots: dict[int, dict[str, Tensor]] = {}
     targets: dict[str, Mapping[str, Tensor]] = {
         "weights": trainer.parameters,
@@ -112,21 +112,21 @@ def load_trainer_state(
     trainer.optimizer.load_state_dict({**state, "state": slots})
     trainer.scaler.load_state_dict(facts["scaler"])
     trainer.steps, trainer.micro_batch = facts["step"], facts["micro_batch"]
-    if trainer.sharded and trainer.spec.micro_batch:  # it may have been lowered on resuming
+    if trainer.sharded and trainer.spec.micro_batch:  # may have been lowered on resuming
         trainer.micro_batch = trainer.spec.micro_batch
 
 
 def save_state(
     folder: Path, stage: int, step: int, state: State, best: Mapping[str, Tensor] | None
 ) -> str:
-    """Write the state after `step` steps of a stage, with the best weights if they changed since.
+    """Write the state after `step` steps of a stage, and the best weights if they have changed.
 
     Returns:
-        The name of the file with the best weights, which is added to the facts of the state.
+        The name of the file with the best weights, which is also recorded in the state.
 
     Raises:
-        ResourceError: The disk is full; the older states are intact.
-        RunError: The folder cannot be written.
+        ResourceError: The disk is full; older states are intact.
+        RunError: The folder is not writable.
     """
     with writing(folder):
         folder.mkdir(exist_ok=True)
@@ -142,7 +142,7 @@ def save_state(
 
 
 def remove_files(paths: Iterable[Path]) -> None:
-    """Delete files; one that cannot be deleted is only reported."""
+    """Delete files; log a message for each file that cannot be deleted."""
     for path in paths:
         try:
             path.unlink(missing_ok=True)
@@ -151,19 +151,19 @@ def remove_files(paths: Iterable[Path]) -> None:
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write one file with a digest over all of its contents."""
+    """Write a state file with a digest of all its contents."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     text = json.dumps(facts)
     write_atomically(path, to_safetensors(plain, metadata=state_metadata(text, plain)))
 
 
 def state_metadata(facts: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the complete metadata of a file, so that any changed byte of it is noticed."""
+    """Return the metadata of a state file, with a digest that detects any changed byte."""
     return {"format": "pt", "facts": facts, "sha256": state_digest(facts, tensors)}
 
 
 def read_state(path: Path) -> State | None:
-    """Read a file of `write_state`; None if it is damaged."""
+    """Return the contents of a file written by `write_state`, or None if it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -177,7 +177,7 @@ def read_state(path: Path) -> State | None:
 
 
 def best_file_of(path: Path) -> str | None:
-    """Return the name of the best weights that belong to a state; None if it is damaged."""
+    """Return the name of the best weights of a state file, or None if the file is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             facts = json.loads((file.metadata() or {}).get("facts", "{}"))
@@ -187,19 +187,19 @@ def best_file_of(path: Path) -> str | None:
 
 
 def list_states(folder: Path) -> list[Path]:
-    """Return the states in a folder, newest first."""
+    """Return the paths of the states in a folder, newest first."""
     matches = [re.fullmatch(r"state-(\d+)-(\d+)\.safetensors", p.name) for p in folder.glob("*")]
     order = {folder / m[0]: (int(m[1]), int(m[2])) for m in matches if m}
     return sorted(order, key=lambda path: order[path], reverse=True)
 
 
 def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
-    """Return the newest intact state and its best weights; None if there are no states yet.
+    """Return the newest intact state and its best weights, or None if there are no states.
 
-    Damaged files are renamed to `*.damaged` and reported.
+    Damaged files are renamed to `*.damaged`, with a log message.
 
     Raises:
-        RunError: There are states, and all of them are damaged.
+        RunError: The folder contains states, but all of them are damaged.
     """
     found = list_states(folder)
     for path in found:
@@ -222,24 +222,24 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove unfinished files of a process that was killed; only one process writes here."""
-    names = re.compile(r"\..+\.[0-9a-f]{12}")  # as by `files.temporary_file`
+    """Remove unfinished files of a killed process; only one process may write to `folder`."""
+    names = re.compile(r"\..+\.[0-9a-f]{12}")  # names from `files.temporary_file`
     remove_files(p for p in folder.glob(".*") if names.fullmatch(p.name) and p.is_file())
 
 
 def remove_states(folder: Path) -> None:
-    """Remove the states of a finished run; damaged files are kept."""
+    """Delete the states of a finished run, but keep damaged files."""
     remove_temporary_files(folder)
     remove_files(folder.glob("*.safetensors"))
-    with contextlib.suppress(OSError):  # it holds damaged files, or does not exist
+    with contextlib.suppress(OSError):  # not empty (damaged files), or missing
         folder.rmdir()
 
 
 def check_same_images(run: RunDir, manifest: Manifest) -> None:
-    """Refuse to resume a run if the images or the split are not those it began with.
+    """Check that the images and the split are the same as at the start of the run.
 
     Raises:
-        RunError: They differ.
+        RunError: The images or the split have changed.
     """
     before = Manifest.read(run.split, manifest.root)
     if before.digest == manifest.digest:

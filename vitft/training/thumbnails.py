@@ -1,7 +1,7 @@
-"""Thumbnails of the images that the report may show, written into the run directory.
+"""Thumbnails of images for the report, written to the run directory.
 
-They show mistakes, correct answers with a low probability and images that the audit names, and for
-the mistakes of highest probability also the attention. They hold no metadata of the originals.
+The images are mistakes, correct predictions of low probability and images listed in the audit. The
+most probable mistakes also get attention overlays. Metadata of the originals is not copied.
 """
 
 import copy
@@ -43,18 +43,18 @@ from vitft.system.rundir import RunDir
 log = logging.getLogger(__name__)
 
 THUMBNAIL_SIDE = 112
-"""Longer side in pixels."""
+"""Length of a thumbnail's longer side in pixels."""
 ATTENTION_BATCH = 4
-"""Images whose attention is computed together, on one core of a CPU."""
+"""Number of images per batch when attention is computed on one CPU core."""
 
 
 class Thumbnail(NamedTuple):
-    """An image as it is written into the run directory."""
+    """Thumbnail of an image, and the view on which its attention is drawn."""
 
     sha256: str
     jpeg: bytes
     view: PixelArray | None
-    """The model's input, (S, S, 3), if the attention is drawn."""
+    """Model input (S, S, 3) if attention is to be drawn on it; otherwise None."""
 
 
 def write_thumbnails(
@@ -66,11 +66,11 @@ def write_thumbnails(
     max_pixels: int,
     precision: str = "fp32",
 ) -> int:
-    """Write `thumbs/` of a run and return the number of images in it.
+    """Write the folder `thumbs/` of a run and return the number of images in it.
 
-    A file that was deleted meanwhile is left out, and errors are only logged: the run itself is
-    complete. In bf16 the attention takes half the time; on real photos the result differs from
-    float32 by one or two grey levels on average (docs/experiments.md).
+    Deleted image files are omitted, and errors are only logged because the run itself is complete.
+    In bf16, attention takes half the time; on real photos, overlays differ from float32 by one or
+    two grey levels (out of 255) on average (docs/experiments.md).
     """
     try:
         predicted, rows = select_images(run.path, manifest)
@@ -86,18 +86,18 @@ def write_thumbnails(
 
 @dataclass(frozen=True, slots=True)
 class ThumbnailMaker:
-    """Thumbnails and attention overlays of the images of a run."""
+    """Renderer of thumbnails and attention overlays for the images of a run."""
 
     manifest: Manifest
     model: VisionTransformer | None
-    """None if the model has no attention that can be drawn."""
+    """Model whose attention is drawn; None if it has no attention that can be drawn."""
     transform: EvalTransform
     max_pixels: int
     predicted: Mapping[str, int]
-    """Predicted class indices of the images whose attention is drawn, by digest."""
+    """Mapping from digests to predicted class indices, for images whose attention is drawn."""
 
     def decode(self, row: Row) -> Thumbnail | None:
-        """Return the thumbnail of an image; None if the file can no longer be read."""
+        """Return the thumbnail of an image, or None if the file can no longer be read."""
         try:
             image = open_image(self.manifest.locate(row), max_pixels=self.max_pixels)
         except ImageError:
@@ -107,7 +107,7 @@ class ThumbnailMaker:
         return Thumbnail(row.sha256, thumbnail_jpeg(image), view)
 
     def attention(self, views: Mapping[str, PixelArray]) -> Iterator[tuple[str, bytes]]:
-        """Give digest and JPEG of each view, overlaid with the attention for its prediction."""
+        """Yield the digest of each view and a JPEG overlaid with attention for its prediction."""
         if self.model is None or not views:
             return
         model, items = self.model.eval(), list(views.items())
@@ -116,14 +116,14 @@ class ThumbnailMaker:
         batches = [dict(items[start : start + ATTENTION_BATCH]) for start in starts]
 
         def draw(batch: Mapping[str, PixelArray]) -> list[tuple[str, bytes]]:
-            torch.set_num_threads(1)  # in this thread: as in `extract`, one core per batch
+            torch.set_num_threads(1)  # for this thread: one core per batch, as in `extract`
             return self.draw_attention(model, batch)
 
         before = torch.get_num_threads()
         try:
             for drawn in in_order(draw, batches, workers=before if on_cpu else 1):
                 yield from drawn
-        except VitftError as error:  # the thumbnails are written without them
+        except VitftError as error:  # thumbnails are written without overlays
             log.info(f"no attention overlays: {error.problem}")
         finally:
             torch.set_num_threads(before)
@@ -131,7 +131,7 @@ class ThumbnailMaker:
     def draw_attention(
         self, model: VisionTransformer, views: Mapping[str, PixelArray]
     ) -> list[tuple[str, bytes]]:
-        """Return digest and overlay of each view of one batch."""
+        """Return the digest and the overlay of each view in a batch."""
         some = next(model.parameters())
         stack = torch.from_numpy(np.stack([*views.values()])).to(some.device)
         classes = torch.tensor([self.predicted[name] for name in views])
@@ -145,7 +145,7 @@ class ThumbnailMaker:
 
 
 def write_folder(run: Path, maker: ThumbnailMaker, rows: Sequence[Row]) -> int:
-    """Write the thumbnails of `rows`, all of them or none; return their number."""
+    """Write the thumbnails of `rows`, all or none, and return their number."""
     if not rows:
         return 0
     folder, temporary = run / THUMBS, run / f".{THUMBS}"
@@ -172,11 +172,11 @@ def write_folder(run: Path, maker: ThumbnailMaker, rows: Sequence[Row]) -> int:
 
 
 def select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[Row]]:
-    """Select the images that the report may show.
+    """Return the images that the report may show.
 
     Returns:
-        Predicted class indices of the images whose attention is drawn, by digest; and all images,
-        each distinct one once.
+        A mapping from digests to predicted class indices, for images whose attention is drawn, and
+        the rows of all distinct images.
     """
     predictions = read_validation_predictions(run)
     wrong = mistakes(predictions)[:200]
@@ -194,7 +194,7 @@ def select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[R
 
 
 def thumbnail_jpeg(image: Image.Image) -> bytes:
-    """Return a small JPEG without EXIF, comment or colour profile."""
+    """Return a small JPEG of an image, without EXIF data, comments or colour profile."""
     if max(image.size) <= THUMBNAIL_SIDE:
         small = image.copy()
     else:
@@ -206,6 +206,6 @@ def thumbnail_jpeg(image: Image.Image) -> bytes:
 
 
 def thumbnail_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Return width and height scaled so that the longer side is `THUMBNAIL_SIDE` pixels."""
+    """Return the width and height, scaled so that the longer side is `THUMBNAIL_SIDE` pixels."""
     longest, side = max(size), THUMBNAIL_SIDE
     return max(1, round(size[0] * side / longest)), max(1, round(size[1] * side / longest))

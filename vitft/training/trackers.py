@@ -1,10 +1,10 @@
 """Logging of a run to experiment trackers: TensorBoard, MLflow, Weights & Biases.
 
-metrics.jsonl is written in any case. Trackers never change what is trained: they receive numbers,
-and one that fails is dropped with one warning. Numbers are sent in batches, before each saved state
-and after each epoch. What was sent is recorded in trackers.json, so that a resumed run continues in
-the same run of the tracker and sends nothing twice. Each library is imported only when its client
-is created.
+metrics.jsonl is always written. Trackers never affect training: they only receive metrics, and a
+tracker that fails is dropped with one warning. Metrics are sent in batches, before each state is
+saved and after each epoch. Progress is recorded in trackers.json, so that a resumed run continues
+the same tracker run and sends nothing twice. Each library is imported only when its client is
+created.
 """
 
 import contextlib
@@ -29,42 +29,42 @@ from vitft.system.rundir import RunDir
 log = logging.getLogger(__name__)
 
 MetricPoints = Sequence[tuple[int, Mapping[str, float]]]
-"""Moments and their values, in order. Moment `2 * n` is after `n` steps of the whole run; what is
-measured then, at the end of an epoch, belongs to moment `2 * n + 1`."""
+"""Ordered pairs of a moment and its values. After `n` steps of the whole run, step metrics have
+moment `2 * n` and metrics of an epoch that ends there have moment `2 * n + 1`."""
 
 PROJECT = "vitft"
-"""Name of the experiment or project, unless the environment names one."""
+"""Name of the experiment or project, unless an environment variable sets another."""
 PROGRESS_FILE = "trackers.json"
 STEP_INTERVAL = 10
-"""Steps between two points of the running loss; epochs are always logged."""
+"""Number of steps between logged values of the running loss; epochs are always logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """The run that a client is to track."""
+    """Description of a run for a tracker client."""
 
     folder: Path
     settings: Mapping[str, Any]
-    """By dotted keys."""
+    """Settings of the run by dotted key."""
     id: str = ""
-    """The tracker's id of a resumed run; empty for a new one."""
+    """Tracker's id of a resumed run; empty for a new run."""
     last_moment: int = -1
-    """The last moment that was sent; -1: none."""
+    """Last moment sent; -1 if none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A run as a tracker knows it."""
+    """Connection of a run to a tracker."""
 
     id: str
     location: str
-    """URL or command where it can be viewed."""
+    """URL of the tracked run, or a command to view it."""
     last_moment: int = -1
-    """The last moment that the tracker has; -1 if unknown."""
+    """Last moment that the tracker has received; -1 if unknown."""
 
 
 class TrackerClient(Protocol):
-    """One tracker. Every method may raise anything; the constructor connects to the service."""
+    """Client of a tracker. Constructing it connects to the service; methods may raise any error."""
 
     def start(self, run: TrackedRun) -> Connection: ...
 
@@ -74,13 +74,13 @@ class TrackerClient(Protocol):
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise a UsageError for a tracker whose library is missing, without importing it."""
+    """Raise a UsageError if the library of a tracker is missing, without importing it."""
     for name in names:
         require_extra(name, feature=f"--tracker {name}")
 
 
 class TensorBoard:
-    """Event files in the run directory."""
+    """TensorBoard client that writes event files to the run directory."""
 
     def __init__(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -89,7 +89,7 @@ class TensorBoard:
 
     def start(self, run: TrackedRun) -> Connection:
         folder = run.folder / "tensorboard"
-        # `purge_step` hides what a killed process wrote after `last_moment`.
+        # `purge_step` hides values written after `last_moment` by a killed process.
         purge_step = run.last_moment // 2 + 1 if run.id else None
         self.writer = self.create_writer(str(folder), purge_step=purge_step)
         if run.last_moment < 0:
@@ -111,7 +111,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run on an MLflow server or in a database file."""
+    """MLflow client that logs to a server or a database file."""
 
     def __init__(self) -> None:
         import mlflow
@@ -130,7 +130,7 @@ class MLflow:
         return Connection(id=self.id, location=location, last_moment=last_moment)
 
     def last_moment(self, key: str) -> int:
-        """Return the last moment for which the server has a value; negative without values."""
+        """Return the last moment with a value on the server, or a negative number if none."""
         points = self.client.get_metric_history(self.id, key)
         return 2 * max((point.step for point in points), default=-1)
 
@@ -142,7 +142,7 @@ class MLflow:
         experiment = found.experiment_id if found else self.client.create_experiment(self.name)
         created = self.client.create_run(experiment, run_name=run.folder.name)
         params = [Param(key, str(value)[:500]) for key, value in run.settings.items()]
-        for start in range(0, len(params), 100):  # the limit of one request
+        for start in range(0, len(params), 100):  # maximum per request
             self.client.log_batch(created.info.run_id, params=params[start : start + 100])
         return str(created.info.run_id)
 
@@ -152,7 +152,7 @@ class MLflow:
         now = int(time.time() * 1000)
         values = [(moment, key, value) for moment, new in points for key, value in new.items()]
         metrics = [Metric(key, value, now, moment // 2) for moment, key, value in values]
-        for start in range(0, len(metrics), 1000):  # the limit of one request
+        for start in range(0, len(metrics), 1000):  # maximum per request
             self.client.log_batch(self.id, metrics=metrics[start : start + 1000])
 
     def finish(self, status: str, results: Mapping[str, float]) -> None:
@@ -162,18 +162,18 @@ class MLflow:
 
 
 class Wandb:
-    """A run of Weights & Biases; WANDB_MODE=offline keeps it in the run directory."""
+    """Weights & Biases client; with WANDB_MODE=offline, data stays in the run directory."""
 
     def __init__(self) -> None:
         import wandb
 
         self.library: Any = wandb
-        # What is not uploaded within 30 s at the end is left for `wandb sync`.
+        # `wandb sync` can upload any data that is not uploaded within 30 s at the end.
         self.settings = wandb.Settings(
             console="off", silent=True, init_timeout=30, finish_timeout=30
         )
-        self.is_online = wandb.setup().settings.mode == "online"  # from environment and files
-        if self.is_online and not wandb.login(prompt=False):  # a prompt would block the run
+        self.is_online = wandb.setup().settings.mode == "online"  # set by variables or files
+        if self.is_online and not wandb.login(prompt=False):  # a prompt would block
             raise RuntimeError("not logged in")
 
     def start(self, run: TrackedRun) -> Connection:
@@ -214,16 +214,16 @@ CONNECTION_HELP = {
 
 
 def without_password(uri: str) -> str:
-    """Return an address without user name and password."""
+    """Return a URI without its user name and password."""
     scheme, mark, rest = uri.partition("://")
     return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else uri
 
 
 @contextlib.contextmanager
 def short_timeouts() -> Iterator[None]:
-    """Let MLflow give up after seconds instead of minutes, in which training would stand still.
+    """Shorten MLflow's timeouts from minutes, during which training would stop, to seconds.
 
-    MLflow reads its timeouts from the environment, which is restored on exit.
+    MLflow reads its timeouts from environment variables, which are restored on exit.
     """
     limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
     added = limits.keys() - os.environ.keys()
@@ -237,15 +237,15 @@ def short_timeouts() -> Iterator[None]:
 
 @dataclass(slots=True)
 class ActiveTracker:
-    """A connected tracker and how much it has received."""
+    """Connected tracker and the progress of its run."""
 
     client: TrackerClient
     id: str = ""
-    """The tracker's id of the run, once it is started."""
+    """Tracker's id of the run; empty before it is started."""
     last_moment: int = -1
 
     def start(self, name: str, run: TrackedRun) -> None:
-        """Start or continue a run in the tracker `name`."""
+        """Start or continue a run in the tracker called `name`."""
         connection = self.client.start(run)
         self.id = connection.id
         self.last_moment = max(run.last_moment, connection.last_moment)
@@ -254,7 +254,7 @@ class ActiveTracker:
 
 @dataclass(slots=True)
 class Trackers:
-    """All trackers of a run, possibly none."""
+    """Trackers of a run; there may be none."""
 
     run: RunDir | None = None
     active: dict[str, ActiveTracker] = field(default_factory=dict)
@@ -262,7 +262,7 @@ class Trackers:
     is_finished: bool = False
 
     def start(self, run: RunDir, settings: Mapping[str, Any], *, resume: bool) -> None:
-        """Start a run in each tracker, or continue the one that it has, and log its location."""
+        """Start or continue a run in each tracker, and log its location."""
         self.run = run
         before = read_progress(run) if resume else {}
         for name, tracker in list(self.active.items()):
@@ -277,7 +277,7 @@ class Trackers:
         self.write_progress()
 
     def log_step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Note the values of every `STEP_INTERVAL`-th step, to be sent later."""
+        """Queue the values of every `STEP_INTERVAL`-th step for sending."""
         if self.active and step % STEP_INTERVAL == 0:
             self.pending.append((2 * step, finite_numbers(values)))
 
@@ -288,7 +288,7 @@ class Trackers:
             self.flush()
 
     def flush(self) -> None:
-        """Send what is pending to the trackers that do not have it yet."""
+        """Send pending values to the trackers that have not received them."""
         points, self.pending = self.pending, []
         for name, tracker in list(self.active.items()):
             new = [(moment, values) for moment, values in points if moment > tracker.last_moment]
@@ -298,7 +298,7 @@ class Trackers:
             self.write_progress()
 
     def finish(self, status: str, results: Mapping[str, Any]) -> None:
-        """Send what is pending, the final results and the status; only the first call counts."""
+        """Send pending values, final results and status; further calls have no effect."""
         if self.is_finished:
             return
         self.is_finished = True
@@ -309,10 +309,10 @@ class Trackers:
                 self.attempt(name, partial(tracker.client.finish, status, final))
 
     def attempt(self, name: str, action: Callable[[], object]) -> bool:
-        """Return whether an action succeeds; drop its tracker with a warning if it fails."""
+        """Run an action and return whether it succeeds; if not, drop its tracker with a warning."""
         try:
             without_warnings(action)
-        except Exception as error:  # a library may raise anything, and training continues
+        except Exception as error:  # libraries may raise any error; training continues
             self.active.pop(name, None)
             log.warning(
                 f"{name} logging disabled: {describe_error(error)}; training and metrics.jsonl "
@@ -322,17 +322,17 @@ class Trackers:
         return True
 
     def write_progress(self) -> None:
-        """Write the trackers' ids of the run and what was sent to them."""
+        """Write to trackers.json each tracker's id of the run and its last moment."""
         if self.run is not None and self.active:
             ids = {name: {"id": t.id, "moment": t.last_moment} for name, t in self.active.items()}
             self.run.write_json(PROGRESS_FILE, read_progress(self.run) | ids)
 
 
 def connect_trackers(names: Sequence[str], *, resume: bool) -> Trackers:
-    """Import the library of each tracker and connect to its service.
+    """Return the trackers, with their libraries imported and their services connected.
 
     Raises:
-        UsageError: A new run cannot connect; a resumed run continues without that tracker.
+        UsageError: A new run cannot connect. A resumed run continues without the tracker instead.
     """
     check_trackers(names)
     trackers = Trackers()
@@ -355,14 +355,14 @@ def connect_trackers(names: Sequence[str], *, resume: bool) -> Trackers:
 
 
 def without_warnings(action: Callable[[], object]) -> None:
-    """Call `action` without the libraries' warnings about themselves."""
+    """Call `action` with the warnings of tracker libraries suppressed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         action()
 
 
 def read_progress(run: RunDir) -> dict[str, dict[str, Any]]:
-    """Read trackers.json; empty if it is missing or damaged."""
+    """Return the contents of trackers.json, or an empty mapping if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((run.path / PROGRESS_FILE).read_text(encoding="utf-8"))
         if isinstance(found, dict):
@@ -371,13 +371,13 @@ def read_progress(run: RunDir) -> dict[str, dict[str, Any]]:
 
 
 def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers among some values."""
+    """Return only those values that are finite numbers."""
     numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
     return {key: float(value) for key, value in numbers.items() if math.isfinite(value)}
 
 
 def describe_error(error: Exception) -> str:
-    """Return the type and first line of an error, without addresses that may hold a password."""
+    """Return the type and first line of an error, without URLs that may contain a password."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     words = (w if "@" not in w or "://" not in w else "(address)" for w in text.split())

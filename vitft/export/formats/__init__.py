@@ -9,7 +9,7 @@ from vitft.export.plan import ExportPlan
 
 
 def formats_of(plan: ExportPlan) -> dict[str, ExportFormat]:
-    """Return the formats of a plan by name, configured with its options."""
+    """Return a mapping from name to format, configured with the options of a plan."""
     takes_bytes = plan.with_preprocessing
     known: dict[str, ExportFormat] = {
         "safetensors": SafetensorsFormat(),

@@ -1,4 +1,4 @@
-"""The interface of export formats: write a model, and reopen it with the tool it is for."""
+"""Interface of export formats: write a model, and reopen it with its target tool."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,16 +19,16 @@ NumericArray = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedModel:
-    """A model as another tool opens it."""
+    """An exported model as opened by its target tool."""
 
     by: str
     classes: tuple[str, ...]
     prepare: Callable[[Image.Image], NumericArray]
-    """Convert an RGB image to the model's input, with the tool's preprocessing if it has any."""
+    """Function that converts an RGB image to model input, with the tool's preprocessing if any."""
     logits: Callable[[NumericArray], NumericArray]
-    """Compute logits, float32 (B, C), from stacked inputs."""
+    """Function that computes float32 logits (B, C) from stacked inputs."""
     one_by_one: bool = False
-    """Whether inputs differ in size, so that they cannot be stacked."""
+    """Whether inputs may differ in size and therefore cannot be stacked."""
 
     def predict(self, inputs: Sequence[NumericArray]) -> NumericArray:
         """Return the logits (B, C) of prepared images."""
@@ -41,20 +41,20 @@ class ExportFormat(ABC):
     """A file format for trained models."""
 
     def obstacle(self, card: Card) -> str:  # noqa: ARG002 - for subclasses
-        """Return why this format cannot represent a model exactly; empty if it can."""
+        """Return why this format cannot represent a model exactly, or an empty string if it can."""
         return ""
 
     @abstractmethod
     def write(self, trained: TrainedRun, folder: Path) -> None:
-        """Write a model into an existing, empty folder."""
+        """Write a model to an existing, empty folder."""
 
     @abstractmethod
     def open(self, folder: Path) -> OpenedModel:
-        """Open what `write` wrote with the tool that the format is for."""
+        """Open a folder written by `write` with the target tool of the format."""
 
 
 def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:
-    """Return any module from pixels to logits, with vitft's own preprocessing."""
+    """Wrap a module that maps pixels to logits, with vitft's own preprocessing."""
     return OpenedModel(
         by=by,
         classes=card.classes,
@@ -64,7 +64,7 @@ def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:
 
 
 def normalised_input(transform: EvalTransform, image: Image.Image) -> NumericArray:
-    """Return an image as the model's input, float32 (channels, S, S)."""
+    """Return an image as model input, float32 (channels, S, S)."""
     view = torch.from_numpy(transform.pixels(image)[None])
     return np.asarray(transform.normalise(view)[0].contiguous().numpy())
 
@@ -78,5 +78,5 @@ def module_logits(
 
 
 def first_unsupported(parts: Mapping[str, bool]) -> str:
-    """Return the name of the first part that a model has; empty if it has none of them."""
+    """Return the first name whose value is true, or an empty string if there is none."""
     return next((name for name, is_present in parts.items() if is_present), "")

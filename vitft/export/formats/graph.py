@@ -1,8 +1,8 @@
-"""--torch-export, and what it shares with the ONNX formats: graphs that contain the computation.
+"""Format --torch-export, and code shared with the ONNX formats: exported computation graphs.
 
-Any module from pixels to logits can be exported. The preprocessing and the class names are stored
-in the file as JSON; with `--with-preprocessing` the graph takes bytes and normalises them itself,
-with `--with-resize` an ONNX graph takes images of any size (`onnx_resize`).
+Any module that maps pixels to logits can be exported. The preprocessing and the class names are
+stored in the file as JSON. With `--with-preprocessing`, the graph takes bytes and normalises them;
+with `--with-resize`, an ONNX graph takes images of any size (`onnx_resize`).
 """
 
 import contextlib
@@ -35,11 +35,11 @@ from vitft.system.files import write_atomically
 
 PROGRAM_FILE = "model.pt2"
 DESCRIPTION_FILE = "vitft.json"
-"""File inside the .pt2 archive that describes the program."""
+"""Name of the file in the .pt2 archive that describes the program."""
 
 
 class NormalisingModel(nn.Module):
-    """A model that takes images as bytes, (B, S, S, 3), and normalises them itself."""
+    """A model that takes images as bytes (B, S, S, 3) and normalises them itself."""
 
     mean: Tensor
     std: Tensor
@@ -58,16 +58,16 @@ class NormalisingModel(nn.Module):
 
 
 def to_grey(planes: Tensor) -> Tensor:
-    """Convert colours (B, 3, S, S) in [0, 255] to grey (B, 1, S, S) exactly as Pillow does.
+    """Return RGB images (B, 3, S, S) in [0, 255] as grey (B, 1, S, S), exactly as Pillow does.
 
-    All intermediate values are integers below 2^24, so float32 represents them exactly.
+    All intermediate values are integers below 2^24, which float32 represents exactly.
     """
     red, green, blue = (planes[:, i : i + 1] for i in range(3))
     return ((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536).floor()
 
 
 def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = False) -> str:
-    """Return classes, preprocessing, input and output of a graph as one line of ASCII JSON."""
+    """Return a graph's classes, preprocessing, input and output as one line of ASCII JSON."""
     transform, shape = trained.card.transform, trained.card.architecture
     height, width = transform.image_size
     colours = "greys, (value" if transform.channels == 1 else "RGB, (value"
@@ -101,7 +101,7 @@ def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = F
 def example_of(trained: TrainedRun, *, takes_bytes: bool) -> tuple[nn.Module, Tensor]:
     """Return the module to trace and an example input of two images.
 
-    An input of one image would make 1 the only batch size.
+    With an example of one image, the graph would accept no other batch size.
     """
     shape, transform = trained.card.architecture, trained.card.transform
     if takes_bytes:
@@ -111,7 +111,7 @@ def example_of(trained: TrainedRun, *, takes_bytes: bool) -> tuple[nn.Module, Te
 
 
 def export_error(target: str, error: Exception) -> RunError:
-    """Return the error for a model that a format cannot represent."""
+    """Return the error for a model that cannot be exported to a format."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return RunError(
         f"{target} cannot represent this model: {(lines or [type(error).__name__])[0][:200]}",
@@ -121,7 +121,7 @@ def export_error(target: str, error: Exception) -> RunError:
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Suppress what exporters print and log inside the `with` block; exceptions still propagate."""
+    """Suppress output and logging of exporters inside the `with` block; exceptions propagate."""
     level = logging.root.level
     logging.root.setLevel(logging.CRITICAL)
     try:
@@ -139,7 +139,7 @@ def silenced() -> Iterator[None]:
 def open_graph(
     described: Mapping[str, Any], logits: Callable[[NumericArray], NumericArray], *, by: str
 ) -> OpenedModel:
-    """Return a graph together with the preprocessing that its description states."""
+    """Return an opened graph with the preprocessing stated in its description."""
     transform = EvalTransform.from_json(described["transform"])
     takes_bytes = described["input"]["bytes"]
     return OpenedModel(
@@ -152,7 +152,7 @@ def open_graph(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchExportFormat(ExportFormat):
-    """model.pt2, which `torch.export.load` opens without vitft."""
+    """The file model.pt2, which `torch.export.load` opens without vitft."""
 
     takes_bytes: bool = False
     """Whether the program takes bytes and normalises them itself."""
@@ -168,9 +168,9 @@ class TorchExportFormat(ExportFormat):
         for module in program.graph_module.modules():
             if isinstance(module, torch.fx.GraphModule):
                 for node in module.graph.nodes:
-                    node.meta.pop("stack_trace", None)  # contains paths of this machine
+                    node.meta.pop("stack_trace", None)  # contains local paths
         text = describe_graph(trained, takes_bytes=self.takes_bytes)
-        content = io.BytesIO()  # torch's own writer does not report a full disk as such
+        content = io.BytesIO()  # torch's writer does not report a full disk as such
         with silenced():
             torch.export.save(program, content, extra_files={DESCRIPTION_FILE: text})
         write_atomically(folder / PROGRAM_FILE, content.getvalue())

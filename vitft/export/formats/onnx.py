@@ -1,4 +1,4 @@
-"""--onnx and --int8: an ONNX graph for onnxruntime and other tools, for any batch size."""
+"""Formats --onnx and --int8: ONNX graphs for onnxruntime and other tools, any batch size."""
 
 import functools
 import json
@@ -26,20 +26,20 @@ from vitft.system.text import percent
 
 ONNX_FILE = "model.onnx"
 OPSET = 18
-"""The newest operator set supported by every onnxruntime since 1.14 and most other tools."""
+"""Newest operator set supported by onnxruntime 1.14 and later and by most other tools."""
 MAX_INLINE_BYTES = 1_800_000_000
-"""Bytes of weights above which they go into a second file; protobuf's limit is 2 GiB."""
+"""Size in bytes above which weights go into a second file; protobuf's limit is 2 GiB."""
 
 
 ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
-"""Operators that end an activation function; the exact GELU ends in a product."""
+"""Last operators of activation functions; the exact GELU ends in a product."""
 MAX_REMAINING = 0.7
-"""Fraction of the weights' bytes above which int8 is not worthwhile; convolutions stay float32."""
+"""Maximum ratio of int8 to float32 size that is worthwhile; convolutions stay float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxFormat(ExportFormat):
-    """model.onnx, and model.onnx.data if the weights are too large for one file."""
+    """The file model.onnx, with model.onnx.data if the weights are too large for one file."""
 
     takes_bytes: bool = False
     """Whether the graph takes bytes and normalises them itself."""
@@ -64,7 +64,7 @@ class OnnxFormat(ExportFormat):
 
 @functools.lru_cache(maxsize=1)  # --onnx and --int8 start from the same graph
 def onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN401 - torch's own type
-    """Return the model as an ONNX graph for any batch size, without paths of this machine."""
+    """Return the model as an ONNX graph for any batch size, without local paths."""
     model, example = example_of(trained, takes_bytes=takes_bytes)
     try:
         with silenced():
@@ -95,13 +95,13 @@ def onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN401
 
 
 def open_onnx(folder: Path) -> OpenedModel:
-    """Open a graph with onnxruntime, with the input that its metadata describes."""
+    """Open a graph with onnxruntime, using the input described in its metadata."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()  # as many as the original
+    options.intra_op_num_threads = torch.get_num_threads()  # as many as for the original
     options.log_severity_level = 3  # errors only
-    # Otherwise idle threads would keep the cores busy while another model is timed.
+    # Otherwise, idle threads would keep the cores busy while another model is timed.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(
         folder / ONNX_FILE, options, providers=["CPUExecutionProvider"]
@@ -122,14 +122,14 @@ def open_onnx(folder: Path) -> OpenedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int8Format(ExportFormat):
-    """model.onnx with 8-bit weights, one scale per output of each matrix; the rest stays float32.
+    """The file model.onnx with 8-bit matrices, one scale per output; the rest stays float32.
 
-    A quarter of the size, and faster on CPUs with integer dot products. Inputs of a matrix that
-    come from a LayerNorm or from attention are quantised to 8 bits at run time, so integers are
-    multiplied; no calibration images are needed. The output of a GELU has a few values far from all
-    others, which a single scale cannot represent: there, only the weights are quantised and the
-    product is computed in float32. On a ViT-Tiny this reduces the largest error of a logit from 1.2
-    to 0.2 (docs/experiments.md).
+    The file has a quarter of the size and is faster on CPUs with integer dot products. Outputs of
+    LayerNorm and attention are quantised to 8 bits at run time, so that integers are multiplied; no
+    calibration images are needed. The output of a GELU contains a few outliers, which a single
+    scale cannot represent: there, only the weights are quantised and the product is computed in
+    float32. On a ViT-Tiny this reduces the maximum logit error from 1.2 to 0.2
+    (docs/experiments.md).
     """
 
     takes_bytes: bool = False
@@ -144,7 +144,7 @@ class Int8Format(ExportFormat):
         OnnxFormat(takes_bytes=self.takes_bytes).write(trained, exact)
         with writing(folder), silenced():
             model = onnx.load(exact / ONNX_FILE)
-            del model.graph.value_info[:]  # these shapes contradict those of quantised nodes
+            del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
             weight_only = products_after_activations(model.graph)
             quantize_dynamic(
                 model,
@@ -173,12 +173,12 @@ class Int8Format(ExportFormat):
 
 
 def weight_bytes(graph: Any) -> int:  # noqa: ANN401 - onnx's protobufs
-    """Return the bytes of all constants of a graph."""
+    """Return the size in bytes of all constants in a graph."""
     return sum(len(tensor.raw_data) for tensor in graph.initializer)
 
 
 def products_after_activations(graph: Any) -> list[Any]:  # noqa: ANN401 - onnx's protobufs
-    """Return the products of an activation's output with a constant matrix."""
+    """Return the nodes that multiply an activation's output by a constant matrix."""
     producer = {name: node.op_type for node in graph.node for name in node.output}
     constants = {tensor.name for tensor in graph.initializer}
     return [
@@ -191,7 +191,7 @@ def products_after_activations(graph: Any) -> list[Any]:  # noqa: ANN401 - onnx'
 
 
 def quantize_weights(graph: Any, names: set[str]) -> None:  # noqa: ANN401 - onnx's protobufs
-    """Store constant matrices as int8, which the graph converts to float32 at run time."""
+    """Replace constant matrices by int8 ones that the graph converts to float32 at run time."""
     from onnx import helper, numpy_helper
 
     added = []

@@ -1,10 +1,10 @@
-"""Resize and crop as nodes in front of an ONNX graph, for images of any size.
+"""Resizing and cropping as nodes in front of an ONNX graph, for images of any size.
 
-Operators of opset 18 express what `EvalTransform` does, and onnxruntime rounds to bytes between the
-two passes of a resize as Pillow does, so views differ by single grey levels at most. The difference
-is measured on the user's images and refused above `MAX_GREY_LEVELS`. Pillow 13 shrinks images that
-are more than twice as high as wide in the other order of passes: 2 levels on photos, up to 25 on
-noise. Decoding, EXIF rotation and very thin images (`transforms.THIN`) are left to the caller.
+The nodes implement `EvalTransform` with operators of opset 18. Like Pillow, onnxruntime rounds to
+bytes between the two passes of a resize, so views usually differ by single grey levels. Differences
+are measured on the user's images and rejected above `MAX_GREY_LEVELS`. Pillow 13 reverses the order
+of the passes for images more than twice as high as wide, with differences of 2 levels on photos and
+up to 25 on noise. Decoding, EXIF rotation and thin images (`transforms.THIN`) are up to the caller.
 """
 
 from collections.abc import Iterable
@@ -21,13 +21,13 @@ from vitft.system.errors import RunError
 
 RESIZE_INPUT, RESIZE_OUTPUT = "image", "view"
 RESIZE_MODES = {"bilinear": "linear", "bicubic": "cubic"}
-"""Interpolations that ONNX supports with antialiasing, and ONNX's names for them."""
+"""ONNX names of the interpolations that ONNX supports with antialiasing."""
 MAX_GREY_LEVELS = 2
-"""Largest allowed difference of a view, in grey levels of 255."""
+"""Maximum difference between views, in grey levels (out of 255)."""
 
 
 def resize_obstacle(card: Card) -> str:
-    """Return why a graph cannot resize as this model's transform does; empty if it can."""
+    """Return why a graph cannot resize like the model's transform, or an empty string if it can."""
     transform = card.transform
     if transform.interpolation not in RESIZE_MODES:
         return f"ONNX has no antialiased {transform.interpolation} resize"
@@ -42,11 +42,11 @@ def resize_obstacle(card: Card) -> str:
 
 
 def resize_graph(transform: EvalTransform, opset: int, ir_version: int) -> Any:  # noqa: ANN401
-    """Return an ONNX model from RGB bytes (B, height, width, 3) to views (B, S, S, 3)."""
+    """Return an ONNX model that maps RGB bytes (B, height, width, 3) to views (B, S, S, 3)."""
     from onnx import TensorProto, helper, numpy_helper
 
     height, width = transform.image_size
-    wide, tall = transform.resized(1, 1)  # of a square
+    wide, tall = transform.resized(1, 1)  # for a square image
     constants = {"zero": [0], "from_1": [1], "from_3": [3], "planes": [3], "scaled": [tall, wide]}
     constants |= {"view_size": [height, width], "rows_and_columns": [2, 3]}
     nodes: list[Any] = []
@@ -70,7 +70,7 @@ def resize_graph(transform: EvalTransform, opset: int, ir_version: int) -> Any: 
     add("Sub", ["resized_sides", "view_size"], "rest")
     add("Cast", ["rest"], "rest_as_float", to=TensorProto.FLOAT)
     add("Mul", ["rest_as_float", "half"], "margin")
-    add("Round", ["margin"], "whole_margin")  # half to even, like the transform
+    add("Round", ["margin"], "whole_margin")  # half to even, as in the transform
     add("Cast", ["whole_margin"], "corner", to=TensorProto.INT64)
     add("Add", ["corner", "view_size"], "end")
     add("Slice", ["resized", "corner", "end", "rows_and_columns"], "cut")
@@ -88,10 +88,10 @@ def resize_graph(transform: EvalTransform, opset: int, ir_version: int) -> Any: 
 
 
 class ViewDifference(NamedTuple):
-    """Difference between the views of a graph and those of vitft."""
+    """Difference between views computed by a graph and by vitft."""
 
     levels: int
-    """Largest difference in grey levels."""
+    """Maximum difference in grey levels."""
     fraction: float
     """Fraction of the values that differ."""
 
@@ -99,7 +99,7 @@ class ViewDifference(NamedTuple):
 def view_difference(
     transform: EvalTransform, samples: Iterable[LabelledImage], opset: int
 ) -> ViewDifference:
-    """Compare the views that onnxruntime and Pillow compute for some images.
+    """Return the difference between views computed by onnxruntime and by Pillow.
 
     Raises:
         RunError: The views differ by more than `MAX_GREY_LEVELS` grey levels.
@@ -129,12 +129,12 @@ def view_difference(
 
 
 def rgb_bytes(image: Any) -> NumericArray:  # noqa: ANN401 - a PIL image
-    """Return an image as the graph takes it, (height, width, 3)."""
+    """Return an image as the input of the graph, (height, width, 3)."""
     return np.asarray(image.convert("RGB"))
 
 
 def add_resize(path: Path, transform: EvalTransform, description: str, *, is_big: bool) -> None:
-    """Add the resize to the graph in a file and replace its description."""
+    """Prepend the resize to the graph in a file, and replace its description."""
     import onnx
 
     model = onnx.load(path)

@@ -1,6 +1,6 @@
-"""--timm and --safetensors: a checkpoint, with a config.json if timm can open it.
+"""Formats --timm and --safetensors: a checkpoint, with config.json if timm can open it.
 
-timm opens the folder with `timm.create_model('local-dir:DIR', pretrained=True)`, or from the hub.
+The model is opened with `timm.create_model('local-dir:DIR', pretrained=True)` or from the hub.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ from vitft.system.rundir import MODEL
 
 
 class SafetensorsFormat(ExportFormat):
-    """model.safetensors with its card, and config.json if timm can build the model."""
+    """The file model.safetensors with its card, and config.json if timm can build the model."""
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
         save_checkpoint(folder / MODEL, trained.state, trained.card)
@@ -38,7 +38,7 @@ class SafetensorsFormat(ExportFormat):
 
 
 class TimmFormat(SafetensorsFormat):
-    """The same files, for models that timm can build, and opened by timm."""
+    """The files of `SafetensorsFormat`, opened by timm, for models that timm can build."""
 
     def obstacle(self, card: Card) -> str:
         return timm_obstacle(card)
@@ -49,7 +49,7 @@ class TimmFormat(SafetensorsFormat):
 
         model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         view = create_transform(**resolve_data_config(model.pretrained_cfg))
-        # timm leaves the conversion to grey to its users.
+        # timm does not convert images to grey itself.
         mode = "L" if model.pretrained_cfg["input_size"][0] == 1 else "RGB"
         return OpenedModel(
             by=f"timm {timm.__version__}",
@@ -60,7 +60,7 @@ class TimmFormat(SafetensorsFormat):
 
 
 def timm_obstacle(card: Card) -> str:
-    """Return why timm cannot open this model exactly; empty if it can."""
+    """Return why timm cannot represent this model exactly, or an empty string if it can."""
     shape = card.architecture
     if isinstance(shape, TimmConfig):
         return ""
@@ -78,7 +78,7 @@ def timm_obstacle(card: Card) -> str:
 
 
 def timm_config(trained: TrainedRun) -> dict[str, Any]:
-    """Return the config.json of timm's hub format, for a model without a `timm_obstacle`."""
+    """Return config.json in timm's hub format, for a model without a `timm_obstacle`."""
     card, shape, model = trained.card, trained.card.architecture, trained.model
     ours: dict[str, Any] = {"classifier": "head"}
     if isinstance(shape, ViTConfig):
@@ -102,14 +102,14 @@ def timm_config(trained: TrainedRun) -> dict[str, Any]:
             "num_classes": shape.num_classes,
             **ours,
             **timm_preprocessing(card.transform, shape.in_channels),
-            # Otherwise timm would pass an image size to a builder that does not accept one.
+            # Otherwise, timm would pass an image size to a builder that does not accept one.
             "fixed_input_size": isinstance(shape, ViTConfig) or shape.sized,
         },
     }
 
 
 def timm_preprocessing(transform: EvalTransform, channels: int) -> dict[str, Any]:
-    """Return the evaluation transform under timm's names."""
+    """Return the evaluation transform as timm's settings."""
     return {
         "input_size": [channels, *transform.image_size],
         "interpolation": transform.interpolation,
@@ -121,7 +121,7 @@ def timm_preprocessing(transform: EvalTransform, channels: int) -> dict[str, Any
 
 
 def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
-    """Return the arguments that turn timm's defaults into this architecture."""
+    """Return the timm arguments that describe this architecture."""
     arguments = {
         "img_size": list(shape.image_size),
         "patch_size": list(shape.patch_size),
@@ -139,7 +139,7 @@ def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
 
 
 def timm_name(shape: ViTConfig) -> str:
-    """Return the timm entry point whose defaults `vit_arguments` changes to this architecture."""
+    """Return the timm model name that builds this architecture given its `vit_arguments`."""
     known = {"tiny": (16,), "small": (16, 32), "base": (8, 16, 32), "large": (16, 32)}
     patch = shape.patch_size[0]
     for size, patches in known.items():

@@ -1,9 +1,9 @@
-"""--transformers: a folder that transformers opens as one of its own Vision Transformers.
+"""Format --transformers: a folder that transformers opens as one of its Vision Transformers.
 
-The image processors of transformers resize torchvision tensors, which differs from Pillow by one
-grey level in most pixels, and round an odd margin down where timm and torchvision round half to
-even. The folder therefore names the one processor of transformers that computes vitft's transform
-exactly: timm's.
+The image processors of transformers resize torchvision tensors, with results that differ from
+Pillow by one grey level in most pixels, and round odd margins down where timm and torchvision round
+half to even. The folder therefore specifies the processor for timm models, the only one in
+transformers that computes vitft's transform exactly.
 """
 
 import re
@@ -32,9 +32,9 @@ HF_OUTER_NAMES = {
     "norm": "vit.layernorm",
     "head": "classifier",
 }
-"""Names outside the blocks, without weight and bias: vitft's, and those in transformers' files.
+"""Mapping from vitft's names outside the blocks to those in transformers' files.
 
-transformers 4 and 5 both read and write these; in memory, version 5 has shorter names.
+Both transformers 4 and 5 read and write these names; in memory, version 5 uses shorter ones.
 """
 HF_BLOCK_NAMES = {
     "norm1": "layernorm_before",
@@ -47,7 +47,7 @@ PROCESSOR = "TimmWrapperImageProcessor"
 
 
 class TransformersFormat(ExportFormat):
-    """config.json, preprocessor_config.json and model.safetensors under transformers' names."""
+    """The files config.json, preprocessor_config.json and model.safetensors of transformers."""
 
     def obstacle(self, card: Card) -> str:
         shape = card.architecture
@@ -78,7 +78,7 @@ class TransformersFormat(ExportFormat):
             "architecture": "vit",
             "pretrained_cfg": timm_preprocessing(card.transform, shape.in_channels),
         }
-        # If a folder is opened by its path, this processor is looked up in config.json.
+        # If a folder is opened by its path, transformers reads the processor from config.json.
         write_json(folder / "config.json", hf_config(card, shape) | processor)
         write_json(folder / "preprocessor_config.json", processor)
         tensors = {name: tensor.contiguous() for name, tensor in hf_tensors(trained.state).items()}
@@ -132,12 +132,12 @@ def hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:
 
 
 def side_or_sides(size: tuple[int, int]) -> int | list[int]:
-    """Return one number for a square, otherwise [height, width]."""
+    """Return a single number for a square size, and [height, width] otherwise."""
     return size[0] if size[0] == size[1] else [*size]
 
 
 def hf_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors under transformers' names, with queries, keys and values separate."""
+    """Return the tensors by their transformers names, with separate queries, keys and values."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         block = re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", name)
