@@ -84,7 +84,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         allow_pickle: Whether to read .pth files (with weights_only=True).
         freeze: Layers to train: `head`, `pre_logits`, `blocks:N`, `lora` or `none` (nothing is
             frozen), or several stages, e.g. `head,none`.
-        solver: `lbfgs` fits a head on cached features; `sgd` and `adamw` train in steps.
+        solver: Optimiser: `lbfgs` for a head on cached features, or `sgd` or `adamw`.
         epochs: Number of passes over the training images.
         batch_size: Number of images per step.
         lr: Peak learning rate.

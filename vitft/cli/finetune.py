@@ -43,7 +43,7 @@ def add_finetune(parser: Parser) -> None:
 
 
 def add_option(group: OptionGroup, option: Option) -> None:
-    """Add an option that sets a setting, with the type of that setting."""
+    """Add the option for a setting, with the type of that setting."""
     kind, text = option.setting_type, option.text.replace("%", "%%")
     if kind.type is bool:
         group.add_argument(option.flag, action="store_true", default=None, help=text)

@@ -1,4 +1,4 @@
-"""Options of `vitft finetune` (the keywords of `vitft.finetune`) and the settings they set."""
+"""Options of `vitft finetune` (the keywords of `vitft.finetune`) and their settings."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from vitft.config.schema import SettingType, setting_types, shown_value
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option that sets a setting."""
+    """A command-line option that corresponds to a setting."""
 
     setting: str
     help: str

@@ -108,7 +108,7 @@ class ModelSpec:
     layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0
     """Initial LayerScale factor of every branch; 0 for none."""
     channels: Literal[0, 1, 3] = 0
-    """Number of input channels: 3 for RGB, 1 for greyscale, 0 for that of the images."""
+    """Number of input channels: 3 for RGB, 1 for greyscale, 0 to match the images."""
 
     def __post_init__(self) -> None:
         check_values(self, "model")
@@ -140,7 +140,7 @@ class OptimSpec:
     """Solver, learning rate and length of training."""
 
     solver: Literal["lbfgs", "sgd", "adamw"] = "lbfgs"
-    """Optimiser: `lbfgs` fits a head directly on cached features; `sgd` and `adamw` use batches."""
+    """Optimiser: `lbfgs` fits a head on cached features; `sgd` and `adamw` train in steps."""
     l2: NotNegative = 0.0
     """L2 penalty of `lbfgs` on standardised features; 0 to choose it by cross-validation."""
     class_weights: bool = False
