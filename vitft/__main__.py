@@ -1,6 +1,6 @@
 """Entry point of the command `vitft` and of `python -m vitft`.
 
-Until a command has begun there is nothing to clean up, so the handlers that are installed before
+Nothing needs to be cleaned up before a command starts, so the signal handlers installed before
 the imports end the process at once and without a traceback.
 """
 
@@ -29,13 +29,13 @@ def run() -> NoReturn:
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # Threads of gloo sometimes abort an orderly exit ("terminate called without an active
-        # exception"), which fails the whole job. Registered first, so it is called last.
+        # exception"), which makes the whole job fail. Registered first, so it is called last.
         atexit.register(finish)
     from vitft.cli.main import main
 
     try:
         code = main()
-    except SystemExit as end:  # --help, or the reader of a pipe is gone
+    except SystemExit as end:  # --help, or a closed pipe
         code = end.code if isinstance(end.code, int) else 0
         raise
     for number in numbers:  # the command is done: do not wait for the interpreter to shut down

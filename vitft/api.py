@@ -1,7 +1,7 @@
 """The commands as functions, for notebooks and programs: `vitft.finetune` and `vitft.load`.
 
-They write the files that the commands write, and raise the errors that the commands print. They
-print nothing and leave random state, threads, signal handlers and environment as they were.
+They write the files that the commands write and raise the errors that the commands print. They
+print nothing, and restore the random state, threads, signal handlers and environment.
 """
 
 import os
@@ -32,10 +32,10 @@ from vitft.training.checks import check_request
 from vitft.training.run import Result, run_finetuning
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any]
-"""A path, the bytes of a file, a PIL image, or an array uint8 (H, W, 3) or (H, W)."""
+"""A path, the bytes of a file, a PIL image, or a uint8 array (H, W, 3) or (H, W)."""
 
 
-def finetune(  # noqa: PLR0913 - the options of the command, see `config.options`
+def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     *,
     data: str | os.PathLike[str],
     weights: str | os.PathLike[str],
@@ -64,8 +64,8 @@ def finetune(  # noqa: PLR0913 - the options of the command, see `config.options
 ) -> Result:
     """Fine-tune pretrained weights on a folder of images.
 
-    Does what `vitft finetune` does; an argument that is left out has the default of the command's
-    option (see `vitft finetune --help`) or, with `recipe`, the value of the recipe.
+    Equivalent to `vitft finetune`; an omitted argument has the default of the command's option
+    (see `vitft finetune --help`) or, with `recipe`, the value of the recipe.
 
     Args:
         data: Image folder with one folder per class, .npz file, `torchvision:CIFAR10` or `demo`.
@@ -73,24 +73,24 @@ def finetune(  # noqa: PLR0913 - the options of the command, see `config.options
             train from scratch.
         out: Run directory, new or empty. Default: `runs/<time>-<data>`.
         recipe: Name of a recipe or a TOML file with settings.
-        seed: Seed of the split, the batch order and the augmentation.
-        split: How validation images are chosen.
-        fixes: CSV of images to leave out or relabel, as written by `vitft check`.
-        group_duplicates: Keep near-duplicates of an image on one side of the split.
+        seed: Seed for the split, the batch order and the augmentation.
+        split: Method of choosing the validation images.
+        fixes: CSV file of images to leave out or relabel, as written by `vitft check`.
+        group_duplicates: Whether to keep near-duplicates of an image on one side of the split.
         image_size: Input size in pixels: one side, or height and width.
-        pre_logits: What to do with a Linear + Tanh in front of the pretrained head.
+        pre_logits: Whether to keep a Linear + Tanh in front of the pretrained head.
         mean: Channel means for normalisation, in 0..1.
         std: Channel standard deviations for normalisation.
-        allow_pickle: Read .pth files (with weights_only=True).
-        freeze: What trains: `head`, `pre_logits`, `blocks:N`, `lora` or `none` (nothing is frozen),
-            or several stages, e.g. `head,none`.
-        solver: `lbfgs` fits a head on cached features; `sgd` and `adamw` train in steps.
-        epochs: Passes over the training images.
-        batch_size: Images per step.
+        allow_pickle: Whether to read .pth files (with weights_only=True).
+        freeze: Layers to train: `head`, `pre_logits`, `blocks:N`, `lora` or `none` (nothing is
+            frozen), or several stages, e.g. `head,none`.
+        solver: Optimiser: `lbfgs` for a head on cached features, or `sgd` or `adamw`.
+        epochs: Number of passes over the training images.
+        batch_size: Number of images per step.
         lr: Peak learning rate.
         views: Number of augmented views of each training image to cache.
-        keep_adapter: With `freeze="lora"`, also write the adapter, for peft.
-        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+        keep_adapter: Whether to also write the adapter for peft, with `freeze="lora"`.
+        device: Device, one of `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
         cache: Folder of cached features, or `none`.
         tracker: Experiment trackers to log to: `tensorboard`, `mlflow`, `wandb`.
         settings: Any other settings by dotted name, e.g. `{"optim.ema": 0.999}`; see
@@ -101,7 +101,7 @@ def finetune(  # noqa: PLR0913 - the options of the command, see `config.options
         `interrupted` is set.
 
     Raises:
-        VitftError: The error that the command would print; see `vitft.system.errors`.
+        VitftError: The run failed, with the error that the command would print.
     """
     options = option_settings({k: v for k, v in locals().items() if k != "settings"})
     table = read_recipe(os.fspath(recipe)) if recipe else {}
@@ -113,7 +113,7 @@ def finetune(  # noqa: PLR0913 - the options of the command, see `config.options
 
 
 def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> "Trained":
-    """Load the model of a run directory, a checkpoint or `hf:owner/name`; default: the latest run.
+    """Load the model of a run directory, a checkpoint or `hf:owner/name` (default: the latest run).
 
     Raises:
         RunError: The model does not exist or is damaged.
@@ -125,7 +125,7 @@ def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> 
 class Trained:
     """A trained model that classifies images.
 
-    Every method takes paths, bytes, PIL images or arrays, a single image or several.
+    Images are paths, bytes, PIL images or arrays; most methods accept one image or several.
     """
 
     def __init__(self, predictor: Predictor, folder: Path) -> None:
@@ -142,13 +142,13 @@ class Trained:
     def predict(
         self, images: Picture | Iterable[Picture], *, top_k: int = 1, threshold: float = 0.0
     ) -> list[Prediction]:
-        """Return one prediction of `top_k` classes per image, with calibrated probabilities.
+        """Return one prediction per image: its `top_k` classes, with calibrated probabilities.
 
-        Predictions whose probability is below the threshold have the note `not sure`. The
-        prediction for an unusable image has an `error`; no exception is raised for it.
+        A prediction whose probability is below the threshold has the note `not sure`. The
+        prediction for an unusable image has an `error`; no exception is raised.
 
         Raises:
-            UsageError: `top_k` is less than 1, or an image has a type that is not supported.
+            UsageError: `top_k` is less than 1, or an image has an unsupported type.
         """
         if top_k < 1:
             raise UsageError(f"invalid top_k={top_k}", fix="use an integer of 1 or more")
@@ -160,10 +160,10 @@ class Trained:
         return predictions
 
     def features(self, images: Picture | Iterable[Picture]) -> ScoreArray:
-        """Return the input of the head for each image: float32 (n, D).
+        """Return the input of the head for each image, float32 (n, D).
 
         Raises:
-            ImageError: One of the images is unusable.
+            ImageError: An image is unusable.
         """
         parts = [
             self.predictor.scores(np.stack([self.view(i, p) for i, p in batch])).features
@@ -172,12 +172,12 @@ class Trained:
         return np.concatenate([np.empty((0, self.predictor.feature_size), np.float32), *parts])
 
     def explain(self, image: Picture, *, about: str | None = None) -> Image.Image:
-        """Return the preprocessed image under its relevance for a class; default: the best one.
+        """Return the preprocessed image overlaid with its relevance for a class (default: top-1).
 
         Raises:
             ImageError: The image is unusable.
-            UsageError: The class does not exist, or the model is one of timm's, whose attention is
-                not accessible.
+            UsageError: The class does not exist, or the attention of the model is not accessible
+                because it comes from timm.
         """
         model = require_vit(self.predictor.model, "explain")
         if about is not None and about not in self.classes:
@@ -191,17 +191,17 @@ class Trained:
         return overlay(Image.fromarray(view), heat)
 
     def load_image(self, index: int, picture: Picture) -> LoadedImage:
-        """Preprocess an image; the result has an error if it is unusable."""
+        """Return the preprocessed image, or an error if the image is unusable."""
         try:
             return LoadedImage(picture_name(index, picture), self.view(index, picture))
         except ImageError as error:
             return LoadedImage(picture_name(index, picture), None, error.reason)
 
     def view(self, index: int, picture: Picture) -> Views:
-        """Preprocess an image: (S, S, 3).
+        """Return the preprocessed image, (S, S, 3).
 
         Raises:
-            ImageError: It is unusable.
+            ImageError: The image is unusable.
         """
         name = picture_name(index, picture)
         if isinstance(picture, bytes):
@@ -222,7 +222,7 @@ def upright_rgb(picture: Image.Image, name: str) -> Image.Image:
     """Convert a PIL image to RGB and apply its EXIF orientation.
 
     Raises:
-        ImageError: It was opened from a damaged file.
+        ImageError: The image was opened from a damaged file.
     """
     try:
         picture.load()
@@ -237,7 +237,7 @@ def image_from_array(array: np.ndarray[Any, Any]) -> Image.Image:
     """Convert an array to an image.
 
     Raises:
-        UsageError: It is not uint8, or neither (H, W, 3) nor (H, W).
+        UsageError: The array is not uint8, or its shape is neither (H, W, 3) nor (H, W).
     """
     has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
     if array.dtype != np.uint8 or not has_shape or not array.size:
@@ -249,12 +249,12 @@ def image_from_array(array: np.ndarray[Any, Any]) -> Image.Image:
 
 
 def picture_name(index: int, picture: Picture) -> str:
-    """Return the path of an image, or its index where it has none."""
+    """Return the path of an image, or its index if it has no path."""
     return os.fspath(picture) if isinstance(picture, str | os.PathLike) else str(index)
 
 
 def numbered_batches(images: Picture | Iterable[Picture]) -> Iterator[list[tuple[int, Picture]]]:
-    """Yield images with their indices, one batch at a time; also takes a single image."""
+    """Yield batches of images with their indices; a single image is accepted as well."""
     is_stack = isinstance(images, np.ndarray) and images.ndim > 3
     single = (str, os.PathLike, bytes, Image.Image, np.ndarray)
     if isinstance(images, single) and not is_stack:

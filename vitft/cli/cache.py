@@ -32,7 +32,7 @@ def add_cache(parser: Parser) -> None:
 
 
 def list_cache(args: argparse.Namespace) -> int:
-    """Print a table of the cached features, and their total size."""
+    """Print a table of the cached features and their total size."""
     from vitft.features.cache import LIMIT_GB, default_folder, spaces
 
     folder = Path(args.cache).expanduser() if args.cache else default_folder()
@@ -57,7 +57,7 @@ def list_cache(args: argparse.Namespace) -> int:
 
 
 def clean_cache(args: argparse.Namespace) -> int:
-    """Delete cached features; they are computed again when needed."""
+    """Delete cached features, which are computed again when needed."""
     from vitft.features.cache import default_folder, prune
 
     if not args.to_gb >= 0:

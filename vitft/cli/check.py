@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitft.check.folder import CheckResult
 
 EXAMPLES = 3
-"""Examples of each problem that are printed; fixes.csv has all."""
+"""Maximum number of examples printed for each problem; fixes.csv contains all of them."""
 
 
 def add_check(parser: Parser) -> None:
@@ -81,11 +81,11 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def fixes_path(out: Path, root: Path) -> Path:
-    """Return the path for the fixes: `fixes.csv` in `out`, or the next free fixes-2.csv, ...
+    """Return the path for the fixes: `fixes.csv` in `out`, or the first unused of fixes-2.csv, ...
 
     Raises:
         RunError: `out` is a file.
-        UsageError: It lies inside the data.
+        UsageError: `out` is inside the data folder.
     """
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file, not a folder", fix="choose another --out")
@@ -130,7 +130,7 @@ def print_findings(outcome: "CheckResult", written: str | None, data: str) -> No
 
 
 def examples_by_title(audit: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return all examples of each problem as text."""
+    """Return a mapping from the title of each problem to all its examples as text."""
     groups: Sequence[Mapping[str, Any]] = audit["duplicates"]
     return {
         "unreadable files": [f"{entry['path']}: {entry['reason']}" for entry in audit["bad"]],
@@ -148,5 +148,5 @@ def examples_by_title(audit: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def members(groups: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the first paths of each group on one line."""
+    """Return one line per group with the first paths of its members."""
     return [" = ".join(member["path"] for member in group["members"][:4]) for group in groups]

@@ -1,4 +1,4 @@
-"""`vitft compare`: runs compared on the validation images they share."""
+"""`vitft compare`: compare runs on the validation images they share."""
 
 import argparse
 from pathlib import Path
@@ -27,7 +27,7 @@ def add_compare(parser: Parser) -> None:
 
 
 def compare_command(args: argparse.Namespace) -> int:
-    """Print a table or JSON, and write a page."""
+    """Compare the runs, write the HTML page, and print a table or JSON."""
     if len(args.runs) < 2:
         raise UsageError("only one run to compare", fix="use vitft compare RUN RUN ...")
     out = new_page(args.out) if args.out else free_name(Path("compare.html"), suffix=".html")
@@ -45,7 +45,7 @@ def compare_command(args: argparse.Namespace) -> int:
 
 
 def print_comparison(comparison: "RunComparison") -> None:
-    """Print the accuracies, then each pair of runs, then where they differ most."""
+    """Print the accuracies, a test for each pair of runs, and the conclusions."""
     for text in comparison.notes:
         output.note(text)
     output.table(

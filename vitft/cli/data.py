@@ -21,7 +21,7 @@ def add_data(parser: Parser) -> None:
 
 
 def fetch_data(args: argparse.Namespace) -> int:
-    """Download and unpack an archive, and print what it contains."""
+    """Download and unpack an archive, and print a summary of its contents."""
     from vitft.data.download.fetch import fetch_folder, select_archive
 
     archive = select_archive(args.name, url=args.url, folder=args.to, sha256=args.sha256)

@@ -1,4 +1,4 @@
-"""The command `vitft evaluate`."""
+"""`vitft evaluate`: evaluate a trained model on labelled images."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from vitft.system.rundir import plan_run
 from vitft.system.text import count, csv_line, interval, percent
 
 MOST_LISTED = 30
-"""Most classes that are listed on the terminal."""
+"""Maximum number of classes listed on the terminal."""
 ACCURACIES = {"top1": "accuracy", "top5": "top-5 accuracy", "balanced": "balanced accuracy"}
 CLASS_METRICS = ("recall", "precision", "f1")
 
@@ -48,7 +48,7 @@ def add_evaluate(parser: Parser) -> None:
 
 
 def evaluate_command(args: argparse.Namespace) -> int:
-    """Print the results; return 3 if an image could not be read."""
+    """Evaluate a model and print the results; return 3 if an image could not be read."""
     from vitft.data.arrays import data_path
     from vitft.data.labelled import find_labelled
     from vitft.models.find import find_model
@@ -75,11 +75,11 @@ def evaluate_command(args: argparse.Namespace) -> int:
 
 
 def plan_output(out: str, data: Path) -> Path:
-    """Return the folder to write; creates nothing.
+    """Return the path of the output folder without creating it.
 
     Raises:
         RunError: The folder is not empty or not writable.
-        UsageError: It is inside the data folder.
+        UsageError: The folder is inside the data folder.
     """
     path = plan_run(out, str(data))
     if data.is_dir() and data.resolve() in (path.resolve(), *path.resolve().parents):
@@ -88,7 +88,7 @@ def plan_output(out: str, data: Path) -> Path:
 
 
 def long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
-    """Yield one row per metric, those of each class last; undefined values are empty."""
+    """Yield one row per metric, ending with those of each class; undefined values are empty."""
     yield "figure", "class", "value", "low", "high"
     calibration = results["calibration"]
     yield "images", "", results["images"], "", ""
@@ -103,14 +103,14 @@ def long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
 
 
 def value_cells(results: Mapping[str, Any], name: str) -> tuple[object, object, object]:
-    """Return a metric and the ends of its interval, empty where undefined."""
+    """Return a metric and the bounds of its interval, as empty strings where undefined."""
     low, high = results.get(f"{name}_interval") or ("", "")
     value = results[name]
     return ("" if value is None else value), low, high
 
 
 def print_tables(results: Mapping[str, Any]) -> None:
-    """Print tables of the metrics of all images, of each class, and of the confusions."""
+    """Print tables of the overall metrics, the metrics of each class, and the confusions."""
     calibration = results["calibration"]
     rows = [
         (text, percent(results[name]), interval(results[f"{name}_interval"]))
@@ -133,7 +133,7 @@ def print_tables(results: Mapping[str, Any]) -> None:
 
 
 def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print recall, precision and F1 of the classes with images, or of those of lowest recall."""
+    """Print recall, precision and F1 of the classes with images, or of those with lowest recall."""
     occurring = [(name, row) for name, row in per_class.items() if row["images"]]
     if len(occurring) > MOST_LISTED:
         occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:MOST_LISTED]
@@ -148,7 +148,7 @@ def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def print_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-    """Print the confusion matrix if it fits, else the ten most frequent mistakes."""
+    """Print the confusion matrix if it fits, otherwise the ten most frequent confusions."""
     if len(names) <= 12:  # fits a terminal
         rows = [(name, *map(str, row)) for name, row in zip(names, matrix, strict=True)]
         output.table(("true \\ predicted", *names), rows, numbers=len(names))
@@ -167,6 +167,6 @@ def print_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> No
 
 
 def with_interval(row: Mapping[str, Any], name: str) -> str:
-    """Format a metric of a class with its interval in brackets."""
+    """Return a metric of a class with its interval in brackets."""
     value, bounds = row[name], row[f"{name}_interval"]
     return "" if value is None else f"{percent(value)} ({interval(bounds)})"

@@ -1,4 +1,4 @@
-"""The command `vitft explain`."""
+"""`vitft explain`: show which regions of an image a model uses."""
 
 import argparse
 from pathlib import Path
@@ -64,7 +64,7 @@ def add_explain(parser: Parser) -> None:
 
 
 def explain_command(args: argparse.Namespace) -> int:
-    """Write pictures and print what they show; return 3 if an image could not be read."""
+    """Write pictures and print a summary; return 3 if an image could not be read."""
     method = choose_method(args)
     out = plan_run(args.out or str(free_name(Path("explained"))), "")
     if args.weights is not None:
@@ -91,10 +91,10 @@ def explain_command(args: argparse.Namespace) -> int:
 
 
 def choose_method(args: argparse.Namespace) -> Method:
-    """Return the attribution method that the options describe.
+    """Return the attribution method selected by the options.
 
     Raises:
-        UsageError: An option has no effect, or nothing was given to explain.
+        UsageError: An option has no effect, or there is nothing to explain.
     """
     if args.run is not None and args.weights is not None:
         raise UsageError("--run and --weights both name a model", fix="leave one of them out")
@@ -133,7 +133,7 @@ def choose_method(args: argparse.Namespace) -> Method:
 def draw_images(
     model: "ExplainedModel", method: Method, images: list[str], out: Path, args: argparse.Namespace
 ) -> int:
-    """Write a picture of each image and print a table; return 3 if an image was unreadable."""
+    """Write a picture for each image and print a table; return 3 if an image was unreadable."""
     from vitft.explain.explainer import Explainer
 
     target = None if args.about is None else model.class_index(args.about)

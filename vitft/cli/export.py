@@ -52,7 +52,7 @@ def add_export(parser: Parser) -> None:
 
 
 def export_command(args: argparse.Namespace) -> int:
-    """Write the formats, compare them with the run, and push them if asked to."""
+    """Export the model, compare the exports with the run, and push them if requested."""
     from vitft.models.find import find_model
 
     options = ("with_preprocessing", "with_resize", "images", "private", "revision")
@@ -77,7 +77,7 @@ def export_command(args: argparse.Namespace) -> int:
 
 
 def print_export(done: "Exported", plan: ExportPlan) -> None:
-    """Print one row per format, and how the export compares with the run."""
+    """Print one row per format, and the differences between the export and the run."""
     for text in done.notes:
         output.note(text)
     on = f"{done.images} validation images" if done.images else "noise, as the images are missing"

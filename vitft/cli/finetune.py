@@ -43,7 +43,7 @@ def add_finetune(parser: Parser) -> None:
 
 
 def add_option(group: OptionGroup, option: Option) -> None:
-    """Add an option that stands for a setting, with the type of the setting."""
+    """Add the option for a setting, with the type of that setting."""
     kind, text = option.setting_type, option.text.replace("%", "%%")
     if kind.type is bool:
         group.add_argument(option.flag, action="store_true", default=None, help=text)
@@ -60,7 +60,7 @@ def add_option(group: OptionGroup, option: Option) -> None:
 
 
 def add_run_options(group: OptionGroup) -> None:
-    """Add the options that do not stand for a setting."""
+    """Add the options that do not correspond to a single setting."""
     group.add_argument(
         "--seed", type=int, metavar="N", help="of split, batch order and augmentation (default: 0)"
     )
@@ -103,7 +103,7 @@ def finetune_command(args: argparse.Namespace) -> int:
     result = run_finetuning(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)
     is_latest = result.run.parent == BASE
     print_summary(result.run, result.figures, status=result.status, is_latest=is_latest)
-    if os.environ.get("RANK", "0") == "0" and result.figures:  # one process of torchrun
+    if os.environ.get("RANK", "0") == "0" and result.figures:  # one process of torchrun only
         print_report(result.run)
     if result.everything_s is not None:
         options = shlex.join(["--data", config.data.path, "--weights", config.weights.name])
@@ -123,7 +123,7 @@ def requested_config(args: argparse.Namespace) -> Config:
 
 
 def print_dry_run(args: argparse.Namespace) -> int:
-    """Log what a run would do, and print its settings."""
+    """Log what a run would do and print its settings."""
     from vitft.data.demo import temporary_demo_data
     from vitft.training.checks import check_request
 
@@ -143,11 +143,11 @@ def print_dry_run(args: argparse.Namespace) -> int:
 
 
 def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
-    """Return the settings, or None if the run is finished, and the directory of a run to resume.
+    """Return the settings (None if the run is finished) and the directory of a run to resume.
 
     Raises:
         UsageError: An option applies to new runs only.
-        RunError: There is no such run, or a setting would change its result.
+        RunError: The run does not exist, or a setting would change its result.
     """
     from vitft.training.checks import check_resume
 
@@ -161,10 +161,10 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
 
 
 def named_settings(args: argparse.Namespace) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """Return the recipe's settings, and those given by options and --set.
+    """Return the recipe's settings, and the settings given by options and --set.
 
     Raises:
-        UsageError: A setting is given by both.
+        UsageError: A setting is given both by an option and by --set.
     """
     options = option_settings(vars(args))
     settings = [parse_setting(text) for text in args.set]
@@ -177,10 +177,10 @@ def named_settings(args: argparse.Namespace) -> tuple[dict[str, Any], list[tuple
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds of `90s`, `10m`, `2h`, or a plain number of seconds.
+    """Return the number of seconds in a time such as `90s`, `10m`, `2h` or `90`.
 
     Raises:
-        UsageError: It is something else, or 0.
+        UsageError: The text is not a time, or the time is 0.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if match is None or not float(match[1]):
@@ -191,7 +191,7 @@ def seconds_of(text: str) -> float:
 def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_latest: bool) -> None:
     """Print the metrics of a run, if it has any, and the next command.
 
-    The command names the run directory unless `runs/latest` points to it.
+    The command includes the run directory unless `runs/latest` points to it.
     """
     folder = shlex.quote(str(run))
     if status != "finished":
@@ -228,7 +228,7 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
 
 
 def print_cross_validation(results: CrossValidation, *, knn_top1: float) -> None:
-    """Print cross-validated accuracy, the gain from more images, and the weakest two classes."""
+    """Print cross-validated accuracy, the gain from more images, and the two weakest classes."""
     scored, total = results["images"], results["of"]
     images = f"all {total:,}" if scored == total else f"{scored:,} of {total:,}"
     output.result(

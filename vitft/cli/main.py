@@ -1,7 +1,7 @@
-"""The command `vitft`: build the parser, run one command, turn errors into exit codes.
+"""The command `vitft`: build the parser, run one command, and turn errors into exit codes.
 
-Only the module of the given command is imported, and it imports what it needs when it runs, so that
-`--help` and a wrong option answer without waiting for torch.
+Only the module of the given command is imported, and it imports its dependencies when it runs, so
+that `--help` and a wrong option do not wait for torch.
 """
 
 import argparse
@@ -33,11 +33,11 @@ COMMANDS = {
     "study": "compare weights by accuracy over the number of training images per class",
     "demo": "fine-tune, predict and export on drawn images, without a network",
 }
-"""One line of help for each command; its options are added by `add_NAME` of `cli.NAME`."""
+"""One-line help for each command; `add_NAME` in `cli.NAME` adds the options of a command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code, see `system.errors`."""
+    """Run one command and return its exit code (see `system.errors`)."""
     output.prepare_streams()
     console.show_log()
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args, unknown = parser.parse_known_args([a for a in arguments if a != "--debug"])
         if unknown:
             parser.commands.get(command, parser).error(f"unrecognized arguments: {unknown[0]}")
-        with Stopper(), output.quiet_pipe():  # a signal unwinds every command
+        with Stopper(), output.quiet_pipe():  # on a signal, every command cleans up
             return args.command(args)
     except VitftError as error:
         if debug:
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser(command: str | None = None) -> Parser:
-    """Return the parser of all commands, with the options of `command` alone or of each one."""
+    """Return the parser for all commands, with the options of `command` or, if None, of all."""
     parser = Parser(
         prog="vitft",
         description="Fine-tune a Vision Transformer on a folder of images.",
@@ -88,7 +88,7 @@ def build_parser(command: str | None = None) -> Parser:
 
 
 class ShowVersion(argparse.Action):
-    """Action that looks up the installed version only when it is asked for, as that is slow."""
+    """Action that looks up the installed version only when requested, because this is slow."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         output.exact(f"vitft {output.version()}")

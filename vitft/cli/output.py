@@ -1,6 +1,6 @@
-"""Printing: results to stdout, notes, warnings and errors to stderr.
+"""Printing of results to stdout, and of notes, warnings and errors to stderr.
 
-Control characters in text are escaped (`console.visible`), so it may contain any file name.
+Control characters in text are escaped (`console.visible`), so any file name can be printed.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from vitft.system.errors import VitftError
 
 
 def prepare_streams() -> None:
-    """Print what the terminal's encoding cannot represent as escapes instead of failing."""
+    """Make stdout and stderr escape characters that their encoding cannot represent."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -27,12 +27,12 @@ def result(text: str) -> None:
 
 
 def exact(text: str) -> None:
-    """Print text for programs unchanged, such as JSON."""
+    """Print text unchanged, for output such as JSON that programs read."""
     print(text)
 
 
 def as_json(fields: Mapping[str, Any]) -> None:
-    """Print indented JSON."""
+    """Print a mapping as indented JSON."""
     print(json.dumps(fields, indent=2, allow_nan=False))
 
 
@@ -63,7 +63,7 @@ def table(
 
 
 def fail(error: VitftError) -> None:
-    """Print an error and its fix on two lines; line breaks inside become spaces."""
+    """Print an error and its fix on two lines; line breaks within them become spaces."""
     problem, fix = (
         " ".join(visible(line.strip()) for line in part.split("\n") if line.strip())
         for part in (error.problem, error.fix)
@@ -72,12 +72,12 @@ def fail(error: VitftError) -> None:
 
 
 def interrupted() -> None:
-    """Print the last line after Ctrl-C."""
+    """Print the final line after Ctrl-C."""
     print("vitft: interrupted", file=sys.stderr)
 
 
 def version() -> str:
-    """Return the installed version; `importlib.metadata` is slow to import."""
+    """Return the installed version; imports `importlib.metadata`, which is slow."""
     import importlib.metadata
 
     return importlib.metadata.version("vitft")
@@ -90,7 +90,7 @@ def bug() -> None:
 
 @contextlib.contextmanager
 def quiet_pipe() -> Iterator[None]:
-    """Exit without a traceback when the reader of stdout is gone, as after `vitft ... | head`."""
+    """Exit without a traceback when stdout is a closed pipe, as after `vitft ... | head`."""
     try:
         yield
         sys.stdout.flush()

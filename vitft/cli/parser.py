@@ -1,4 +1,4 @@
-"""Argument parser whose errors are VitftErrors with a suggestion."""
+"""Argument parser that raises errors with a suggested fix."""
 
 import argparse
 import re
@@ -16,7 +16,7 @@ class Parser(argparse.ArgumentParser):
         self.commands: dict[str, Parser] = {}
 
     def error(self, message: str) -> NoReturn:
-        """Raise the UsageError for a message of argparse, with the nearest word it knows."""
+        """Raise a UsageError for an argparse message, with the nearest known word as its fix."""
         fix = f"see {self.prog} --help"
         wrong = re.findall(r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message)
         if wrong and (near := self.nearest(wrong[0], message)):
@@ -35,13 +35,13 @@ class Parser(argparse.ArgumentParser):
         return next(iter([*near, *aliases]), None)
 
     def words(self) -> set[str]:
-        """Return all options and commands, of subcommands too."""
+        """Return all options and commands, including those of subcommands."""
         words = {*re.findall(r"--[a-z][a-z-]*", self.format_help()), *self.commands}
         return words.union(*(command.words() for command in self.commands.values()))
 
 
 class OptionGroup(Protocol):
-    """A parser, or a group of its options."""
+    """A parser or a group of its options."""
 
     def add_argument(self, *flags: str, **options: Any) -> argparse.Action:  # noqa: ANN401
         """Add one option."""

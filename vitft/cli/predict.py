@@ -1,4 +1,4 @@
-"""`vitft predict`: the classes of images."""
+"""`vitft predict`: predict the classes of images."""
 
 import argparse
 import os
@@ -97,7 +97,7 @@ def predict_command(args: argparse.Namespace) -> int:
     """Print one row per image; return 3 if any image could not be read."""
     options = {name: value for name, value in vars(args).items() if name != "command"}
     request = PredictRequest(**options, shard=ProcessShard.from_environment())
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read at NumPy's import: `numpy_engine`
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read by NumPy on import: `numpy_engine`
     from vitft.predict.jobs import run_prediction
 
     errors = run_prediction(

@@ -19,7 +19,7 @@ def add_recipes(parser: Parser) -> None:
 
 
 def recipes_command(args: argparse.Namespace) -> int:
-    """Print the list of recipes, or the text of one."""
+    """Print the list of recipes, or the text of one recipe."""
     folder = resource("recipes")
     if args.name is not None:
         read_recipe(args.name)  # raises for an unknown name

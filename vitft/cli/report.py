@@ -1,4 +1,4 @@
-"""`vitft report`: the HTML page of a run."""
+"""`vitft report`: write the HTML report of a run."""
 
 import argparse
 from pathlib import Path
@@ -16,7 +16,7 @@ def add_report(parser: Parser) -> None:
 
 
 def report_command(args: argparse.Namespace) -> int:
-    """Write the page from the files of the run."""
+    """Write the report from the files of the run."""
     from vitft.report.run_files import find_run
     from vitft.report.run_page import write_report
 
@@ -26,7 +26,7 @@ def report_command(args: argparse.Namespace) -> int:
 
 
 def print_report(run: Path) -> None:
-    """Write the page at the end of a run and print its path; a failure is only a warning."""
+    """Write the report at the end of a run and print its path, or a warning if this fails."""
     from vitft.report.run_page import write_report
 
     try:
@@ -36,10 +36,10 @@ def print_report(run: Path) -> None:
 
 
 def new_page(name: str) -> Path:
-    """Return the path of a page to write.
+    """Return the path of a page to be written.
 
     Raises:
-        RunError: The file exists already, or its folder does not.
+        RunError: The file already exists, or its folder does not exist.
     """
     path = Path(name).expanduser()
     if path.exists():

@@ -1,4 +1,4 @@
-"""The command `vitft serve`."""
+"""`vitft serve`: serve a trained model over HTTP."""
 
 import argparse
 import gc
@@ -50,7 +50,7 @@ def add_serve(parser: Parser) -> None:
 
 
 def serve_command(args: argparse.Namespace) -> int:
-    """Serve until a signal stops the server; return 130 for SIGINT, 143 for SIGTERM."""
+    """Serve until a signal arrives; return 130 for SIGINT and 143 for SIGTERM."""
     from vitft.models.find import find_model
 
     limits = ServeLimits(max_bytes=args.max_bytes, queue=args.queue)
@@ -74,7 +74,7 @@ def serve_command(args: argparse.Namespace) -> int:
         )
         server = make_server(predictor, postprocess, limits, access)
         gc.collect()
-        gc.freeze()  # the pauses of garbage collection would delay requests
+        gc.freeze()  # pauses for garbage collection would delay requests
         if not is_loopback(args.host):
             output.warn(
                 f"every machine that can reach {args.host} can use this server: "
@@ -91,7 +91,7 @@ def serve_command(args: argparse.Namespace) -> int:
 
 
 def check_numbers(args: argparse.Namespace) -> None:
-    """Raise a UsageError for a number outside of its range."""
+    """Raise a UsageError if the port or the threshold is out of range."""
     if not 0 <= args.port < 2**16:
         raise UsageError(
             f"invalid --port {args.port}", fix="use a number up to 65535, or 0 for a free one"

@@ -1,4 +1,4 @@
-"""`vitft study`: accuracy by number of training images, for several pretrained weights."""
+"""`vitft study`: compare weights by accuracy over the number of training images."""
 
 import argparse
 import shlex
@@ -49,7 +49,7 @@ def add_study(parser: Parser) -> None:
 
 
 def study_command(args: argparse.Namespace) -> int:
-    """Check the request, fit the heads, and print and write the accuracies."""
+    """Check the request, fit the heads, and write and print the accuracies."""
     require_extra("plots", feature="vitft study")
     from vitft.data.demo import demo_data
     from vitft.study.plan import BASELINES, check_study

@@ -77,7 +77,7 @@ def list_weights(args: argparse.Namespace) -> int:
 
 
 def show_weights(args: argparse.Namespace) -> int:
-    """Print what the catalogue knows of a name, or what is in a file."""
+    """Print the catalogue entry for a name, or describe the contents of a weight file."""
     from vitft.models.pretrained.catalog import CatalogEntry
     from vitft.models.pretrained.locate import check_weights_name, locate_entry
 
@@ -110,7 +110,7 @@ def fetch_weights(args: argparse.Namespace) -> int:
 
 
 def inspect_weights(args: argparse.Namespace) -> int:
-    """Print what is in a file, and how it would be adapted."""
+    """Describe the contents of a weight file, and how it would be adapted."""
     from vitft.models.pretrained.locate import check_weights_name
 
     sides = args.image_size

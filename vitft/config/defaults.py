@@ -1,8 +1,8 @@
-"""Default settings by what trains.
+"""Default settings, which depend on the parts of the model that train.
 
-Sources: AdamW with layer-wise decay and label smoothing as in published fine-tuning of ViTs
+Sources: AdamW with layer-wise decay and label smoothing, as in published fine-tuning of ViTs
 (Touvron et al. 2021, 2012.12877; Bao et al. 2022, 2106.08254; Steiner et al. 2021, 2106.10270),
-with values measured here (docs/experiments.md).
+with values from our own measurements (docs/experiments.md).
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ FROM_SCRATCH: Mapping[str, Mapping[str, Any]] = {
     "optim": {**ADAMW, "lr": 1e-3, "epochs": 100, "batch_size": 256, "warmup": 0.05},
     "train": {"freeze": "none", "augment": "shift"},
 }
-"""For `--weights none`: no layer decay, and many epochs (Touvron et al. 2021, 2012.12877)."""
+"""Defaults for `--weights none`: no layer decay, many epochs (Touvron et al. 2021, 2012.12877)."""
 STAGE_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "head": {"optim": {"solver": "adamw"}},
     "pre_logits": {"optim": {"solver": "adamw"}},
@@ -30,7 +30,7 @@ STAGE_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "optim": {**FINE_TUNING["optim"], "layer_decay": 1.0, "weight_decay": 0.0},
     },
 }
-"""By the kind of the last stage; a head alone is fitted by L-BFGS unless a solver is given."""
+"""Defaults by the kind of the last stage; a head alone is fitted by L-BFGS by default."""
 
 LEARNING_RATES = {"head": 1e-2, "pre_logits": 1e-3, "blocks": 1e-4, "lora": 1e-3, "none": 5e-4}
 """Peak learning rates for a model of width 192, by the kind of the last stage."""
@@ -41,13 +41,13 @@ STEP_SETTINGS = frozenset(
         *("epochs", "batch_size", "micro_batch", "clip", "label_smoothing", "ema", "patience"),
     }
 )
-"""Settings of `[optim]` that only apply to SGD and AdamW; naming one selects AdamW."""
+"""Settings of `[optim]` that only apply to SGD and AdamW; setting one selects AdamW."""
 LBFGS_SETTINGS = frozenset({"l2"})
 """Settings of `[optim]` that only apply to L-BFGS."""
 
 
 def default_lr(freeze: str, width: int) -> float:
-    """Return the default peak learning rate of the last stage, for a model of this width.
+    """Return the default peak learning rate of the last stage for a model of a given width.
 
     Hidden layers of wider models need proportionally smaller rates (Yang et al. 2022, 2203.03466,
     table 3); a head on frozen features does not.
@@ -62,10 +62,10 @@ def last_stage_kind(freeze: str) -> str:
 
 
 def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
-    """Check that the settings that the user named have an effect with the solver.
+    """Check that the settings given by the user have an effect with the solver.
 
     Raises:
-        UsageError: One of them has no effect.
+        UsageError: A setting has no effect.
     """
     unused = STEP_SETTINGS if solver == "lbfgs" else LBFGS_SETTINGS if stages == 1 else frozenset()
     for key in named:
@@ -79,10 +79,10 @@ def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
 
 
 def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fill in the defaults for what trains where a setting is missing."""
+    """Return the table with missing settings filled in, depending on what trains."""
     train, optim = table.get("train", {}), table.get("optim", {})
     if not isinstance(train, Mapping) or not isinstance(optim, Mapping):
-        return table  # refused by `config_from_table`
+        return table  # rejected by `config_from_table`
     weights = table.get("weights", {})
     if isinstance(weights, Mapping) and weights.get("name") == "none":
         return with_defaults(table, FROM_SCRATCH)
@@ -98,6 +98,6 @@ def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
 def with_defaults(
     table: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Any]:
-    """Fill in missing settings of `[optim]` and `[train]`."""
+    """Return the table with missing settings of `[optim]` and `[train]` filled in."""
     parts = {key: {**defaults.get(key, {}), **table.get(key, {})} for key in ("optim", "train")}
     return {**table, **parts}

@@ -58,11 +58,11 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "train.shard": ("fsdp",),
     "train.tracker": ("logger", "loggers", "report_to", "log_with"),
 }
-"""Names of settings in other tools."""
+"""Names that other tools use for the settings."""
 
 
 def find_setting(name: str) -> str | None:
-    """Return the setting that an unknown name most likely means, if any.
+    """Return the setting most likely meant by an unknown name, if any.
 
     The last part of the name is matched first: `train.lr` means `optim.lr`, not `train.flip`.
     """
@@ -79,7 +79,7 @@ def find_setting(name: str) -> str | None:
 
 
 def suggest_setting(key: str) -> str:
-    """Return the fix for an unknown setting."""
+    """Return the suggested fix for an unknown setting."""
     if (found := find_setting(key)) is not None:
         return f"did you mean {found}?"
     section = key.partition(".")[0]

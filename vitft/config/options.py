@@ -1,4 +1,4 @@
-"""Options of `vitft finetune`, which are also keywords of `vitft.finetune`, and their settings."""
+"""Options of `vitft finetune` (the keywords of `vitft.finetune`) and their settings."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,16 @@ from vitft.config.schema import SettingType, setting_types, shown_value
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option that stands for a setting."""
+    """A command-line option that corresponds to a setting."""
 
     setting: str
     help: str
     metavar: str = ""
-    """Placeholder of the value in the help, where the type does not say enough."""
+    """Placeholder of the value in the help, where the type alone is not informative."""
     default: str = ""
-    """The default for the help, where it is not simply that of the setting; `-` for none."""
+    """Default shown in the help, where it differs from that of the setting; `-` to show none."""
     name: str = ""
-    """Keyword of `vitft.finetune`, where it is not the last part of the setting's name."""
+    """Keyword of `vitft.finetune`, where it differs from the last part of the setting's name."""
 
     @property
     def keyword(self) -> str:
@@ -28,7 +28,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Option of the command, such as `--batch-size`."""
+        """Option of the command line, such as `--batch-size`."""
         return f"--{self.keyword.replace('_', '-')}"
 
     @property
@@ -39,7 +39,7 @@ class Option:
 
     @property
     def group(self) -> str:
-        """Title of its group in the help."""
+        """Title of the option's group in the help."""
         section, _, name = self.setting.partition(".")
         if name in ("device", "cache", "tracker"):
             return "run"
@@ -54,7 +54,7 @@ class Option:
 
     @property
     def text(self) -> str:
-        """Help text with the default, except for switches."""
+        """Help text, with the default unless the option is a switch."""
         if self.setting_type.type is bool:
             return self.help
         section, _, name = self.setting.partition(".")
@@ -143,7 +143,7 @@ FINETUNE_OPTIONS = (
 
 
 def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
-    """Convert option values by keyword to settings; None means that one is not given.
+    """Return the settings for option values by keyword; None marks an option that is not given.
 
     The option `seed` sets two settings.
     """

@@ -1,4 +1,4 @@
-"""The settings of a fine-tuning run, and reading them from TOML files, recipes and `--set`."""
+"""Settings of a fine-tuning run, as read from TOML files, recipes and `--set`."""
 
 import dataclasses
 import tomllib
@@ -19,7 +19,7 @@ from vitft.system.files import resource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings of a fine-tuning run, sufficient to repeat it."""
+    """All settings of a fine-tuning run, sufficient to reproduce it."""
 
     data: DataSpec = field(default_factory=DataSpec)
     weights: WeightsSpec = field(default_factory=WeightsSpec)
@@ -33,7 +33,7 @@ class Config:
         self.check_augmentation()
 
     def check_weights(self) -> None:
-        """Check that the stages and the section `[model]` suit the weights."""
+        """Check that the stages and the section `[model]` are compatible with the weights."""
         is_new, freeze = self.weights.name == "none", self.train.freeze
         require(
             not is_new or freeze == "none",
@@ -57,7 +57,7 @@ class Config:
         )
 
     def check_solver(self) -> None:
-        """Check that the solver suits the stages and the balancing of classes."""
+        """Check that the solver is compatible with the stages and the class balancing."""
         is_lbfgs, is_balanced = self.optim.solver == "lbfgs", self.train.sampling == "balanced"
         require(
             not is_lbfgs or self.solvable,
@@ -77,7 +77,7 @@ class Config:
         )
 
     def check_augmentation(self) -> None:
-        """Check that random augmentation is not applied to the input of frozen layers."""
+        """Check that no random augmentation is applied to the input of frozen layers."""
         train = self.train
         trains_all_blocks = train.stages[-1] in ("none", "lora")
         is_cached = len(train.stages) == 1 and not trains_all_blocks and train.augment == "none"
@@ -107,16 +107,16 @@ class Config:
 
     @property
     def solvable(self) -> bool:
-        """Whether only a linear head trains, on inputs that never change."""
+        """Whether only a linear head trains, on features that never change."""
         return self.train.freeze == "head" and self.train.augment == "none"
 
     def solves(self, stage: str) -> bool:
-        """Return whether L-BFGS fits a stage; it always fits a head that precedes other stages."""
+        """Return whether L-BFGS fits a stage, as it always does for a head before other stages."""
         return stage == "head" and (self.optim.solver == "lbfgs" or self.train.freeze != "head")
 
 
 def config_from_table(table: Mapping[str, Any]) -> Config:
-    """Construct the settings from nested tables; missing ones get the defaults for what trains.
+    """Return the settings from nested tables, with defaults that depend on what trains.
 
     Raises:
         UsageError: A key is unknown, or a value has the wrong type or is not allowed.
@@ -141,10 +141,10 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file as nested tables.
+    """Return the contents of a TOML file as nested tables.
 
     Raises:
-        UsageError: It cannot be read, or is not valid TOML in UTF-8.
+        UsageError: The file cannot be read or is not valid TOML in UTF-8.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -157,7 +157,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """Read the settings of a recipe, a TOML file or a bundled name, without its `[recipe]`."""
+    """Return the settings of a bundled recipe or a TOML file, without the section `[recipe]`."""
     path = Path(name)
     if path.suffix != ".toml" and not path.exists():
         folder = resource("recipes")
@@ -171,7 +171,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Split `optim.lr=0.01` into key and value; the value is TOML, or else a plain word."""
+    """Split text such as `optim.lr=0.01` into key and value; a value that is not TOML is text."""
     key, equals, raw = text.partition("=")
     if not equals or not key:
         raise UsageError(f"--set {text!r} is not KEY=VALUE", fix="use e.g. --set optim.lr=0.01")
@@ -182,7 +182,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def merge_settings(base: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return nested tables with values set by dotted names; the later of two values wins.
+    """Return the nested tables updated with values by dotted name; later values take precedence.
 
     Raises:
         UsageError: A name is unknown.
@@ -198,13 +198,13 @@ def merge_settings(base: Mapping[str, Any], settings: Iterable[tuple[str, Any]])
 
 
 def flat_settings(config: Config) -> dict[str, Any]:
-    """Return all settings by their dotted names."""
+    """Return a mapping from the dotted name of each setting to its value."""
     tables = dataclasses.asdict(config)
     return {f"{s}.{key}": value for s, table in tables.items() for key, value in table.items()}
 
 
 def to_toml(config: Config) -> str:
-    """Return all settings as TOML; None is left out, which reads back as the default."""
+    """Return all settings as TOML; None is omitted and is read back as the default."""
     tables = dataclasses.asdict(config)
     kept = {s: {k: v for k, v in t.items() if v is not None} for s, t in tables.items()}
     return tomli_w.dumps(kept)

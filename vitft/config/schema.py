@@ -17,7 +17,7 @@ from vitft.system.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Bounds of a number, or of each number in a list; infinity and NaN are always refused."""
+    """Bounds of a number or of each number in a list; infinity and NaN are always rejected."""
 
     ge: float = -math.inf
     gt: float = -math.inf
@@ -40,10 +40,10 @@ class SettingType:
     """Type and allowed values of one setting."""
 
     type: type
-    """bool, int, float or str; of each item of a list."""
+    """Type of the value or of each list item: bool, int, float or str."""
     choices: tuple[str | int, ...] = ()
     length: int | None = None
-    """Number of items of a list, 0 for any; None for a single value."""
+    """Number of items in a list, or 0 for any number; None for a single value."""
     is_optional: bool = False
     limits: Range = Range()
 
@@ -51,7 +51,7 @@ class SettingType:
         """Convert a value from TOML or Python to the type of the setting.
 
         Raises:
-            ValueError: It cannot be converted without loss.
+            ValueError: The value cannot be converted without loss.
         """
         accepted = (int, float) if self.type is float else (self.type,)
         if value is None and self.is_optional:
@@ -88,13 +88,13 @@ class SettingType:
 
 @cache
 def setting_types(section: type[Any]) -> Mapping[str, SettingType]:
-    """Return the type of each setting of a section, by name."""
+    """Return a mapping from the name of each setting of a section to its type."""
     hints = typing.get_type_hints(section, include_extras=True)
     return {name: parse_annotation(hint) for name, hint in hints.items()}
 
 
 def parse_annotation(hint: Any) -> SettingType:  # noqa: ANN401
-    """Return the setting type that an annotation describes."""
+    """Return the setting type described by an annotation."""
     limits = Range()
     if typing.get_origin(hint) is Annotated:
         hint, limits = typing.get_args(hint)
@@ -113,7 +113,7 @@ def check_values(settings: object, section: str) -> None:
     """Check every value of a section against its annotation.
 
     Raises:
-        UsageError: A value is not allowed; the message has the setting's dotted name.
+        UsageError: A value is not allowed; the message contains the setting's dotted name.
     """
     kinds = setting_types(type(settings))  # type: ignore[arg-type]  # mypy: not Hashable
     for name, kind in kinds.items():
@@ -137,7 +137,7 @@ def require(ok: bool, problem: str, *, fix: str) -> None:
 
 
 def shown_value(value: object) -> str:
-    """Return a value as `--set` takes it."""
+    """Return a value in the notation that `--set` accepts."""
     if isinstance(value, bool):
         return str(value).lower()
     return str([*value] if isinstance(value, tuple) else value)

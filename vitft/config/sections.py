@@ -1,4 +1,4 @@
-"""Settings: one dataclass for each section of a TOML file. Annotations state the allowed values."""
+"""Settings: one dataclass per section of a TOML file, with the allowed values as annotations."""
 
 import math
 import re
@@ -17,29 +17,29 @@ Count = Annotated[int, Range(ge=1, le=16384)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
-    """Images, and which of them are held out for validation."""
+    """Images, and the choice of those held out for validation."""
 
     path: str = ""
     """Image folder: one folder per class, or train/ and val/ with one folder per class each; or
     arrays: .npz, a folder of IDX or CIFAR files, `torchvision:CIFAR10`."""
     root: str = ""
-    """Folder of the datasets that torchvision reads; default: data."""
+    """Folder with the datasets that torchvision reads; default: data."""
     split: Literal["random", "reference"] = "random"
-    """`random` draws from all readable images; `reference` is the split of the reference script."""
+    """Validation split: `random` over all readable images, or that of the `reference` script."""
     val_rate: Annotated[float, Range(gt=0, lt=1)] = 0.2
     """Fraction of each class held out for validation."""
     seed: WholeNumber = 0
-    """Seed of the split."""
+    """Seed for the split."""
     max_pixels: PositiveInt = 100_000_000
-    """Images with more pixels are refused before they are decoded."""
+    """Maximum number of pixels of an image; larger ones are rejected before they are decoded."""
     allow_bad: bool = False
-    """Continue when more than a tenth of the files are unreadable."""
+    """Whether to continue when more than a tenth of the files are unreadable."""
     group_duplicates: bool = False
-    """Also keep near-duplicates on one side of a random split; identical files always are."""
+    """Whether to keep near-duplicates, like identical files, on one side of a random split."""
     fixes: str = ""
-    """CSV of images to leave out or relabel, as `vitft check` writes it."""
+    """CSV file of images to leave out or relabel, as written by `vitft check`."""
     fixes_digest: str = ""
-    """SHA-256 of that file, recorded by the run, which refuses a changed file on resume."""
+    """SHA-256 of that file, recorded by the run; on resume, a changed file is rejected."""
 
     def __post_init__(self) -> None:
         check_values(self, "data")
@@ -52,7 +52,7 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsSpec:
-    """Pretrained weights, and how they are adapted."""
+    """Pretrained weights and their adaptation."""
 
     name: str = ""
     """Catalogue name (`vitft weights list`), path of a weight file, or `none` for a new model as
@@ -62,13 +62,13 @@ class WeightsSpec:
     pre_logits: Literal["keep", "drop"] = "drop"
     """Whether to keep a Linear + Tanh in front of the pretrained head."""
     pos_embed: Literal["bicubic", "jax"] = "bicubic"
-    """Resampling of the position embedding: as timm does it, or as Google's code does."""
+    """Resampling of the position embedding: as in timm, or as in Google's code."""
     mean: tuple[float, ...] | None = None
     """Channel means for normalisation, in 0..1; default: those of the weights."""
     std: tuple[float, ...] | None = None
     """Channel standard deviations for normalisation; default: those of the weights."""
     allow_pickle: bool = False
-    """Read .pth files (with weights_only=True)."""
+    """Whether to read .pth files (with weights_only=True)."""
 
     def __post_init__(self) -> None:
         check_values(self, "weights")
@@ -84,31 +84,31 @@ class ModelSpec:
     """A new Vision Transformer, for `--weights none`."""
 
     patch_size: Count = 4
-    """Side of a patch in pixels; the image side must be a multiple of it."""
+    """Side length of a patch in pixels; the image sides must be multiples of it."""
     width: Count = 96
     """Embedding dimension of the tokens."""
     depth: Count = 6
     """Number of blocks."""
     heads: PositiveInt = 3
-    """Attention heads of each block; they divide the width."""
+    """Number of attention heads in each block; the width must be a multiple of it."""
     mlp_ratio: Annotated[float, Range(gt=0)] = 4.0
-    """Width of the MLP's hidden layer as a multiple of the width."""
+    """Width of the MLP's hidden layer as a multiple of the embedding dimension."""
     norm: Literal["pre", "post"] = "pre"
-    """LayerNorm before each branch, or after each addition as in the original Transformer."""
+    """Position of LayerNorm: before each branch, or after each addition (original Transformer)."""
     pool: Literal["cls", "mean"] = "cls"
     """Input of the head: the class token, or the mean of the patch tokens."""
     positions: Literal["noise", "waves"] = "noise"
-    """Initial position embedding, trained afterwards: small noise, or sines and cosines of row and
-    column at the scale of the patch embedding, which helps with few blocks or epochs."""
+    """Initial values of the trained position embedding: small noise, or sines and cosines of row
+    and column at the scale of the patch embedding, which help with few blocks or epochs."""
     convs: Annotated[tuple[int, ...], Range(ge=2, le=16384)] = ()
-    """Channels of 3x3 convolutions in front of the patches, e.g. [32, 48, 64]; the last ones have
-    stride 2, as often as the patch side can be halved."""
+    """Channels of 3x3 convolutions before the patch embedding, e.g. [32, 48, 64]; as many of the
+    last ones have stride 2 as the patch side can be halved."""
     registers: Annotated[int, Range(ge=0, le=64)] = 0
     """Number of register tokens."""
     layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0
     """Initial LayerScale factor of every branch; 0 for none."""
     channels: Literal[0, 1, 3] = 0
-    """3 for RGB, 1 for greyscale, 0 to follow the images."""
+    """Number of input channels: 3 for RGB, 1 for greyscale, 0 to match the images."""
 
     def __post_init__(self) -> None:
         check_values(self, "model")
@@ -140,17 +140,17 @@ class OptimSpec:
     """Solver, learning rate and length of training."""
 
     solver: Literal["lbfgs", "sgd", "adamw"] = "lbfgs"
-    """`lbfgs` fits a head on cached features directly; `sgd` and `adamw` train in steps."""
+    """Optimiser: `lbfgs` fits a head on cached features; `sgd` and `adamw` train in steps."""
     l2: NotNegative = 0.0
-    """L2 penalty of `lbfgs` on standardised features; 0: chosen by cross-validation."""
+    """L2 penalty of `lbfgs` on standardised features; 0 to choose it by cross-validation."""
     class_weights: bool = False
-    """Give every class the same weight in the loss, whatever its number of images."""
+    """Whether every class has the same weight in the loss, regardless of its number of images."""
     lr: Annotated[float | None, Range(gt=0)] = None
     """Peak learning rate, reached at the end of warm-up; default: depends on what trains."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """Learning rate schedule after warm-up."""
     final_lr: Fraction = 0.0
-    """Learning rate at the end of the cosine, as a fraction of the peak."""
+    """Learning rate at the end of the cosine schedule, as a fraction of the peak."""
     warmup: BelowOne = 0.05
     """Fraction of all steps spent warming up, e.g. 0.05 for 5 %."""
     layer_decay: Annotated[float, Range(gt=0, le=1)] = 1.0
@@ -158,22 +158,22 @@ class OptimSpec:
     momentum: BelowOne = 0.9
     """Momentum of SGD."""
     weight_decay: NotNegative = 0.0
-    """Weight decay of matrices; norms, biases, positions and tokens have none."""
+    """Weight decay of matrices; norms, biases, position embeddings and tokens have none."""
     epochs: PositiveInt = 20
-    """Passes over the training images."""
+    """Number of passes over the training images."""
     batch_size: PositiveInt = 32
-    """Images per step, over all processes and micro-batches together."""
+    """Number of images per step, over all processes and micro-batches."""
     micro_batch: WholeNumber = 0
-    """Images per forward pass; 0: the whole batch, or less when memory runs out."""
+    """Number of images per forward pass; 0 for the whole batch, or fewer if memory runs out."""
     clip: NotNegative = 0.0
     """Maximum norm of the gradients; 0 for no clipping."""
     label_smoothing: BelowOne = 0.0
-    """Label smoothing."""
+    """Label smoothing factor."""
     ema: BelowOne = 0.0
-    """Decay per step of an exponential moving average of the weights, which is what is validated
-    and saved, e.g. 0.999; 0 for none."""
+    """Decay per step of an exponential moving average of the weights, e.g. 0.999; the average is
+    then validated and saved. 0 for none."""
     patience: WholeNumber = 0
-    """Epochs without improvement after which training stops; 0 to train all epochs."""
+    """Number of epochs without improvement after which training stops; 0 to train all epochs."""
 
     def __post_init__(self) -> None:
         check_values(self, "optim")
@@ -184,21 +184,21 @@ TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSpec:
-    """What trains, augmentation, device and distribution."""
+    """Trained layers, augmentation, device and distribution."""
 
     freeze: str = "head"
     """What trains: `head`, `pre_logits` (with the head), `blocks:N` (the last N), `lora` (low-rank
     adapters in all blocks, and the head) or `none` (nothing is frozen: everything trains); or
-    several stages with commas, e.g. `head,none`, each starting from the result of the last."""
+    several stages separated by commas, e.g. `head,none`, each starting from the previous result."""
     augment: Literal["none", "crop", "rand", "shift"] = "none"
-    """`crop`: a new random crop and flip of each image in each epoch; `rand`: also RandAugment;
-    `shift`: for small images, a shift by a few pixels and a flip."""
+    """Augmentation: `crop`, a new random crop and flip of each image in each epoch; `rand`, the
+    same with RandAugment; or `shift`, a shift by a few pixels and a flip, for small images."""
     padding: Annotated[int, Range(ge=0, le=512)] = 0
-    """Largest shift of `shift` in pixels; 0: an eighth of the image's side."""
+    """Maximum shift of `shift` in pixels; 0 for an eighth of the image's side."""
     flip: Fraction = 0.5
-    """Probability that `shift` mirrors an image; 0 where left and right differ, as in writing."""
+    """Probability that `shift` mirrors an image; use 0 if orientation matters, e.g. for text."""
     crop_scale: Annotated[float, Range(gt=0, le=1)] = 0.08
-    """Smallest fraction of the image's area that a random crop covers."""
+    """Minimum fraction of the image's area covered by a random crop."""
     mixup: NotNegative = 0.0
     """Alpha of mixup, e.g. 0.2; 0 for none."""
     cutmix: NotNegative = 0.0
@@ -208,40 +208,40 @@ class TrainSpec:
     drop_path: BelowOne = 0.0
     """Stochastic depth rate of the last block; it grows linearly over the blocks."""
     sampling: Literal["shuffled", "balanced"] = "shuffled"
-    """Images of an epoch: each once, or as many images with every class equally often."""
+    """Sampling in an epoch: every image once, or as many images with balanced classes."""
     views: Annotated[int, Range(ge=0, le=1000)] = 0
-    """Augmented views of each training image to cache in addition to the plain one."""
+    """Number of augmented views of each training image to cache in addition to the plain one."""
     cache: str = ""
     """Folder of cached features; empty for the default folder, `none` to cache nothing."""
     seed: WholeNumber = 0
-    """Seed of the batch order and the augmentation."""
+    """Seed for the batch order and the augmentation."""
     device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `cuda:1` or `mps`."""
+    """Device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """`auto`: bf16 where the processor supports it natively, else fp32."""
+    """Precision of the computation; `auto` is bf16 where it is supported natively, else fp32."""
     exact_pixels: bool = False
-    """Decode and resize exactly as documented for bf16 features too, which doubles the decoding
-    time; otherwise a pixel of a JPEG may be off by two grey levels of 255."""
+    """Whether to decode and resize exactly as documented for bf16 features too, which doubles the
+    decoding time; otherwise a pixel of a JPEG may be off by two grey levels (out of 255)."""
     compile: bool = False
-    """Use torch.compile, which pays off on a GPU after some minutes."""
+    """Whether to use torch.compile, which pays off on a GPU after a few minutes."""
     lora_rank: PositiveInt = 8
     """Rank of the LoRA matrices."""
     lora_alpha: Annotated[float, Range(gt=0)] = 16.0
     """LoRA scaling: the update is multiplied by alpha / rank."""
     lora_targets: str = "qkv,proj,fc1,fc2"
-    """Names of the linear layers in the blocks that get LoRA matrices."""
+    """Names of the linear layers of the blocks to which LoRA matrices are added."""
     keep_adapter: bool = False
-    """Also write the LoRA adapter as a folder that peft loads on top of the pretrained weights."""
+    """Whether to also write the LoRA adapter as a folder that peft can load."""
     checkpointing: bool = False
-    """Activation checkpointing: less memory, a third more time."""
+    """Whether to use activation checkpointing, which saves memory but takes a third more time."""
     shard: bool = False
-    """Shard weights, gradients and optimiser state over the processes of torchrun (FSDP2), for
-    models that do not fit otherwise; costs communication in every step."""
+    """Whether to shard weights, gradients and optimiser state over the processes of torchrun
+    (FSDP2), for models that do not fit otherwise; this adds communication to every step."""
     timeout: Annotated[float, Range(gt=0, le=10**6)] = 1800.0
-    """Seconds after which a process of torchrun that does not respond counts as lost; one that
-    exits is noticed at once."""
+    """Time in seconds after which an unresponsive process of torchrun is considered lost; an exit
+    is noticed at once."""
     tracker: str = ""
-    """Experiment trackers to log to: tensorboard, mlflow, wandb, or several with commas."""
+    """Experiment trackers to log to, separated by commas: tensorboard, mlflow, wandb."""
 
     def __post_init__(self) -> None:
         check_values(self, "train")
@@ -266,17 +266,17 @@ class TrainSpec:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages, each as in train.freeze."""
+        """Stages of training, in the notation of train.freeze."""
         return tuple(part.strip() for part in self.freeze.split(","))
 
     @property
     def trackers(self) -> tuple[str, ...]:
-        """Names of the trackers."""
+        """Names of the experiment trackers."""
         return tuple(part.strip() for part in self.tracker.split(",") if part.strip())
 
 
 def stage_rank(stage: str) -> float:
-    """Return a number that grows with the parameters that a stage trains; -1 if it is invalid."""
+    """Return a sort key that grows with the parameters a stage trains, or -1 if it is invalid."""
     number = stage.removeprefix("blocks:")
     if number != stage and number.isdecimal() and int(number) > 0:
         return 2 + int(number)

@@ -1,1 +1,1 @@
-"""From a folder of images to arrays: scan, check, split, decode. Nothing here imports torch."""
+"""Data handling without torch: scan, inspect, split and decode the images of a folder."""

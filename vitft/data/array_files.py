@@ -1,7 +1,7 @@
 """Readers of files that hold images as arrays: .npz, IDX (MNIST), CIFAR, torchvision's classes.
 
-Pickles are not opened here: torchvision reads those of CIFAR after checking their digests. The
-content is validated in `data.arrays`.
+Pickles are not opened here: torchvision reads CIFAR's after checking their digests. The content
+is validated in `data.arrays`.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ CLASSES: Mapping[str, str] = {
     "CIFAR10": "train", "CIFAR100": "train", "MNIST": "train", "FashionMNIST": "train",
     "KMNIST": "train", "USPS": "train", "SVHN": "split", "STL10": "split",
 }  # fmt: skip
-"""Classes of torchvision.datasets that hold arrays, and the argument that selects the part."""
+"""Data set classes of torchvision that hold arrays, and the arguments that select their parts."""
 NPZ_NAMES: Mapping[tuple[str, str], str] = {
     ("x_train", "y_train"): "train", ("train_images", "train_labels"): "train",
     ("x_val", "y_val"): "val", ("val_images", "val_labels"): "val",
     ("x_test", "y_test"): "test", ("test_images", "test_labels"): "test",
     ("x", "y"): "all", ("images", "labels"): "all",
 }  # fmt: skip
-"""Names of arrays in .npz files (Keras, MedMNIST, plain ones) and the part that they are."""
+"""Usual pairs of array names in .npz files (Keras, MedMNIST and others), and the part of each."""
 IDX = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 RECORDS: Mapping[str, tuple[int, str]] = {
     "data_batch_1.bin": (1, "batches.meta.txt"), "train.bin": (2, "fine_label_names.txt"),
 }  # fmt: skip
-"""CIFAR's binary files: name of the first one, label bytes per record, file of class names."""
+"""CIFAR's binary files: name of the first file, label bytes per record, file of class names."""
 PICKLED = {"cifar-10-batches-py": "CIFAR10", "cifar-100-python": "CIFAR100"}
 ARRAY_ERRORS = (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile)
 
@@ -48,20 +48,20 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class ArrayPart(NamedTuple):
-    """Images (N, H, W, C) with integer labels (N,)."""
+    """One part of a data set: images (N, H, W, C) with integer labels (N,)."""
 
-    name: str  # train, val, test, or all where the files have no split
+    name: str  # train, val or test; all if the files have no split
     images: Array
     labels: Array
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedArrays:
-    """Content of the files of one data set."""
+    """Contents of the files of one data set."""
 
     parts: tuple[ArrayPart, ...]
     classes: tuple[str, ...] = ()
-    """Class names by label; empty if the files have none."""
+    """Class names in the order of the labels; empty if the files have none."""
     notes: tuple[str, ...] = ()
 
 
@@ -96,7 +96,7 @@ def read_arrays(source: Path) -> LoadedArrays:
 
 
 def read_npz_arrays(path: Path) -> LoadedArrays:
-    """Read the arrays under the usual pairs of names; Python objects are refused."""
+    """Read the arrays with the usual pairs of names; Python objects are refused."""
     with path.open("rb") as stream:
         file = np.load(stream, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
@@ -117,7 +117,7 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
 
 
 def channels_last(images: Array) -> Array:
-    """Return images as (N, H, W, C), adding or moving the channel axis."""
+    """Return the images as (N, H, W, C), adding or moving the channel axis."""
     if images.ndim == 3:
         return images[..., None]
     if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3):
@@ -126,7 +126,7 @@ def channels_last(images: Array) -> Array:
 
 
 def idx_files(folder: Path) -> dict[str, Path]:
-    """Return the IDX files of a folder by part and kind, e.g. `train-images`."""
+    """Return a mapping from part and kind, e.g. `train-images`, to the IDX files of a folder."""
     for place in (folder, folder / "raw", folder / "MNIST" / "raw"):
         if place.is_dir():
             matches = {path: IDX.fullmatch(path.name) for path in sorted(place.iterdir())}
@@ -137,7 +137,7 @@ def idx_files(folder: Path) -> dict[str, Path]:
 
 
 def read_idx(files: Mapping[str, Path]) -> LoadedArrays:
-    """Read the parts of which both images and labels are there."""
+    """Read every part that has both images and labels."""
     parts = []
     for name in ("train", "test"):
         pair = files.get(f"{name}-images"), files.get(f"{name}-labels")
@@ -147,10 +147,10 @@ def read_idx(files: Mapping[str, Path]) -> LoadedArrays:
 
 
 def idx_array(path: Path) -> Array:
-    """Read an IDX file as an array of its shape.
+    """Read an IDX file as an array of the shape in its header.
 
-    Source: the format's description on Yann LeCun's page of MNIST: two zeros, 8 for unsigned bytes,
-    the number of axes, the length of each as a big-endian 32-bit number, the values.
+    Source: the description of the format on Yann LeCun's MNIST page: two zeros, 8 for unsigned
+    bytes, the number of axes, the length of each axis (big-endian, 32 bits), the values.
     """
     content = path.read_bytes()
     if path.suffix == ".gz":
@@ -161,7 +161,7 @@ def idx_array(path: Path) -> Array:
 
 
 def records_in(folder: Path) -> tuple[Path, int, str] | None:
-    """Return the folder of CIFAR's binary files, label bytes per record and the file of names."""
+    """Return the folder of CIFAR's binary files, their label bytes and the file of class names."""
     for place in (folder, folder / "cifar-10-batches-bin", folder / "cifar-100-binary"):
         for first, (labels, names) in RECORDS.items():
             if (place / first).is_file() and (place / names).is_file():
@@ -186,7 +186,7 @@ def read_records(folder: Path, labels: int, names: str) -> LoadedArrays:
 
 
 def pickles_in(folder: Path) -> Path | None:
-    """Return the folder of CIFAR's Python files, or None."""
+    """Return the folder of CIFAR's Python files, or None if there is none."""
     for name in PICKLED:
         place = folder if folder.name == name else folder / name
         if (place / "data_batch_1").is_file() or (place / "train").is_file():
@@ -195,7 +195,7 @@ def pickles_in(folder: Path) -> Path | None:
 
 
 def read_torchvision(name: str, root: Path) -> LoadedArrays:
-    """Read both parts of a torchvision data set; torchvision fetches what is missing."""
+    """Read both parts of a torchvision data set; torchvision downloads missing files."""
     if name not in CLASSES:
         raise DataError(
             f"torchvision:{name} is not supported",
@@ -212,23 +212,23 @@ def read_torchvision(name: str, root: Path) -> LoadedArrays:
         labels = np.asarray(getattr(found, "targets", getattr(found, "labels", None)))
         parts.append(ArrayPart(part, channels_last(np.asarray(found.data)), labels.astype(int)))
         names = tuple(getattr(found, "classes", ()))
-    if all(re.match(r"\d+ - ", text) for text in names):  # MNIST has "7 - seven"
+    if all(re.match(r"\d+ - ", text) for text in names):  # MNIST: "7 - seven"
         names = tuple(text.partition(" ")[0] for text in names)
     return LoadedArrays(tuple(parts), names)
 
 
 def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torchvision
-    """Open a torchvision data set, fetching it if it is not in the folder."""
+    """Open a torchvision data set, downloading it if it is not in the folder."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(RuntimeError):
         return kind(str(root), **which, download=False)
     log.info(f"{kind.__name__} is not in {root}: fetching it")
     folder = root / kind.__name__ / "raw" if hasattr(kind, "resources") else root
     waits, existed = socket.getdefaulttimeout(), root.exists()
     try:
-        socket.setdefaulttimeout(20.0)  # seconds; torchvision sets none
+        socket.setdefaulttimeout(20.0)  # seconds; torchvision sets no timeout
         with contextlib.redirect_stdout(io.StringIO()):
             return kind(str(root), **which, download=True)
-    except (OSError, RuntimeError) as error:  # no network, or the source no longer exists
+    except (OSError, RuntimeError) as error:  # no network, or the source has disappeared
         raise DataError(
             f"{kind.__name__} is missing or incomplete in {root}, and cannot be fetched "
             f"({' '.join(str(error).split())[:120]})",
@@ -238,7 +238,7 @@ def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  #
         socket.setdefaulttimeout(waits)
         if not existed:
             with contextlib.suppress(OSError):
-                root.rmdir()  # only if it is empty
+                root.rmdir()  # only succeeds on an empty folder
 
 
 def wanted_files(kind: Any) -> str:  # noqa: ANN401 - a class of torchvision

@@ -1,9 +1,9 @@
 """Data sets stored as arrays instead of image files: .npz, IDX, CIFAR, torchvision's classes.
 
-The other packages see such a set as a folder: each of its images has a path, e.g.
+Other packages treat such a data set as a folder: each image has a path, e.g.
 `ROOT/train/cat/00042.bmp` (ROOT is the file, the folder of the files, or `torchvision:CIFAR10` in a
-folder), and `array_member` returns the bytes of the equivalent BMP file. Nothing is unpacked.
-`data.array_files` reads the files.
+folder), and `array_member` returns the bytes of the equivalent BMP file. No files are unpacked.
+`data.array_files` reads the arrays.
 """
 
 import functools
@@ -26,17 +26,17 @@ Split = Literal["train", "val", ""]
 MEMBER = re.compile(
     r"(?P<root>.+)/(?P<part>train|val|test|all)/[^/]+/(?P<number>\d{5,})\.bmp", re.S
 )
-DEFAULT_ROOT = Path("data")  # of torchvision's data sets unless `data.root` names another
+DEFAULT_ROOT = Path("data")  # folder of torchvision's data sets if `data.root` is empty
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArraySet:
-    """Small labelled images of one size, in parts."""
+    """Small labelled images, all of one size, in one or more parts."""
 
     classes: tuple[str, ...]  # sorted as strings
-    parts: tuple[ArrayPart, ...]  # with labels that are indices into `classes`
+    parts: tuple[ArrayPart, ...]  # their labels are indices into `classes`
     notes: tuple[str, ...]
-    """What was left out or converted, as sentences."""
+    """Sentences about images that were left out or converted."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -46,11 +46,11 @@ class ArraySet:
 
     @property
     def splits(self) -> bool:
-        """Whether the set has its own split."""
+        """Whether the data set has its own split."""
         return len(self.parts) > 1
 
     def listing(self) -> list[tuple[str, int, Split]]:
-        """Return path, label and part of each image, by class, then by path as a string."""
+        """Return each image's path, label and part, sorted by class, then by path as a string."""
         kinds: dict[str, Split] = {"train": "train", "val": "val", "test": "val", "all": ""}
         rows = [
             (f"{part.name}/{self.classes[label]}/{i:05}.bmp", int(label), kinds[part.name])
@@ -68,18 +68,18 @@ class ArraySet:
 
 
 def data_path(path: str, root: str = "") -> Path:
-    """Return the path that `--data` means; `torchvision:NAME` is in the folder `root`."""
+    """Return the path meant by `--data`; `torchvision:NAME` is in the folder `root`."""
     if path.startswith(TORCHVISION):
         return (Path(root).expanduser() if root else DEFAULT_ROOT) / path
     return Path(path).expanduser()
 
 
 def find_arrays(root: Path) -> ArraySet | None:
-    """Return the arrays that a path stands for, or None for anything else.
+    """Return the array data set at a path, or None if there is none.
 
     Raises:
-        DataError: Damaged files, labels that do not fit, or a torchvision set that cannot be
-            loaded.
+        DataError: The files are damaged, the labels do not fit the images, or the torchvision data
+            set cannot be loaded.
     """
     if root.name.startswith(TORCHVISION):
         folder = DEFAULT_ROOT if root.parent == Path() else root.parent
@@ -89,12 +89,12 @@ def find_arrays(root: Path) -> ArraySet | None:
         if is_file or (root.is_dir() and array_files.holds_arrays(root)):
             return load_array_set(os.fspath(root), root.stat().st_mtime_ns)
     except OSError:
-        return None  # listing the folder gives the reason
+        return None  # the reason is reported when the folder is listed
     return None
 
 
 def array_member(path: str) -> bytes | None:
-    """Return the bytes of an image inside arrays, or None if the path does not lead to one."""
+    """Return an image in an array data set as BMP bytes, or None if the path has no such image."""
     match = MEMBER.fullmatch(path)
     if match is None:
         return None
@@ -107,9 +107,9 @@ def array_member(path: str) -> bytes | None:
 
 
 def encode_bmp(image: PixelArray) -> bytes:
-    """Encode an image (H, W, 1 or 3) as a 24-bit BMP file, rows from the bottom up."""
+    """Encode an image (H, W, 1 or 3) as a 24-bit BMP file, whose rows run from the bottom up."""
     height, width = image.shape[:2]
-    rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # padded to four bytes
+    rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # padded to 4n bytes
     colours = np.broadcast_to(image[::-1, :, ::-1], (height, width, 3))
     rows[:, : 3 * width] = colours.reshape(height, -1)
     size = 54 + rows.size
@@ -119,7 +119,7 @@ def encode_bmp(image: PixelArray) -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def load_array_set(source: str, _changed_ns: int) -> ArraySet:
-    """Read, check and name a set. Cached, because each image asks for its set by path."""
+    """Read and validate a data set. Cached, because each image is looked up by its path."""
     read = array_files.read_arrays(Path(source))
     parts, notes = choose_parts(read.parts, source)
     check_arrays(parts, source)
@@ -150,7 +150,7 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
 def choose_parts(
     parts: tuple[ArrayPart, ...], source: str
 ) -> tuple[tuple[ArrayPart, ...], list[str]]:
-    """Return the parts that train and validate; a test part beside a validation part is unused."""
+    """Return the parts for training and validation; with a validation part, test is not used."""
     by_name = {part.name: part for part in parts}
     if "all" in by_name:
         return (by_name["all"],), []
@@ -170,7 +170,7 @@ def choose_parts(
 
 
 def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
-    """Raise a DataError with dtypes and shapes if the arrays are not labelled images."""
+    """Raise a DataError with the dtypes and shapes if the arrays are not labelled images."""
     shapes = {part.images.shape[1:] for part in parts}
     for part in parts:
         images, labels = part.images, part.labels

@@ -1,11 +1,11 @@
-"""Augmentation beyond the random crop, reproducibly: RandAugment, mixed batches, shifts.
+"""Reproducible augmentation beyond random crops: RandAugment, mixup, CutMix, erasing, shifts.
 
-RandAugment of an image depends on its key alone, that of a batch on the seed of the step.
+RandAugment depends only on the image's key; batch augmentation only on the seed of the step.
 torchvision and timm are imported only when used.
 
 Decoding a 32-pixel image takes longer than training on it, so small images are decoded once, kept
-in memory as one tensor, and shifted and flipped in whole batches. Shifts are drawn from (seed,
-epoch, image) alone, independently of the batch.
+in memory as one tensor, and shifted and flipped in whole batches. The shift of an image depends
+only on (seed, epoch, image), not on the batch.
 """
 
 import random
@@ -21,11 +21,11 @@ from torch.nn import functional as F
 from vitft.config.sections import TrainSpec
 
 MEMORY_SIDE, MEMORY_BYTES = 64, 2**30
-"""Largest side in pixels of images that are kept in memory, and most bytes that they may take."""
+"""Maximum side in pixels and maximum total size in bytes of images kept in memory."""
 STREAM = 0x5417F7
-"""Separates the draws of shifts from others with the same seed and epoch."""
+"""Constant that separates the random stream of shifts from others with the same seed and epoch."""
 OPERATIONS, MAGNITUDE = 2, 9
-"""Operations per image in RandAugment, and their strength out of 30 (Cubuk 2020, 1909.13719)."""
+"""RandAugment operations per image and their strength (out of 30), see Cubuk 2020, 1909.13719."""
 
 
 def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
@@ -53,9 +53,9 @@ def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
 def batch_augmentation(
     spec: TrainSpec, classes: int
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
-    """Return the augmentation of batches of pixels (B, 3, S, S) and labels (B,), or None for none.
+    """Return a function that augments pixels (B, 3, S, S) and labels (B,), or None if all are off.
 
-    Mixed labels are class weights (B, C). With both mixup and CutMix, each batch gets one of them.
+    Mixed labels are class weights (B, C). If both mixup and CutMix are on, each batch gets one.
 
     Source: Zhang et al. 2018 (mixup, 1710.09412), Yun et al. 2019 (CutMix, 1905.04899), Zhong et
     al. 2020 (random erasing, 1708.04896).
@@ -72,7 +72,7 @@ def batch_augmentation(
         mixes.append(v2.CutMix(alpha=spec.cutmix, num_classes=classes))
 
     def change(pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        if spec.erasing:  # works in place
+        if spec.erasing:  # modifies the pixels in place
             erase = RandomErasing(spec.erasing, mode="pixel", device=str(pixels.device))
             pixels = erase(pixels.clone())
         if mixes:
@@ -84,25 +84,25 @@ def batch_augmentation(
 
 
 class Shifts(NamedTuple):
-    """Shift and flip of each image of a batch."""
+    """Shift and flip of each image in a batch."""
 
-    down: Tensor  # first row (B,) of the window in the padded image, from 0 to twice the padding
-    across: Tensor  # first column (B,)
-    mirrored: Tensor  # whether the image is flipped horizontally (B,)
+    down: Tensor  # (B,): first row of the window in the padded image, from 0 to 2 * padding
+    across: Tensor  # (B,): first column
+    mirrored: Tensor  # (B,): whether the image is flipped horizontally
 
 
 def fits(count: int, size: tuple[int, int], channels: int) -> bool:
-    """Return whether the images are small enough to be kept in memory."""
+    """Return whether the images are small enough to keep in memory."""
     return max(size) <= MEMORY_SIDE and count * size[0] * size[1] * channels <= MEMORY_BYTES
 
 
 def draw_shifts(
     images: Tensor, turns: Tensor, *, count: int, seed: int, epoch: int, padding: int, flip: float
 ) -> Shifts:
-    """Draw the shifts of some of `count` images, given by indices (B,), in an epoch.
+    """Draw the shifts in an epoch of those of `count` images whose indices (B,) are given.
 
-    Each use gets another shift: `turns` (B,) are how often each image was used earlier in this
-    epoch. `padding` is the largest shift in pixels, `flip` the probability of a flip.
+    `turns` (B,) are the number of earlier uses of each image in this epoch: every use gets a
+    different shift. `padding` is the maximum shift in pixels, `flip` the probability of a flip.
     """
     moves = torch.empty((3, len(images)), dtype=torch.long)
     for turn in turns.unique().tolist():
@@ -115,10 +115,10 @@ def draw_shifts(
 
 
 def shift_and_flip(pixels: Tensor, moves: Shifts, padding: int) -> Tensor:
-    """Pad uint8 images (B, H, W, C) with zeros, cut a window of their size, and flip some.
+    """Pad uint8 images (B, H, W, C) with zeros, crop them to their size again, and flip some.
 
     Source: the augmentation of He et al. 2016 for CIFAR, https://arxiv.org/abs/1512.03385, section
-    4.2, as a gather over the whole batch.
+    4.2, implemented as a gather over the whole batch.
     """
     height, width = pixels.shape[1:3]
     padded = F.pad(pixels, (0, 0, padding, padding, padding, padding))
@@ -130,5 +130,5 @@ def shift_and_flip(pixels: Tensor, moves: Shifts, padding: int) -> Tensor:
 
 
 def default_padding(padding: int, size: tuple[int, int]) -> int:
-    """Return the largest shift in pixels; 0 selects an eighth of the shorter side."""
+    """Return `padding` (maximum shift in pixels), or an eighth of the shorter side if it is 0."""
     return padding or max(1, min(size) // 8)

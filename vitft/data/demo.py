@@ -1,11 +1,11 @@
-"""Drawn flowers as a small labelled data set, to try everything without a download.
+"""Drawn flowers: a small labelled data set for trying vitft without a download.
 
-The kinds differ only in their shape: colours, backgrounds, light, size, position and clutter are
-drawn from the same ranges for all five, so that neither a colour histogram nor raw pixels separate
-them. The bundled weights were not trained on them.
+The five kinds differ only in shape: colours, backgrounds, light, size, position and clutter are
+drawn from the same ranges for all of them, so that neither colour histograms nor raw pixels
+separate them. The bundled weights were not trained on them.
 
-Lengths are in units of the side of the image; points of a bloom are in units of its radius, with y
-pointing down. Everything is drawn at twice the size and then reduced.
+Lengths are in units of the image side; points of a bloom are in units of its radius, with y
+pointing down. Images are drawn at twice their size and then reduced.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from vitft.config.run import Config
 
 log = logging.getLogger(__name__)
 
-DEMO_FOLDER = Path("demo_flowers")  # relative to the current folder
+DEMO_FOLDER = Path("demo_flowers")  # path relative to the current folder
 
 Colour = tuple[int, int, int]
 Outline = np.ndarray[Any, np.dtype[np.float64]]  # (n, 2), x and y
@@ -55,17 +55,17 @@ class Bloom:
 
     brush: ImageDraw.ImageDraw
     rng: Rng
-    centre: tuple[float, float]  # in pixels of the enlarged canvas, as the radius is
+    centre: tuple[float, float]  # in pixels of the enlarged canvas, like the radius
     radius: float
     turn: float  # rotation in radians
-    tilt: float  # height over width: 1 is the front view
+    tilt: float  # ratio of height to width: 1 is the front view
     petal: Colour
     core: Colour
     drawn: list[tuple[float, float]] = field(default_factory=list)
-    """Every point of the bloom so far, in pixels of the enlarged canvas."""
+    """All points of the bloom drawn so far, in pixels of the enlarged canvas."""
 
     def place(self, points: Outline) -> list[tuple[float, float]]:
-        """Return points of the bloom in pixels of the canvas."""
+        """Return points of the bloom, converted to pixels of the canvas."""
         x, y = points[:, 0] * self.radius, points[:, 1] * self.radius * self.tilt
         cos, sin = math.cos(self.turn), math.sin(self.turn)
         left, top = self.centre
@@ -82,7 +82,7 @@ class Bloom:
             self.brush.line([*outline, outline[0]], fill=edge, width=width)
 
     def shaded(self, points: Outline, colour: Colour, *, spread: float = 0.4) -> None:
-        """Fill a closed shape that becomes brighter from its outline to its centre."""
+        """Fill a closed shape with a gradient that gets brighter towards its centre."""
         middle = points.mean(axis=0)
         for scale in (1.0, 0.72, 0.42):
             dark, light = tint(colour, NIGHT, 0.2), tint(colour, BRIGHT, 0.3)
@@ -91,13 +91,13 @@ class Bloom:
             self.fill(middle + (points - middle) * scale, tone, edge)
 
     def dots(self, points: Outline, radius: float, colour: Colour) -> None:
-        """Draw small discs of `radius` (in units of the bloom's) around the points."""
+        """Draw small discs of `radius` (in units of the bloom's radius) around the points."""
         half = max(1.0, radius * self.radius)
         for x, y in self.place(points):
             self.brush.ellipse((x - half, y - half, x + half, y + half), fill=colour)
 
     def box(self) -> Box:
-        """Return the bounds of everything drawn of the bloom, on the enlarged canvas."""
+        """Return the bounding box of the bloom as drawn so far, on the enlarged canvas."""
         x, y = zip(*self.drawn, strict=True)
         return min(x), min(y), max(x), max(y)
 
@@ -142,7 +142,7 @@ def poppy(bloom: Bloom) -> None:
 
 
 def rose(bloom: Bloom) -> None:
-    """Draw rings of overlapping round petals, closed at the centre."""
+    """Draw rings of overlapping round petals around a closed centre."""
     reach, start = 1.0, bloom.jitter(0, math.tau)
     for ring in range(5):
         count = (6, 5, 5, 4, 3)[ring]
@@ -162,7 +162,7 @@ def rose(bloom: Bloom) -> None:
 
 
 def tulip(bloom: Bloom) -> None:
-    """Draw a closed cup in side view: three pointed petals in front of two."""
+    """Draw a closed cup in side view: three pointed petals in front of two others."""
     wide, open_ = bloom.jitter(0.36, 0.46), bloom.jitter(0.08, 0.3)
     back, front = tint(bloom.petal, NIGHT, 0.3), bloom.petal
     up = -math.pi / 2
@@ -181,10 +181,10 @@ FLOWERS_BY_KIND: Mapping[str, Callable[[Bloom], None]] = {
 
 
 def draw_demo(folder: Path, *, per_class: int = 60, seed: int = 0, size: int = 128) -> None:
-    """Write a small image folder of five kinds of flower: `folder/<kind>/0001.jpg` and so on.
+    """Write a small image folder with five kinds of flower: `folder/<kind>/0001.jpg` and so on.
 
-    The same seed writes the same bytes; each image depends on its own number alone, so a larger
-    `per_class` only adds files.
+    The same seed gives the same bytes. Each image depends only on the seed, its kind and its
+    number, so a larger `per_class` only adds files.
     """
     for kind in FLOWERS_BY_KIND:
         (folder / kind).mkdir(parents=True, exist_ok=True)
@@ -194,14 +194,14 @@ def draw_demo(folder: Path, *, per_class: int = 60, seed: int = 0, size: int = 1
 
 
 def flower_image(kind: str, number: int, *, seed: int = 0, size: int = 128) -> Image.Image:
-    """Return image `number` of a kind, `size` pixels square."""
+    """Return image `number` of a kind, `size` x `size` pixels."""
     return flower_scene(kind, number, seed=seed, size=size)[0]
 
 
 def flower_scene(
     kind: str, number: int, *, seed: int = 0, size: int = 128
 ) -> tuple[Image.Image, list[Box]]:
-    """Return an image and the boxes of its blooms in pixels, without stems."""
+    """Return an image and the bounding boxes of its blooms, without stems, in pixels."""
     rng = np.random.default_rng([seed, list(FLOWERS_BY_KIND).index(kind), number])
     side = size * SUPERSAMPLING
     canvas = background(rng, side)
@@ -211,7 +211,7 @@ def flower_scene(
     boxes: list[Box] = []
     for radius in sorted(rng.uniform(0.17, 0.42, rng.choice([1, 1, 1, 2, 3]))):
         x, y = rng.uniform(0.28, 0.72, 2) * side
-        is_upright = kind == "tulip"  # in side view; the others at any angle
+        is_upright = kind == "tulip"  # drawn in side view; the others at any angle
         bloom = Bloom(
             brush=brush,
             rng=rng,
@@ -231,7 +231,7 @@ def flower_scene(
 
 
 def button(bloom: Bloom, radius: float, *, seeds: int) -> None:
-    """Draw the disc of a composite flower, its seeds on the spiral of Vogel (1979)."""
+    """Draw the disc of a composite flower with its seeds on Vogel's spiral (1979)."""
     bloom.shaded(disc(radius), bloom.core)
     order = np.arange(seeds, dtype=np.float64)
     turns = order * math.pi * (3 - math.sqrt(5))
@@ -240,7 +240,7 @@ def button(bloom: Bloom, radius: float, *, seeds: int) -> None:
 
 
 def stem(bloom: Bloom, side: int) -> None:
-    """Draw a bent stem from the bloom to the lower edge, mostly with leaves."""
+    """Draw a bent stem, usually with leaves, from the bloom to the lower edge."""
     rng = bloom.rng
     green = varied(rng, GREENS)
     left, top = bloom.centre
@@ -293,7 +293,7 @@ def scatter(brush: ImageDraw.ImageDraw, rng: Rng, side: int, *, count: int) -> N
 
 
 def photographed(picture: Image.Image, rng: Rng) -> Image.Image:
-    """Apply light from one side, a colour cast, exposure, a little blur, and sensor noise."""
+    """Apply light from one side, a colour cast, exposure, slight blur and sensor noise."""
     if rng.random() < 0.4:
         picture = picture.filter(ImageFilter.GaussianBlur(picture.width / 128 * rng.uniform(0, 1)))
     pixels = np.asarray(picture, np.float64) / 255
@@ -320,7 +320,7 @@ def disc(radius: float, *, squash: float = 1.0, points: int = 28) -> Outline:
 
 
 def unit(angles: np.ndarray[Any, np.dtype[np.float64]]) -> Outline:
-    """Return points on the unit circle."""
+    """Return the points on the unit circle at some angles."""
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 
 
@@ -331,18 +331,18 @@ def rotate(points: Outline, angle: float) -> Outline:
 
 
 def shift(points: Outline, right: float, down: float) -> Outline:
-    """Shift points."""
+    """Translate points."""
     return points + np.array([right, down])
 
 
 def tint(colour: Colour, other: Colour, fraction: float) -> Colour:
-    """Blend `colour` with a fraction from 0 to 1 of `other`."""
+    """Blend `colour` with a fraction (0 to 1) of `other`."""
     red, green, blue = (round(a + (b - a) * fraction) for a, b in zip(colour, other, strict=True))
     return red, green, blue
 
 
 def varied(rng: Rng, palette: tuple[Colour, ...]) -> Colour:
-    """Return a random colour near one of the palette's."""
+    """Return a random colour close to one in the palette."""
     shift = rng.normal(0, 14, 3)
     base = palette[int(rng.integers(len(palette)))]
     red, green, blue = (int(min(255, max(0, b + s))) for b, s in zip(base, shift, strict=True))
@@ -350,7 +350,7 @@ def varied(rng: Rng, palette: tuple[Colour, ...]) -> Colour:
 
 
 def demo_data(config: Config) -> Config:
-    """Replace `--data demo` by a folder of drawn flowers, drawn now if it does not exist."""
+    """Replace `--data demo` with a folder of drawn flowers, creating it if it does not exist."""
     if config.data.path != "demo":
         return config
     if not DEMO_FOLDER.exists():
@@ -361,7 +361,7 @@ def demo_data(config: Config) -> Config:
 
 @contextlib.contextmanager
 def temporary_demo_data(config: Config) -> Iterator[Config]:
-    """Like `demo_data`, but delete flowers that had to be drawn at the end."""
+    """Do the same as `demo_data`, but delete the flowers at the end if they were drawn here."""
     if config.data.path != "demo" or DEMO_FOLDER.exists():
         yield demo_data(config)
         return

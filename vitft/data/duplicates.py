@@ -1,11 +1,11 @@
-"""Detection of near-duplicate images: other compression, size, brightness or cropped edges.
+"""Detection of near-duplicates: images recompressed, resized, brightened or slightly cropped.
 
-Three filters, each finer: a 64-bit perceptual hash of every pair, the correlation of the brightness
-pictures, and the residual of one picture after the best small shift, stretch and change of
-brightness of the other. Mirrored, rotated and recoloured copies (also in black and white) are not
-found: the same shirt in another colour is another image.
+There are three successively finer filters: the 64-bit perceptual hashes of every pair, the
+correlation of the brightness pictures, and the residual of one picture after the best small shift,
+stretch and brightness change of the other. Mirrored, rotated and recoloured copies (including black
+and white ones) are not detected: the same shirt in another colour counts as a different image.
 
-Letters: n images, m pairs; `fingerprints` are (n, FINGERPRINT_BYTES), see `data.fingerprint`.
+Notation: n images, m pairs; `fingerprints` are (n, FINGERPRINT_BYTES), see `data.fingerprint`.
 """
 
 from collections import Counter
@@ -17,22 +17,22 @@ import numpy as np
 from vitft.data.fingerprint import BRIGHTNESS_SIDE, brightness, colour, is_blank
 
 HASH_SIDE = 8
-"""Lowest frequencies per side in the hash: 64 bits."""
+"""Number of lowest frequencies per side in the hash, which therefore has 64 bits."""
 HASH_BITS = 16
-"""Most bits in which the hashes of copies differ. Of 1,600 copies of real photos (JPEG quality
-60 to 95, 0.5 to 0.9 of the size, up to 3 % off each edge) 99 % differed in 10 or fewer, none in
-more than these; of 100,000 pairs of different photos 40 differ as little."""
+"""Maximum number of bits in which the hashes of copies differ. Of 1,600 copies of real photos (JPEG
+quality 60 to 95, 0.5 to 0.9 of the size, up to 3 % off each edge), 99 % differed in at most 10 bits
+and all in at most 16; so did 40 of 100,000 pairs of different photos."""
 CORRELATION = 0.7
-"""Smallest correlation of the brightness pictures; the lowest of the same copies was 0.81."""
+"""Minimum correlation of the brightness pictures; the lowest among the same copies was 0.81."""
 UNEXPLAINED = 0.05
-"""Largest fraction of unexplained variance: 0.024 for 99.5 % of those copies, 0.07 and more for
-photos that only look similar."""
+"""Maximum fraction of unexplained variance: at most 0.024 for 99.5 % of those copies, at least 0.07
+for photos that only look similar."""
 COLOUR_LEVELS = 6.0
-"""Largest mean difference of the colour pictures in levels of 255; 4.4 for the worst copy."""
+"""Maximum mean difference of the colour pictures in levels (out of 255); 4.4 for the worst copy."""
 HASH_TILE = 1024
-"""Hashes that are compared with as many others at a time."""
+"""Number of hashes compared with as many others at a time."""
 MAX_COMPARISONS = 32
-"""Fine comparisons per image; in a film every frame is similar to a thousand others."""
+"""Maximum number of fine comparisons per image: a film frame resembles a thousand others."""
 PAIR_BATCH = 1024
 
 Vectors = np.ndarray[Any, np.dtype[Any]]
@@ -63,7 +63,7 @@ def near_pairs(fingerprints: Vectors) -> list[IndexPair]:
 
 
 def copies_among(fingerprints: Vectors, pairs: Sequence[IndexPair]) -> list[IndexPair]:
-    """Return those of some pairs that are near-duplicates."""
+    """Return those of the given pairs that are near-duplicates."""
     if not pairs:
         return []
     blank = is_blank(fingerprints)
@@ -73,9 +73,9 @@ def copies_among(fingerprints: Vectors, pairs: Sequence[IndexPair]) -> list[Inde
 
 
 def hashes(fingerprints: Vectors) -> Vectors:
-    """Return the perceptual hash of each fingerprint, (n,) uint64.
+    """Return the perceptual hash of each fingerprint: (n,), uint64.
 
-    One bit per low frequency: whether its cosine coefficient is above the median of all.
+    There is one bit per low frequency: whether its cosine coefficient is above the median.
     Source: Zauner 2010, "Implementation and benchmarking of perceptual image hash functions".
     """
     cell = np.arange(BRIGHTNESS_SIDE) + 0.5
@@ -91,7 +91,7 @@ def hashes(fingerprints: Vectors) -> Vectors:
 
 
 def candidates(codes: Vectors) -> Iterator[tuple[Vectors, Vectors]]:
-    """Yield index arrays (m,) and (m,), i < j, of pairs whose hashes (n,) are close."""
+    """Yield two index arrays (m,), i < j, of pairs whose hashes (n,) are close."""
     for top in range(0, len(codes), HASH_TILE):
         for left in range(top, len(codes), HASH_TILE):
             different = codes[top : top + HASH_TILE, None] ^ codes[None, left : left + HASH_TILE]
@@ -104,7 +104,7 @@ def candidates(codes: Vectors) -> Iterator[tuple[Vectors, Vectors]]:
 
 
 def standard(fingerprints: Vectors) -> Vectors:
-    """Return the brightness pictures at half size, as rows of mean 0 and norm 1: (n, cells)."""
+    """Return the brightness pictures at half size as rows with mean 0 and norm 1: (n, cells)."""
     half = BRIGHTNESS_SIDE // 2
     found = np.empty((len(fingerprints), half * half), np.float32)
     for begin in range(0, len(fingerprints), PAIR_BATCH):
@@ -117,7 +117,7 @@ def standard(fingerprints: Vectors) -> Vectors:
 
 
 def are_copies(first: Vectors, second: Vectors) -> Vectors:
-    """Return which of m pairs of fingerprints show the same image in the same colours, (m,)."""
+    """Return for each of m pairs of fingerprints whether they show the same image: (m,)."""
     same = np.zeros(len(first), bool)
     for begin in range(0, len(first), PAIR_BATCH):
         one, other = first[begin : begin + PAIR_BATCH], second[begin : begin + PAIR_BATCH]
@@ -129,7 +129,7 @@ def are_copies(first: Vectors, second: Vectors) -> Vectors:
 
 
 def colour_difference(first: Vectors, second: Vectors) -> Vectors:
-    """Return the mean difference in levels of m pairs of colour pictures, (m,)."""
+    """Return the mean difference in levels between m pairs of colour pictures: (m,)."""
     return np.abs(first - second).mean(axis=1)
 
 
@@ -142,9 +142,9 @@ def smooth_121(pictures: Vectors) -> Vectors:
 def unexplained_variance(first: Vectors, second: Vectors) -> Vectors:
     """Return the fraction of the variance of `second` (m, s, s) that `first` does not explain.
 
-    To first order in the change: least squares on the picture itself, a constant, its two slopes
-    (a shift) and the slopes times the position (a stretch). A cropped edge is a shift and a
-    stretch of less than a cell. Source of the linearised match: Lucas and Kanade 1981.
+    The match is linearised (Lucas and Kanade 1981): least squares on the picture itself, a
+    constant, its two slopes (a shift) and the slopes times the position (a stretch). Cropping an
+    edge shifts and stretches the picture by less than a cell.
     """
     side = first.shape[1]
     place = np.linspace(-1, 1, side, dtype=np.float32)[1:-1]
@@ -156,14 +156,14 @@ def unexplained_variance(first: Vectors, second: Vectors) -> Vectors:
     )  # fmt: skip
     known = np.stack(parts, axis=1).reshape(len(first), len(parts), -1)  # (m, 6, cells)
     target = wanted.reshape(len(first), 1, -1)
-    known = known / np.maximum(1e-6, np.linalg.norm(known, axis=2, keepdims=True))  # of one order
+    known = known / np.maximum(1e-6, np.linalg.norm(known, axis=2, keepdims=True))  # similar sizes
     square = known @ known.mT + 1e-6 * np.eye(len(parts), dtype=np.float32)
     left = target - np.linalg.solve(square, known @ target.mT).mT @ known
     return left.var(axis=(1, 2)) / np.maximum(1e-6, target.var(axis=(1, 2)))
 
 
 def group_names(digests: Sequence[str], pairs: Iterable[IndexPair]) -> dict[str, str]:
-    """Return the name of the group, its first digest, for every digest that has duplicates."""
+    """Return a mapping from each digest that has duplicates to its group's name, a digest."""
     roots = connected_components(len(digests), pairs)
     sizes = Counter(roots)
     groups = zip(digests, roots, strict=True)
@@ -171,7 +171,7 @@ def group_names(digests: Sequence[str], pairs: Iterable[IndexPair]) -> dict[str,
 
 
 def connected_components(count: int, pairs: Iterable[IndexPair]) -> list[int]:
-    """Return for each of `count` nodes the smallest node that it is connected to."""
+    """Return, for each of `count` nodes, the smallest node connected to it."""
     root = list(range(count))
 
     def find(i: int) -> int:

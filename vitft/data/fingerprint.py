@@ -1,8 +1,8 @@
-"""Perceptual fingerprint of an image: to find near-duplicates and to detect faulty photos.
+"""Perceptual fingerprint of an image, for finding near-duplicates and faulty photos.
 
-A fingerprint is robust to what copies undergo on the web: another size, other compression, a
-cropped edge. `data.duplicates` compares fingerprints. Everything is measured on the upright
-image, shrunk to `SHRUNK_SIDE` pixels, about the input size of a model: a huge photo that is soft
+A fingerprint is robust to the usual changes of copies on the web: resizing, recompression,
+cropped edges. `data.duplicates` compares fingerprints. Everything is measured on the upright image
+shrunk to `SHRUNK_SIDE` pixels, about the input size of a model, so a huge photo that is only soft
 at full size does not count as blurry.
 """
 
@@ -12,18 +12,18 @@ import numpy as np
 from PIL import Image
 
 BRIGHTNESS_SIDE, COLOUR_SIDE = 32, 8
-"""Sides of the brightness picture and of the two colour pictures (Cb and Cr) in cells."""
+"""Sides, in cells, of the brightness picture and of the two colour pictures (Cb and Cr)."""
 SHRUNK_SIDE = 256
-"""Longest side in pixels after the first shrinking."""
+"""Longer side in pixels after the first shrinking."""
 TILES = 4
-"""Sharpness is that of the sharpest of 4 x 4 tiles: a blurred background is not a fault."""
+"""Number of tiles per side; the sharpest counts, because a blurred background is not a fault."""
 TINY_PX = 32
-"""Shorter sides below this have fewer than two by two patches of a usual ViT."""
+"""Shorter side in pixels below which an image is tiny: under 2 x 2 patches of a typical ViT."""
 BLANK = 2.0
-"""Standard deviation in grey levels of 255 below which an image is blank."""
+"""Standard deviation in grey levels (out of 255) below which an image is blank."""
 BLURRY = 0.12
-"""Sharpness below which an image is called blurry. Of 667 real photos none was below 0.197,
-apart from blank ones; after a Gaussian blur of 4 of 256 pixels 99 % of them were."""
+"""Sharpness below which an image is blurry. None of 667 real photos was below 0.197 unless blank;
+after a Gaussian blur of 4 pixels (out of 256), 99 % of them were below the threshold."""
 
 BRIGHTNESS, COLOUR = BRIGHTNESS_SIDE * BRIGHTNESS_SIDE, 2 * COLOUR_SIDE * COLOUR_SIDE
 FINGERPRINT_BYTES = BRIGHTNESS + COLOUR + 4
@@ -33,7 +33,7 @@ Planes = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def fingerprint_of(image: Image.Image) -> ByteRows:
-    """Return brightness, Cb, Cr and sharpness of an upright RGB image: (FINGERPRINT_BYTES,)."""
+    """Return the brightness, Cb, Cr and sharpness of an upright RGB image: (FINGERPRINT_BYTES,)."""
     scale = min(1.0, SHRUNK_SIDE / max(image.size))
     size = tuple(max(1, round(side * scale)) for side in image.size)
     small = image.resize((size[0], size[1]), Image.Resampling.BOX) if scale < 1 else image
@@ -50,12 +50,12 @@ def fingerprint_of(image: Image.Image) -> ByteRows:
 def sharpness(grey: Planes) -> float:
     """Return the strength of the edges of a greyscale image (H, W) relative to its contrast.
 
-    The standard deviation of the Laplacian in the sharpest of 16 tiles, as a fraction of that of
-    all levels. Source of the Laplacian as a measure of focus: Pech-Pacheco et al. 2000, "Diatom
-    autofocusing in brightfield microscopy".
+    It is the standard deviation of the Laplacian in the sharpest of 16 tiles, divided by the
+    standard deviation of all grey levels. Source of the Laplacian as a focus measure: Pech-Pacheco
+    et al. 2000, "Diatom autofocusing in brightfield microscopy".
     """
     if min(grey.shape) < TILES + 2:
-        return 1.0  # too small to measure; reported as tiny anyway
+        return 1.0  # too small to measure, and reported as tiny anyway
     middle = grey[1:-1, 1:-1]
     edges = 4 * middle - grey[:-2, 1:-1] - grey[2:, 1:-1] - grey[1:-1, :-2] - grey[1:-1, 2:]
     tiles = (tile for rows in np.array_split(edges, TILES) for tile in np.array_split(rows, 4, 1))
@@ -74,14 +74,14 @@ def colour(fingerprints: ByteRows) -> Planes:
 
 
 def is_blank(fingerprints: ByteRows) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which of the fingerprints (n, FINGERPRINT_BYTES) show a uniform colour: (n,)."""
+    """Return for each fingerprint (n, FINGERPRINT_BYTES) whether its image is uniform: (n,)."""
     bright = brightness(fingerprints).reshape(len(fingerprints), BRIGHTNESS)
     planes = (bright, *np.split(colour(fingerprints), 2, axis=1))
     return np.max([plane.std(axis=1) for plane in planes], axis=0) < BLANK
 
 
 def quality_remarks(fingerprint: ByteRows, width: int, height: int) -> list[str]:
-    """Return remarks on an image as a training image, such as `tiny: 20x31 pixels`."""
+    """Return remarks on the quality of a training image, such as `tiny: 20x31 pixels`."""
     remarks = []
     if min(width, height) < TINY_PX:
         remarks.append(f"tiny: {width}x{height} pixels")

@@ -1,7 +1,7 @@
-"""A table of decisions about single images, applied without touching a file.
+"""Table of decisions on single images, applied without changing any image file.
 
 `vitft check` proposes the table, the user edits it, and `vitft finetune --fixes` applies it to the
-result of `scan`: `drop` leaves an image out, `move` changes its label, `keep` changes nothing.
+result of `scan`: `drop` leaves an image out, `move` changes its label, `keep` has no effect.
 `check.audit` makes the proposals.
 """
 
@@ -25,18 +25,18 @@ ACTIONS = ("keep", "move", "drop")
 class Fix:
     """One image and the action for it."""
 
-    path: str  # relative to the data folder, with slashes
+    path: str  # path relative to the data folder, with slashes
     action: str  # `keep`, `move` (to `new_label`) or `drop`
     label: str = ""
     new_label: str = ""
-    """A suggestion if the action is `keep`: the user only changes the action."""
+    """New class; with `keep` only a suggestion, which takes effect if the user sets `move`."""
     reason: str = ""
     kind: str = ""
     confidence: float | None = None  # from 0 to 1
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The row as text."""
+        """Cells of the row as text."""
         confidence = "" if self.confidence is None else f"{self.confidence:.3f}"
         return (
             self.path, self.action, self.label, self.new_label, self.reason, self.kind, confidence,
@@ -44,17 +44,17 @@ class Fix:
 
 
 def write_fixes(path: Path, fixes: Iterable[Fix]) -> None:
-    """Write the table; no cell is interpreted as a formula by a spreadsheet."""
+    """Write the table, with cells escaped so that spreadsheets do not evaluate them as formulas."""
     rows = (tuple(map(escape_formula, fix.cells)) for fix in fixes)
     write_atomically(path, encode_table(FIX_COLUMNS, rows))
 
 
 def apply_fixes(folder: Folder, spec: DataSpec) -> tuple[Folder, DataSpec]:
-    """Return the folder with the fixes of `spec` applied, and `spec` with the digest of the table.
+    """Return the folder with the fixes of `spec` applied, and `spec` with the table's digest.
 
     Raises:
-        DataError: The table cannot be read, does not fit the folder (the line is named) or has
-            another digest than the one in the settings.
+        DataError: The table cannot be read, does not fit the folder (the message names the line)
+            or has a different digest from the one in the settings.
     """
     if not spec.fixes:
         return folder, spec
@@ -63,7 +63,7 @@ def apply_fixes(folder: Folder, spec: DataSpec) -> tuple[Folder, DataSpec]:
         path,
         missing="give the fixes.csv that `vitft check` wrote",
         fix="correct or remove that line, or write a new table with `vitft check`",
-        separators=",;",  # some spreadsheets save it with semicolons
+        separators=",;",  # some spreadsheets use semicolons
     )
     digest = hashlib.sha256(table.data).hexdigest()
     if spec.fixes_digest not in ("", digest):
@@ -81,7 +81,7 @@ def apply_fixes(folder: Folder, spec: DataSpec) -> tuple[Folder, DataSpec]:
 def decisions(
     table: TableReader, known: Mapping[str, str], classes: tuple[str, ...]
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield path and label (None: dropped) of every row that changes something."""
+    """Yield the path and label (None if dropped) of every row that changes something."""
     lines = iter(table)
     header = [cell.strip() for cell in next(lines, [])]
     if lacking := [name for name in ("path", "action") if name not in header]:
@@ -102,14 +102,14 @@ def decisions(
 
 
 def unescaped(cell: str, known: Container[str]) -> str:
-    """Return a cell without the apostrophe that protects it in spreadsheets."""
+    """Return a cell without the apostrophe that escapes it in spreadsheets."""
     return cell[1:] if cell.startswith("'") and cell not in known and cell[1:] in known else cell
 
 
 def fix_problem(
     name: str, action: str, new: str, known: Mapping[str, str], classes: tuple[str, ...]
 ) -> str:
-    """Return what is wrong with a row, or an empty string."""
+    """Return the problem with a row, or an empty string if there is none."""
     if name not in known:
         return f"{name!r} is not an image of the data folder"
     if action not in ACTIONS:
@@ -120,7 +120,7 @@ def fix_problem(
 
 
 def with_fixes(folder: Folder, decided: Mapping[str, str | None]) -> Folder:
-    """Return the folder as if the images were where the decisions put them; no file is touched."""
+    """Return the folder with the decisions applied to its list of files; no file is moved."""
     index = {name: number for number, name in enumerate(folder.classes)}
     files, moved = [], 0
     for file in folder.files:

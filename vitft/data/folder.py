@@ -1,8 +1,8 @@
-"""Scan of a data folder: classes and image files, without opening a file.
+"""Scan of a data folder for classes and image files, without opening a file.
 
-Two layouts: one folder per class, or a train and a val folder with one folder per class each.
-Nothing is ever written into the folder. `data.inspection` reads the files, `data.split` decides
-which images validate.
+There are two layouts: one folder per class, or a train and a val folder, each with one folder per
+class. Nothing is ever written to the folder. `data.inspection` reads the files, and `data.split`
+selects the validation images.
 """
 
 import difflib
@@ -28,29 +28,29 @@ TEST_NAMES = frozenset({"test", "testing", "tst"})
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file that should be an image."""
+    """A file with the name of an image."""
 
     path: str
-    """Relative to the data folder, with slashes."""
+    """Path relative to the data folder, with slashes."""
     label: int
     part: Part = ""
-    """Part given by the folder itself; empty if the split is still to be drawn."""
+    """Part in which the file lies; empty if the split has not been drawn yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """The files of a data folder, not opened yet."""
+    """The classes and files of a data folder, before any file is opened."""
 
     root: Path
     classes: tuple[str, ...]
-    """Class names in the order of their indices: sorted as strings."""
+    """Class names in index order, which is sorted as strings."""
     files: tuple[File, ...]
-    """By class, then by path as a string."""
+    """Files sorted by class, then by path as a string."""
     layout: Literal["classes", "split"]
     reference: bool = False
-    """Scanned as the reference script does: four suffixes, no sub-folders, nothing hidden."""
+    """Whether the reference script's rules apply: four suffixes, no sub-folders, nothing hidden."""
     bad: tuple[tuple[str, str], ...] = ()
-    """Paths that are named like an image but are not files, and reasons."""
+    """Paths that have the name of an image but are not files, with the reasons."""
     notes: tuple[str, ...] = ()
 
 
@@ -58,7 +58,7 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
     """Find classes and image files without opening a file.
 
     Raises:
-        DataError: The folder is missing or unreadable, or does not have two classes with images.
+        DataError: The folder is missing, is unreadable or has fewer than two classes with images.
     """
     arrays = find_arrays(root)
     if arrays is not None:
@@ -97,7 +97,7 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
 
 
 def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
-    """Return arrays as the folder of image files that they are equivalent to."""
+    """Return the folder of image files that is equivalent to an array data set."""
     if reference:
         raise DataError(
             f"{root} contains arrays, but the reference split needs image files",
@@ -113,7 +113,7 @@ def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
 
 
 def check_is_folder(root: Path) -> None:
-    """Raise a DataError if `root` is not a folder, with a similar name if there is one."""
+    """Raise a DataError, suggesting a similar name if there is one, if `root` is not a folder."""
     try:
         if root.is_dir():
             return
@@ -186,7 +186,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
 
 
 def split_folders(walk: Walk, names: Iterable[str]) -> dict[str, str]:
-    """Return the names of a train and a val folder with sub-folders, or an empty dict."""
+    """Return the names of a train and a val folder with sub-folders, or an empty dict if absent."""
     parts: dict[str, str] = {}
     for part, usual in (("train", TRAIN_NAMES), ("val", VAL_NAMES), ("test", TEST_NAMES)):
         fitting = [n for n in names if n.lower() in usual and walk.folders_of(n)[0]]
@@ -202,7 +202,7 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[str, str]:
 
 
 def check_class_count(walk: Walk, root: Path, folder: str) -> None:
-    """Check for at least two classes; point out a wrapping folder (`flowers/flowers/rose`)."""
+    """Raise a DataError for fewer than two classes, suggesting the inner folder of a nested one."""
     names, loose = walk.folders_of(folder)
     if len(names) >= 2:
         return
@@ -230,7 +230,7 @@ def check_classes_not_empty(root: Path, found: Mapping[str, Sized]) -> None:
 
 
 def similar_names(names: Iterable[str]) -> str:
-    """Return the names that some file systems treat as equal, as text."""
+    """Return, as text, those names that some file systems treat as equal."""
     by_key: dict[str, list[str]] = {}
     for name in names:
         by_key.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)

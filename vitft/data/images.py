@@ -1,19 +1,19 @@
-"""Safe decoding of image files of any origin to upright RGB images.
+"""Safe decoding of untrusted image files to upright RGB images.
 
-The bytes are not trusted. Six formats are recognised by their first bytes, whatever the name says,
-and each goes to its own Pillow decoder: nothing else is tried, no program is started. The size is
-checked before pixels are decoded, and an incomplete file is an error, never half an image.
+Six formats are recognised by their first bytes, whatever the file is called, and each is decoded by
+its own Pillow decoder; no other decoder is tried, and no program is started. The size is checked
+before pixels are decoded, and an incomplete file is an error, never a partial image.
 
-Conversion of each mode to RGB (colour profiles are ignored, as in timm and torchvision):
+Each mode is converted to RGB as follows (ignoring colour profiles, like timm and torchvision):
 
     1, L, P            black and white, equal channels, palette lookup
     16-bit grey        the upper 8 bits, as Pillow does for 16-bit colour: 65535 -> 255
     12-bit grey TIFF   the upper 8 bits: 4095 -> 255
-    I (32-bit grey)    clipped to 0..65535, then as 16 bits
-    F (float grey)     0..1 -> 0..255 if no value is over 1, else unchanged; rounded, clipped
+    I (32-bit grey)    clipped to 0..65535, then treated as 16-bit grey
+    F (float grey)     0..1 -> 0..255 if no value is above 1, else unchanged; rounded, clipped
     CMYK, YCCK, YCbCr  Pillow's formula
-    transparency       on white: alpha channels, transparent colours of palettes and greys
-    several frames     the first one
+    transparency       composited on white: alpha channels, transparent palette entries and greys
+    several frames     first frame only
 """
 
 import errno
@@ -60,7 +60,7 @@ DECODERS: Mapping[str, Callable[[io.BytesIO, str], ImageFile.ImageFile]] = {
     "GIF": GifImagePlugin.GifImageFile,
     "TIFF": TIFF,
 }
-# Raised by Pillow for damaged bytes; found by mutation (tests), a superset of its own fuzzers'.
+# Errors that Pillow raises for damaged bytes, found by mutation tests; more than its fuzzers list.
 DECODER_ERRORS = (
     OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, AttributeError, EOFError,
     OverflowError, ZeroDivisionError, NotImplementedError, RuntimeError, AssertionError,
@@ -89,15 +89,15 @@ OPEN_ERRORS: Mapping[int | None, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An upright RGB image without metadata, and remarks on its decoding."""
+    """An upright RGB image without metadata, with remarks on its decoding."""
 
     image: Image.Image
     odd: tuple[str, ...]
-    """Remarks such as `rotated by EXIF`, `converted from CMYK`, `animated: first frame`."""
+    """Remarks such as `rotated by EXIF`, `converted from CMYK` or `animated: first frame`."""
 
 
 def open_image(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read an image file as upright RGB.
+    """Read an image file as an upright RGB image.
 
     Raises:
         ImageError: The file cannot be read or is not a complete image of a supported format.
@@ -107,20 +107,20 @@ def open_image(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
 
 
 def read_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode the bytes of a file as upright RGB, as `decode` does, without the remarks."""
+    """Decode the bytes of a file like `decode`, and return only the upright RGB image."""
     return decode(data, name, max_pixels=max_pixels).image
 
 
 def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> bytes:
     """Read a regular file; pipes, devices and oversized files are refused.
 
-    The path may also lead into arrays (`arrays.array_member`).
+    The path may also lead into an array data set (see `arrays.array_member`).
 
     Raises:
-        ImageError: With the reason.
+        ImageError: The file is refused or cannot be read.
     """
     name = os.fspath(path)
-    limit = 8 * max_pixels + 2**26  # bytes: 4 uncompressed 16-bit channels and ample metadata
+    limit = 8 * max_pixels + 2**26  # bytes: four uncompressed 16-bit channels, ample metadata
     try:
         with open(name, "rb", opener=open_regular) as file:
             size = os.fstat(file.fileno()).st_size
@@ -133,13 +133,13 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
                 return inside
         reason = OPEN_ERRORS.get(error.errno, f"cannot be read ({error.strerror})")
         raise ImageError(name, reason) from error
-    except ValueError as error:  # NUL or surrogate: not a valid file name
+    except ValueError as error:  # NUL or surrogate in the file name
         raise ImageError(name, "not found") from error
     raise ImageError(name, f"file too large: {size / 1e9:.1f} GB, limit {limit / 1e9:.1f} GB")
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open a regular file without waiting for the other end of a pipe."""
+    """Open a regular file without blocking, even if the path turns out to be a pipe."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -148,7 +148,7 @@ def open_regular(path: str, flags: int) -> int:
 
 
 def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Decoded:
-    """Decode the bytes of a file, with remarks; `name` is for messages.
+    """Decode the bytes of a file and collect remarks; `name` is used in messages.
 
     Raises:
         ImageError: The bytes are not a complete image of a supported format.
@@ -173,10 +173,10 @@ def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Decoded:
 
 
 def silence_pillow() -> None:
-    """Ignore Pillow's warnings about damaged metadata, also with `-W error`.
+    """Ignore Pillow's warnings about damaged metadata, even with `-W error`.
 
-    Warning filters are global and `catch_warnings` is not thread-safe, so one filter for
-    Pillow's modules is put in front and stays there.
+    Warning filters are global and `catch_warnings` is not thread-safe, so a filter for Pillow's
+    modules is put first in the list and left there.
     """
     wanted = ("ignore", None, Warning, re.compile(r"PIL\."))
     if not warnings.filters or warnings.filters[0][:4] != wanted:
@@ -184,7 +184,7 @@ def silence_pillow() -> None:
 
 
 def decode_as(kind: str, data: bytes, name: str, max_pixels: int) -> Decoded:
-    """Decode with the decoder of `kind`; raise whatever it raises."""
+    """Decode the bytes with the decoder for `kind`, letting its exceptions through."""
     check_size(declared_size(kind, data), name, max_pixels)
     image = DECODERS[kind](io.BytesIO(data), "")
     check_size(image.size, name, max_pixels)
@@ -193,7 +193,7 @@ def decode_as(kind: str, data: bytes, name: str, max_pixels: int) -> Decoded:
 
     odd = decoding_remarks(kind, image, name)
     upright = to_rgb(image)
-    orientation = orientation_of(image) or 1  # 1 for a TIFF: Pillow has rotated it already
+    orientation = orientation_of(image) or 1  # 1 for a TIFF, which Pillow has already rotated
     if orientation in ORIENTATIONS:
         upright = upright.transpose(ORIENTATIONS[orientation])
     if orientation in ORIENTATIONS or rotated in ORIENTATIONS:
@@ -203,7 +203,7 @@ def decode_as(kind: str, data: bytes, name: str, max_pixels: int) -> Decoded:
 
 
 def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[str]:
-    """Return remarks on an opened image other than its rotation."""
+    """Return remarks on an opened image, except on its rotation."""
     odd = [f"converted from {image.mode}"] if image.mode != "RGB" else []
     suffix = Path(name).suffix.lower()
     if FORMAT_BY_SUFFIX.get(suffix, kind) != kind:
@@ -226,7 +226,7 @@ def check_size(size: tuple[int, int] | None, name: str, max_pixels: int) -> None
 
 
 def has_more_frames(image: ImageFile.ImageFile) -> bool:
-    """Return whether there is a second frame or page; damage there does no harm."""
+    """Return whether there is a second frame or page, which may be damaged."""
     try:
         return bool(getattr(image, "is_animated", False)) or "mp" in image.info
     except DECODER_ERRORS:
@@ -234,7 +234,7 @@ def has_more_frames(image: ImageFile.ImageFile) -> bool:
 
 
 def orientation_of(image: Image.Image) -> int | None:
-    """Return the EXIF (or XMP) orientation, 1 if there is none; None if the metadata is damaged."""
+    """Return the EXIF or XMP orientation: 1 if there is none, None if the metadata is damaged."""
     try:
         orientation = image.getexif().get(ORIENTATION, 1)
     except DECODER_ERRORS:
@@ -243,7 +243,7 @@ def orientation_of(image: Image.Image) -> int | None:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of any mode to RGB by the rules at the top of this file."""
+    """Convert an image of any mode to RGB by the rules in the module's docstring."""
     if image.mode == "F" or image.mode.startswith("I"):
         return Image.fromarray(grey_levels(image)).convert("RGB")
     if image.has_transparency_data:
@@ -255,7 +255,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def grey_levels(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Return the 8-bit greys (height, width) of an image in one of Pillow's wider modes."""
+    """Return the 8-bit grey levels (height, width) of an image in one of Pillow's wider modes."""
     values = np.asarray(image)
     if image.mode == "F":
         values = np.nan_to_num(values, nan=0.0, posinf=255.0, neginf=0.0)
@@ -273,7 +273,7 @@ def grey_levels(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.u
 
 
 def reason_for(error: BaseException, kind: str, data: bytes) -> str:
-    """Return in a few words why Pillow could not decode the bytes."""
+    """Return a short reason why Pillow could not decode the bytes."""
     if isinstance(error, MemoryError):
         return "not enough memory"
     declared = declared_length(kind, data)

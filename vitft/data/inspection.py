@@ -1,7 +1,7 @@
-"""Inspection of image files: bytes, digest, pixels and facts, each file read and decoded once.
+"""Inspection of image files: each file is read, hashed and decoded once.
 
-Every pass over a data folder goes through `inspect_files`; what it computes from an image besides
-the facts (features, a fingerprint) is the caller's function. Does not import torch.
+Every pass over a data folder uses this module; the caller passes a function that computes anything
+else from an image, such as features or a fingerprint. Does not import torch.
 """
 
 import contextlib
@@ -30,17 +30,17 @@ Inspected = TypeVar("Inspected")
 
 @dataclass(frozen=True, slots=True)
 class InspectedFile:
-    """Facts of a file that was decoded completely."""
+    """Facts about a file that was decoded completely."""
 
     path: str
     label: int
     part: Part
     sha256: str
     width: int
-    """In pixels, upright."""
+    """Width in pixels of the upright image."""
     height: int
     odd: tuple[str, ...] = ()
-    """Remarks on how it was decoded, e.g. `rotated by EXIF`."""
+    """Remarks on the decoding, e.g. `rotated by EXIF`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,17 @@ class InspectedFolder:
 
     folder: Folder
     good: tuple[InspectedFile, ...]
-    """In the order of the folder's files."""
+    """Readable files in the order of the folder's files."""
     bad: tuple[tuple[str, str], ...]
-    """Paths and reasons, sorted by path."""
+    """Paths of unreadable files with the reasons, sorted by path."""
     odd: Mapping[str, int]
-    """Number of images per remark, the most frequent first."""
+    """Number of images with each remark, the most frequent first."""
 
 
 class OpenedImage:
     """The bytes of an image file, decoded at most once and only when needed.
 
-    With `fast`, ordinary upright JPEGs are decoded by simplejpeg: the same pixels in less time.
+    With `fast`, simplejpeg decodes ordinary upright JPEGs to the same pixels in less time.
     """
 
     def __init__(self, file: File, data: bytes, *, max_pixels: int, fast: bool) -> None:
@@ -69,21 +69,21 @@ class OpenedImage:
 
     @functools.cached_property
     def jpeg(self) -> Pixels | None:
-        """The pixels (H, W, 3) of an undamaged, upright JPEG, or None if `image` has to be used."""
+        """Pixels (H, W, 3) of an undamaged upright JPEG, or None if `image` must be used."""
         return decode_upright(self.data, max_pixels=self.max_pixels) if self.fast else None
 
     @functools.cached_property
     def decoded(self) -> Decoded:
-        """The image as decoded by Pillow, or an ImageError."""
+        """Image as decoded by Pillow; an undecodable one raises an ImageError."""
         return decode(self.data, self.file.path, max_pixels=self.max_pixels)
 
     @property
     def image(self) -> Image.Image:
-        """The upright RGB image."""
+        """Upright RGB image."""
         return self.decoded.image if self.jpeg is None else Image.fromarray(self.jpeg)
 
     def facts(self) -> InspectedFile:
-        """Return the digest, the size and the remarks.
+        """Return the facts about the file: digest, size and remarks.
 
         Raises:
             ImageError: The bytes are not a complete image of a supported format.
@@ -105,16 +105,16 @@ def inspect_file(
     max_pixels: int = MAX_PIXELS,
     fast: bool = False,
 ) -> Inspected | ImageError:
-    """Read one file and return what `function` makes of it, or the error of an unreadable file.
+    """Read one file and return the result of `function`, or the error if the file is unreadable.
 
-    The error's path is relative to `root`, like the file's own.
+    The path in the error is relative to `root`, like that of the file.
     """
     try:
         data = read_bytes(f"{root}/{file.path}", max_pixels=max_pixels)
         return function(OpenedImage(file, data, max_pixels=max_pixels, fast=fast))
     except ImageError as error:
         reason = error.reason
-    return ImageError(file.path, reason)  # a new one: a traceback would keep the bytes alive
+    return ImageError(file.path, reason)  # new: a traceback would keep the bytes in memory
 
 
 def inspect_folder(
@@ -147,7 +147,7 @@ def collect(
     allow_bad: bool,
     progress: Callable[[int], None] = lambda _: None,
 ) -> InspectedFolder:
-    """Consume the results of a pass over a folder's files; call `progress` with 1 after each.
+    """Collect the results of a pass over a folder's files, calling `progress(1)` after each.
 
     Raises:
         DataError: More than ten files, and more than a tenth of all, are unreadable.
@@ -173,7 +173,7 @@ def collect(
 
 
 def log_inspection(inspected: InspectedFolder) -> None:
-    """Log the notes on a folder, its unreadable files and how many images have a remark."""
+    """Log a folder's notes, its unreadable files and the number of images with each remark."""
     for text in inspected.folder.notes:
         log.info(text)
     for path, reason in inspected.bad[:10]:

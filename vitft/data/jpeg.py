@@ -1,9 +1,9 @@
 """Fast decoding of ordinary JPEGs, for feature passes in reduced precision.
 
 libjpeg-turbo decodes straight into an array, with the same pixels as Pillow, and torch's
-antialiased uint8 kernel resizes it. A resized value may differ from `EvalTransform.pixels` by two
-grey levels of 255, because the kernel rounds its filter weights. Other formats, rotated, unusual
-and damaged JPEGs are left to `data.images`, which gives the reason where one cannot be read.
+antialiased uint8 kernel resizes it. A resized value may differ from `EvalTransform.pixels` by up to
+two grey levels (out of 255), because the kernel rounds its filter weights. Other formats and
+rotated, unusual or damaged JPEGs are left to `data.images`, which also reports the reasons.
 """
 
 import io
@@ -17,11 +17,11 @@ from vitft.data.loading import Pixels
 from vitft.data.transforms import EvalTransform
 
 MAX_SIDE_RATIO = 20
-"""Longer images are left to Pillow, which crops them before it resizes them."""
+"""Maximum ratio of the sides; Pillow handles longer images, cropping them before resizing."""
 
 
 def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
-    """Decode an upright, undamaged YCbCr JPEG to RGB (H, W, 3); None for any other bytes."""
+    """Return the RGB pixels (H, W, 3) of an upright, undamaged YCbCr JPEG; None for other bytes."""
     if not data.startswith(b"\xff\xd8\xff"):
         return None
     try:
@@ -35,18 +35,18 @@ def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
 
 
 def header_oddities(data: bytes, name: str) -> tuple[str, ...]:
-    """Return the remarks that `images.decode` makes on a JPEG of `decode_upright`."""
+    """Return the remarks of `images.decode` on a JPEG that `decode_upright` has decoded."""
     try:
         with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
             return tuple(decoding_remarks("JPEG", image, name))
-    except DECODER_ERRORS:  # in metadata: the pixels have been decoded without an error
+    except DECODER_ERRORS:  # damaged metadata: the pixels were decoded without an error
         return ()
 
 
 def fast_view(
     data: bytes, transform: EvalTransform, *, max_pixels: int
 ) -> tuple[Pixels, tuple[int, int]] | None:
-    """Return the view (S, S, 3) and the size (width, height) of an upright JPEG, or None."""
+    """Return the view (S, S, 3) and (width, height) of an upright JPEG, or None for other bytes."""
     image = decode_upright(data, max_pixels=max_pixels) if can_resize(transform) else None
     return None if image is None else (resized(image, transform), (image.shape[1], image.shape[0]))
 
@@ -57,9 +57,9 @@ def can_resize(transform: EvalTransform) -> bool:
 
 
 def is_rotated(data: bytes) -> bool:
-    """Return whether the metadata asks for another orientation, or may do so."""
+    """Return whether the metadata specifies, or may specify, a rotation."""
     place = data.find(b"Exif\0\0")
-    if place > 65536 or b"tiff:Orientation" in data:  # unusual: left to Pillow
+    if place > 65536 or b"tiff:Orientation" in data:  # unusual, left to Pillow
         return True
     if place < 0:
         return False
@@ -69,10 +69,10 @@ def is_rotated(data: bytes) -> bool:
 
 def resized(image: Pixels, transform: EvalTransform) -> Pixels:
     """Resize and crop decoded pixels (H, W, 3) with torch's kernels."""
-    import torch  # decoding alone must not import it
+    import torch  # not needed for decoding alone
 
     height, width = transform.image_size
-    planes = torch.from_numpy(image).permute(2, 0, 1)[None]  # channels last in memory: fastest
+    planes = torch.from_numpy(image).permute(2, 0, 1)[None]  # channels last is fastest
     wide, tall = transform.resized(image.shape[1], image.shape[0])
     planes = torch.nn.functional.interpolate(
         planes, (tall, wide), mode=transform.interpolation, antialias=True

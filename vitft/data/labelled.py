@@ -1,7 +1,7 @@
-"""Labelled images for evaluation: a folder of classes, or a table.
+"""Labelled images for evaluation, from a folder of classes or a table.
 
 Unlike in `data.folder`, one class is enough and a class may be empty. The caller checks whether the
-names are those of the model.
+class names are those of the model.
 """
 
 import os
@@ -19,33 +19,33 @@ from vitft.system.text import count, listing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledImages:
-    """Paths and class names of images, not opened yet."""
+    """Paths and class names of images that have not been opened yet."""
 
     source: Path
     root: str
-    """Folder that the paths are relative to."""
+    """Folder to which the paths are relative."""
     classes: tuple[str, ...]
-    """Class names, sorted as strings; one may have no images."""
+    """Class names, sorted as strings; a class may have no images."""
     images: tuple[tuple[str, str], ...]
-    """Path and class."""
+    """Path and class name of each image."""
     bad: tuple[tuple[str, str], ...] = ()
-    """Paths that are named like an image but are not files, and reasons."""
+    """Paths that have the name of an image but are not files, with the reasons."""
     notes: tuple[str, ...] = ()
 
     def locate(self, path: str) -> str:
-        """Return the path to open."""
-        return os.path.join(self.root, path)  # noqa: PTH118 - a Path would fold `..` and bytes
+        """Return the path with which to open an image."""
+        return os.path.join(self.root, path)  # noqa: PTH118 - Path would normalise `..` and bytes
 
 
 def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
-    """List the images of a folder of class folders, of one of its parts, or of a table.
+    """List the images of a folder with class folders, of one part of it, or of a table.
 
-    A table is a CSV file with the columns path and label, paths relative to it. The default part
-    of a folder with train and val parts is val.
+    A table is a CSV file with the columns path and label, where paths are relative to the table.
+    The default part of a folder with train and val parts is val.
 
     Raises:
-        DataError: Missing, unreadable, or without images under class names.
-        UsageError: A subset of data without parts.
+        DataError: The source is missing, is unreadable or has no images with class names.
+        UsageError: A subset of data without parts was requested.
     """
     arrays, part = find_arrays(source), subset or "val"
     if arrays is not None:
@@ -73,7 +73,7 @@ def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
 
 
 def from_folder(root: Path, subset: str) -> tuple[LabelledImages, bool]:
-    """Return the images of a folder, and whether it has train and val parts."""
+    """Return the images of a folder and whether it has train and val parts."""
     walk = Walk(os.fspath(root))
     parts = split_folders(walk, walk.folders_of("")[0])
     part = parts.get(subset, "")
@@ -105,7 +105,7 @@ def from_folder(root: Path, subset: str) -> tuple[LabelledImages, bool]:
 
 
 def from_table(source: Path) -> LabelledImages:
-    """Return the images named by a CSV file; columns other than path and label are ignored."""
+    """Return the images listed in a CSV file; columns other than path and label are ignored."""
     table = TableReader(
         source,
         missing="check the path and its permissions",
@@ -126,7 +126,7 @@ def from_table(source: Path) -> LabelledImages:
 
 
 def rows_of(table: TableReader) -> Iterator[tuple[str, str]]:
-    """Yield the checked path and label of each row."""
+    """Yield the path and label of each row, after validating them."""
     lines = iter(table)
     header = [cell.strip().lower() for cell in next(lines, [])]
     if header.count("path") != 1 or header.count("label") != 1:

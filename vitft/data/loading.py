@@ -1,7 +1,7 @@
-"""Decoding of many images in threads, with results in order.
+"""Decoding of many images in threads, with the results in order.
 
-Threads are enough because Pillow and hashlib release the GIL. Only a few images are in memory at a
-time.
+Threads are sufficient because Pillow and hashlib release the GIL. Only a few images are in memory
+at a time.
 """
 
 import os
@@ -29,10 +29,10 @@ def decode_images(
     max_pixels: int = MAX_PIXELS,
     ahead: int | None = None,
 ) -> Generator[Pixels | ImageError, None, None]:
-    """Open each image and apply `view` to its index and its upright RGB picture.
+    """Open each image and yield the result of `view` for its index and its upright RGB image.
 
-    Yields one result per path, in the order of the paths: an array, or the error of an unreadable
-    file. The paths may be infinite; `workers` and `ahead` are as in `in_order`.
+    There is one result per path, in order: an array, or the error if the file is unreadable. The
+    number of paths may be infinite; `workers` and `ahead` are as in `in_order`.
     """
 
     def one(numbered: tuple[int, str | os.PathLike[str]]) -> Pixels | ImageError:
@@ -41,7 +41,7 @@ def decode_images(
             return view(number, open_image(path, max_pixels=max_pixels))
         except ImageError as error:
             reason = error.reason
-        return ImageError(os.fspath(path), reason)  # without a traceback, which keeps the bytes
+        return ImageError(os.fspath(path), reason)  # new: a traceback would keep the bytes
 
     return in_order(one, enumerate(paths), workers=workers, ahead=ahead)
 
@@ -53,11 +53,11 @@ def in_order(
     workers: int,
     ahead: int | None = None,
 ) -> Generator[Mapped, None, None]:
-    """Like `map`, in threads: results in the order of the items, at most `ahead` in progress.
+    """Map a function over items in threads, yielding the results in order.
 
-    Without workers the calling thread works; `ahead` is four per worker by default. However the
-    generator ends (exhausted, closed, exception, Ctrl-C), pending work is cancelled and no thread
-    is left.
+    At most `ahead` items are in progress, by default four per worker; with no workers, the calling
+    thread does the work. However the generator ends (exhaustion, closing, an exception, Ctrl-C),
+    pending work is cancelled and no thread remains.
     """
     if workers <= 0:
         yield from map(function, items)
@@ -77,19 +77,19 @@ def in_order(
 
 
 class ImageBatch(NamedTuple):
-    """A batch of views of equal size, and the unreadable files among its images."""
+    """A batch of views of equal size, with errors for the unreadable files in between."""
 
     indices: tuple[int, ...]
-    """Index of each row of `pixels` (B, S, S, 3)."""
+    """Image index of each row of `pixels` (B, S, S, 3)."""
     pixels: Pixels
     failed: tuple[tuple[int, ImageError], ...]
-    """Indices and errors of the unreadable files between the rows."""
+    """Image indices and errors of the unreadable files between the rows."""
 
 
 def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator[ImageBatch]:
     """Group the results of `decode_images` into batches of `size` images; the last may be smaller.
 
-    Errors belong to the batch in which they occur. A last batch may have errors only.
+    Errors belong to the batch in which they occur. The last batch may contain only errors.
     """
     indices: list[int] = []
     rows: list[Pixels] = []

@@ -1,6 +1,6 @@
 """Selection and order of the training images of an epoch.
 
-A pure function of labels, seed and epoch, so that a resumed or distributed run uses the same images
+Both depend only on labels, seed and epoch, so a resumed or distributed run uses the same images
 as an uninterrupted one. Does not import torch.
 """
 
@@ -16,15 +16,15 @@ Order = np.ndarray[Any, np.dtype[np.int64]]
 def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
     """Return the number of images in an epoch.
 
-    A balanced epoch has the same number of each class, and as many images as there are, rounded
-    down to a multiple of the classes.
+    A balanced epoch has the same number of images of each class; in total, that of the data set
+    rounded down to a multiple of the number of classes.
     """
     count = len(labels)
     return count - count % len({*labels}) if balanced and count else count
 
 
 def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) -> Order:
-    """Return the indices of the images of an epoch, in the order in which they are used."""
+    """Return the indices of an epoch's images in the order in which they are used."""
     random = np.random.default_rng([seed, epoch])
     if not balanced:
         return random.permutation(len(labels))
@@ -32,11 +32,11 @@ def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool
 
 
 def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
-    """Return the indices of the same number of images of each class, class after class.
+    """Return the indices of equally many images of each class, grouped by class.
 
-    Each class deals its images from a pile that is shuffled anew whenever it is used up, and the
-    next epoch continues where this one ended: over a run every image of a class is used equally
-    often, to within one.
+    Images of a class are drawn from a permutation, which is reshuffled whenever it is used up; the
+    next epoch continues where this one ended. Over a run, the numbers of uses of a class's images
+    therefore differ by at most one.
     """
     known = np.asarray(labels)
     classes = sorted({*labels})
@@ -52,7 +52,7 @@ def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
 
 
 def repeat_counts(order: Order) -> list[int]:
-    """Return for each position how often its image occurs earlier in the same epoch."""
+    """Return, for each position, the number of earlier uses of its image in the same epoch."""
     seen: Counter[int] = Counter()
     found = []
     for position in order.tolist():
@@ -62,7 +62,7 @@ def repeat_counts(order: Order) -> list[int]:
 
 
 def describe_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
-    """Return a sentence about a balanced epoch."""
+    """Return a sentence describing a balanced epoch."""
     counts = Counter(labels)
     each = images_per_epoch(labels, balanced=True) // len(counts)
     rarest, largest = min(counts, key=lambda c: counts[c]), max(counts, key=lambda c: counts[c])

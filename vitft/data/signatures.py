@@ -1,4 +1,4 @@
-"""File formats recognised by their first bytes; nothing is decoded here.
+"""Recognition of file formats by their first bytes, without decoding.
 
 Only the six formats of `ACCEPTED_SIGNATURES` are ever decoded (`data.images`); the others are
 recognised so that messages can name them.
@@ -12,7 +12,7 @@ ACCEPTED_SIGNATURES: Mapping[bytes, str] = {
     b"\x89PNG\r\n\x1a\n": "PNG",
     **dict.fromkeys((b"GIF87a", b"GIF89a"), "GIF"),
     b"BM": "BMP",
-    **dict.fromkeys((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), "TIFF"),  # + for BigTIFF
+    **dict.fromkeys((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), "TIFF"),  # `+` marks BigTIFF
 }
 FORMAT_BY_SUFFIX: Mapping[str, str] = {
     ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WebP", ".bmp": "BMP", ".gif": "GIF",
@@ -63,7 +63,7 @@ TEXT_SIGNATURES: Mapping[bytes, str] = {
 
 
 def identify_format(data: bytes) -> str:
-    """Return the name of an accepted format, or a short reason why the bytes are not accepted."""
+    """Return the name of an accepted format, or a short reason why the bytes are rejected."""
     for start, kind in ACCEPTED_SIGNATURES.items():
         if data.startswith(start):
             return kind
@@ -89,7 +89,7 @@ def foreign_kind(data: bytes) -> str:
 
 
 def looks_like(data: bytes) -> str:
-    """Return a guess at what bytes without a known signature are."""
+    """Return a guess at the content of bytes without a known signature."""
     head = data[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if not head.strip(b"\0"):
         return "only zero bytes"
@@ -103,7 +103,7 @@ def looks_like(data: bytes) -> str:
 
 
 def declared_length(kind: str, data: bytes) -> int | None:
-    """Return the length of the complete file in bytes, if its header states it."""
+    """Return the length of the complete file in bytes, or None if its header does not state it."""
     if kind == "WebP" and len(data) >= 8:
         return int.from_bytes(data[4:8], "little") + 8
     if kind == "BMP" and len(data) >= 6:
@@ -112,7 +112,7 @@ def declared_length(kind: str, data: bytes) -> int | None:
 
 
 def declared_size(kind: str, data: bytes) -> tuple[int, int] | None:
-    """Return width and height of formats whose decoders allocate memory before reporting them."""
+    """Return width and height for formats whose decoders allocate memory before reporting them."""
     if kind == "GIF" and len(data) >= 10:
         width, height = struct.unpack_from("<HH", data, 6)
         return width, height

@@ -1,8 +1,8 @@
-"""Inputs of a prediction as a lazy sequence of images: one `ImageSource` per row of output.
+"""Inputs of a prediction as a lazy sequence of images, with one `ImageSource` per output row.
 
-Inputs are files, folders (everything below them, sorted), globs that no shell has expanded, web
-addresses, lists of all these, and standard input. Files are opened only when needed, and a list of
-a million names is read as it is used. Imports neither numpy nor torch.
+Inputs are files, folders (everything below them, sorted), globs that the shell did not expand, web
+addresses, lists of any of these, and standard input. Files are opened only when needed, and lists
+are read incrementally. Imports neither numpy nor torch.
 """
 
 import contextlib
@@ -29,34 +29,34 @@ PATH_COLUMNS = (
     "path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path",
     "img", "url",
 )  # fmt: skip
-"""Headers that mark the column of paths in a table."""
-HEAD = 4096  # bytes of standard input that decide whether it is an image or a list
-MAX_STDIN = 2**28  # bytes of the largest image on standard input
+"""Headers that identify the path column of a table."""
+HEAD = 4096  # bytes of standard input used to tell an image from a list
+MAX_STDIN = 2**28  # maximum size in bytes of an image on standard input
 FETCHING, FETCHED_AHEAD = 8, 32
-"""Addresses fetched at a time, and the most images that wait for their turn."""
+"""Number of concurrent downloads, and maximum number of images fetched ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """One image to be predicted."""
+    """An image to be classified."""
 
     name: str
     path: str = ""
     data: bytes | None = None
-    error: str = ""  # why there is no image, if that is known already
+    error: str = ""  # reason why there is no image, if already known
 
 
 def sources(
     inputs: Sequence[str], *, lists: Sequence[str] = (), stdin: BinaryIO | None = None
 ) -> Iterator[ImageSource]:
-    """Return everything that was named, in order, lazily.
+    """Return an iterator over all images of the inputs and lists, in order.
 
-    Errors that are certain are raised here, before anything expensive: a folder or a pattern
-    without images, a list that cannot be read. A file that does not exist gets an error row.
+    Certain errors are raised at once, before any expensive work: a folder or pattern without
+    images, or an unreadable list. A file that does not exist becomes an error row.
 
     Raises:
-        DataError: As above.
-        UsageError: Standard input is named twice, or a table has no column of paths.
+        DataError: A folder or pattern has no images, or a list cannot be read.
+        UsageError: Standard input is given twice, or a table has no path column.
     """
     if inputs.count(STDIN) > 1:
         raise UsageError(
@@ -67,16 +67,16 @@ def sources(
 
 
 def argument_sources(name: str, stdin: BinaryIO | None) -> Iterable[ImageSource]:
-    """Return the images behind one argument."""
+    """Return the images that one argument refers to."""
     if name == STDIN:
         assert stdin is not None
         return from_stdin(stdin)
     if is_url(name):
         return [ImageSource(name)]
-    if os.path.isdir(name):  # noqa: PTH112 - Path would raise for odd names
+    if os.path.isdir(name):  # noqa: PTH112 - Path would raise on odd names
         return folder_images(name)
     if glob.has_magic(name) and not os.path.lexists(name):
-        found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - for names as typed
+        found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - keeps names as typed
         if not found:
             raise DataError(f"no file matches {name}", fix="check the pattern and the folder")
         return (source for match in found for source in named_sources(match, match))
@@ -86,10 +86,10 @@ def argument_sources(name: str, stdin: BinaryIO | None) -> Iterable[ImageSource]
 
 
 def expand(inputs: Iterable[str]) -> Iterator[str]:
-    """Yield files as they are, and for each folder all images below it, sorted.
+    """Yield each file unchanged and, for each folder, all images below it, sorted.
 
     Raises:
-        DataError: A folder holds no image.
+        DataError: A folder contains no images.
     """
     for name in inputs:
         if Path(name).is_dir():
@@ -102,7 +102,7 @@ def folder_images(root: str) -> Iterator[ImageSource]:
     """Return the images in and below a folder.
 
     Raises:
-        DataError: There are none.
+        DataError: The folder contains no images.
     """
     images = walk_images(Walk(root), "", frozenset())
     first = next(images, None)
@@ -112,11 +112,11 @@ def folder_images(root: str) -> Iterator[ImageSource]:
 
 
 def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[ImageSource]:
-    """Yield all image files in and below a folder, in the order of their paths as strings.
+    """Yield all image files in and below a folder, sorted by path as a string.
 
-    The names of one folder are in memory at a time. Entries that are named like images but are not
-    files are included: opening them gives the reason. A folder without read permission becomes one
-    error row; links that lead back are not followed.
+    Only one folder's names are in memory at a time. Entries that have the name of an image but are
+    not files are included, because opening them gives the reason. A folder without read permission
+    becomes one error row, and circular links are not followed.
     """
     identity = walk.identity(walk.full(folder))
     if identity in above:
@@ -126,7 +126,7 @@ def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[I
         if walk.is_hidden(entry.name):
             continue
         if is_folder(entry):
-            names.append(entry.name + "/")  # keeps the order of whole paths
+            names.append(entry.name + "/")  # sorts like whole paths
         elif walk.has_image_name(entry.name):
             names.append(entry.name)
     for refused in walk.refused:
@@ -142,7 +142,7 @@ def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[I
 
 
 def named_sources(name: str, path: str) -> Iterable[ImageSource]:
-    """Return the images of one entry of a list or pattern; problems become error rows."""
+    """Return the images for an entry of a list or pattern; problems become error rows."""
     if is_url(name):
         return [ImageSource(name)]
     if not name:
@@ -159,7 +159,7 @@ def named_sources(name: str, path: str) -> Iterable[ImageSource]:
 def is_list(name: str) -> bool:
     """Return whether a .txt or .csv file among the arguments is a list of images.
 
-    A text file beside photos must not become a hundred error rows, so its first entry has to exist.
+    Its first entry must exist, so that a text file among photos does not cause many error rows.
     """
     try:
         first = next(iter(list_entries(name)), None)
@@ -171,14 +171,14 @@ def is_list(name: str) -> bool:
 
 
 def from_list(name: str) -> Iterable[ImageSource]:
-    """Return the images that a list names.
+    """Return the images in a list.
 
-    Relative paths start at the folder of the list; if its first path exists only relative to the
-    current folder, all of them start there.
+    Relative paths are relative to the list's folder or, if the first path exists only relative to
+    the current folder, all to that.
 
     Raises:
         DataError: The list cannot be read or is empty.
-        UsageError: No column of a table is known to hold paths.
+        UsageError: The path column of a table cannot be identified.
     """
     first = next(iter(list_entries(name)), None)
     if first is None:
@@ -194,13 +194,13 @@ def from_list(name: str) -> Iterable[ImageSource]:
 
 
 def list_folder(name: str) -> str:
-    """Return the folder of a list with a slash, or an empty string for the current folder."""
-    folder = os.path.dirname(name)  # noqa: PTH120 - Path would fold names
+    """Return the folder of a list, ending in a slash, or an empty string for the current folder."""
+    folder = os.path.dirname(name)  # noqa: PTH120 - Path would normalise names
     return f"{folder}/" if folder else ""
 
 
 def list_entries(name: str) -> Iterator[str]:
-    """Yield the paths in a list file as they are asked for, without empty lines and # comments."""
+    """Yield the paths in a list file lazily, without empty lines and # comments."""
     try:
         with Path(name).open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             if Path(name).suffix.lower() in (".csv", ".tsv"):
@@ -216,10 +216,10 @@ def list_entries(name: str) -> Iterator[str]:
 
 
 def table_paths(file: TextIO, name: str) -> Iterator[str]:
-    """Yield the cells of the column that holds paths.
+    """Yield the cells of the path column.
 
     Raises:
-        UsageError: There are several columns and no known header.
+        UsageError: The table has several columns but no known header.
         DataError: The table is damaged.
     """
     reader = csv.reader(file, delimiter="\t" if name.lower().endswith(".tsv") else ",")
@@ -247,7 +247,7 @@ def table_paths(file: TextIO, name: str) -> Iterator[str]:
 
 
 def from_stdin(stdin: BinaryIO) -> Iterable[ImageSource]:
-    """Return an image, or images named one per line or separated by NULs (find -print0).
+    """Return one image, or the images in a list separated by newlines or NULs (find -print0).
 
     Raises:
         DataError: Standard input is empty.
@@ -268,16 +268,16 @@ def from_stdin(stdin: BinaryIO) -> Iterable[ImageSource]:
 
 
 def read_some(stdin: BinaryIO, most: int) -> bytes:
-    """Return the bytes that are available, at most `most`."""
+    """Return the bytes available, up to `most`."""
     read1 = getattr(stdin, "read1", None)
     data: bytes = read1(most) if read1 is not None else stdin.read(most)
     return data
 
 
 def is_image(head: bytes) -> bool:
-    """Return whether bytes begin a file of any format rather than a list of names.
+    """Return whether bytes are the start of a file of any format, not of a list of names.
 
-    BMP starts with two letters that a path may start with, so the rest of it decides.
+    A path may begin with the two letters that start a BMP file, so its header is checked further.
     """
     has_signature = not identify_format(head).startswith("not an image")
     if b"\0\0" in head or (len(head) > 2 and not head.startswith(b"BM") and has_signature):
@@ -287,7 +287,7 @@ def is_image(head: bytes) -> bool:
 
 
 def split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
-    """Yield the names between separators; `head` has been read already."""
+    """Yield the names between separators; `head` is what has already been read."""
     rest, piece = b"", head
     while piece:
         *whole, rest = (rest + piece).split(mark)
@@ -303,9 +303,9 @@ def split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
 def with_fetched(
     items: Iterable[ImageSource], *, limits: WebLimits | None = None, others: int = FETCHED_AHEAD
 ) -> Iterator[ImageSource]:
-    """Yield the sources in order; those on the web with their bytes or an error.
+    """Yield the sources in order; those on the web have their bytes or an error added.
 
-    A few are fetched ahead; local files pass through.
+    A few are fetched ahead, and local files are unchanged.
     """
     waiting: deque[Future[ImageSource]] = deque()
     with contextlib.ExitStack() as stack:
@@ -330,7 +330,7 @@ def with_fetched(
 
 
 def with_bytes(item: ImageSource, limits: WebLimits | None) -> ImageSource:
-    """Return a source with its bytes, or with the reason why there are none."""
+    """Return a source with its bytes or with the reason why they could not be fetched."""
     try:
         return replace(item, data=fetch_image(item.name, limits))
     except ImageError as error:
@@ -338,10 +338,10 @@ def with_bytes(item: ImageSource, limits: WebLimits | None) -> ImageSource:
 
 
 def source_bytes(source: ImageSource, *, max_pixels: int) -> bytes:
-    """Return the content of a source's file.
+    """Return the contents of a source's file.
 
     Raises:
-        ImageError: With the reason for the error row.
+        ImageError: The file cannot be read; the reason is for the error row.
     """
     from vitft.data.images import read_bytes  # Pillow is not needed to list files
 

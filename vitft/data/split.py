@@ -1,8 +1,8 @@
-"""Split into training and validation images, and the manifest that records it.
+"""Split into training and validation images, recorded in a manifest.
 
-The rule is that of the reference script: class by class, `int(n * val_rate)` of the sorted files
-are drawn with one private random generator; the others, in sorted order, train. Does not read
-images. Identical images stay on one side, except in the reference split.
+The rule is that of the reference script: for each class, `int(n * val_rate)` of the sorted files
+are drawn with a private random generator for validation; the others, in sorted order, are for
+training. Identical images stay on one side, except in the reference split. Does not read images.
 
 Source: WZMIAOMIAO/deep-learning-for-image-processing,
 pytorch_classification/vision_transformer/utils.py, `read_split_data` since commit 9508fd2.
@@ -38,12 +38,12 @@ class Row:
     """One image of a run."""
 
     path: str
-    """Relative to the data folder, with slashes."""
+    """Path relative to the data folder, with slashes."""
     label: int
-    """Index of its class."""
+    """Class index."""
     split: Literal["train", "val"]
     sha256: str
-    """Hexadecimal digest of the file's bytes."""
+    """Hexadecimal SHA-256 digest of the file's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Manifest:
     root: Path
     classes: tuple[str, ...]
     rows: tuple[Row, ...]
-    """By class, then by path as a string."""
+    """Rows sorted by class, then by path as a string."""
 
     @property
     def train(self) -> tuple[Row, ...]:
@@ -65,15 +65,15 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """sha256 of the table as written to `split.csv`."""
+        """SHA-256 of the table as written to `split.csv`."""
         return hashlib.sha256(self.to_csv()).hexdigest()
 
     def locate(self, row: Row) -> str:
-        """Return the path to open."""
+        """Return the path with which to open an image."""
         return f"{os.fspath(self.root)}/{row.path}"
 
     def to_csv(self) -> bytes:
-        """Return the table with class names as labels."""
+        """Return the table as CSV, with class names as labels."""
         rows = ((row.path, self.classes[row.label], row.split, row.sha256) for row in self.rows)
         return encode_table(MANIFEST_COLUMNS, rows)
 
@@ -86,7 +86,7 @@ class Manifest:
         """Read a table written by `write`.
 
         Raises:
-            DataError: The file is missing or invalid; the line is named.
+            DataError: The file is missing or invalid; the message names the line.
         """
         table = TableReader(
             path,
@@ -111,7 +111,7 @@ class Manifest:
 
 
 def row_problem(cells: Sequence[str], seen: Container[str]) -> str:
-    """Return what is wrong with a row, or an empty string."""
+    """Return the problem with a row, or an empty string if there is none."""
     if len(cells) != len(MANIFEST_COLUMNS):
         return f"{len(cells)} cells instead of {len(MANIFEST_COLUMNS)}"
     name, _, part, sha256 = cells
@@ -129,14 +129,14 @@ def split(
 ) -> Manifest:
     """Assign every readable image to training or validation.
 
-    A folder with its own train and val parts keeps them. `random` draws from the readable images
-    and draws at least one of every class of two or more; then every group of near-duplicates
-    goes where its first image was drawn. `reference` draws from all files, readable or not,
-    exactly as the reference script does; unreadable ones are dropped afterwards. Without group
-    names by digest in `groups` only identical files are grouped.
+    A folder with its own train and val parts keeps them. `random` draws from the readable images,
+    at least one from every class of two or more; every group of near-duplicates then joins the
+    side of its first image. `reference` draws from all files, readable or not, exactly as the
+    reference script does, and drops the unreadable ones afterwards. `groups` maps digests to group
+    names; without it, only identical files are grouped.
 
     Raises:
-        DataError: A class has no training image, or there is no validation image.
+        DataError: A class has no training images, or there are no validation images.
     """
     folder = checked.folder
     assert folder.reference == (spec.split == "reference"), "scanned for another kind of split"
@@ -164,10 +164,10 @@ def split(
 def draw(
     counts: Sequence[int], val_rate: float, seed: int, *, at_least: int = 0
 ) -> list[list[int]]:
-    """Return the validation indices into each class's sorted list, in the order they are drawn.
+    """Return the indices of the validation images in each class's sorted list, as drawn.
 
-    `counts` are the files per class. The fraction `val_rate` of each class is rounded down, and
-    `at_least` so many are drawn, but never a whole class.
+    `counts` are the numbers of files per class. The fraction `val_rate` of each class is rounded
+    down but is at least `at_least` images; a whole class is never drawn.
     """
     stream = random.Random(seed)
     return [
@@ -179,15 +179,15 @@ def draw(
 def keep_groups_together(
     files: Sequence[InspectedFile], drawn: Set[str], groups: Mapping[str, str]
 ) -> set[str]:
-    """Return the validation paths after moving each group to where its first image was drawn.
+    """Return the validation paths after moving each group to the side of its first image.
 
-    A group validates with the same probability as a single image. A class whose images are all
-    on one side gets the first of its groups that can be moved to the other, if there is one.
+    A group is in validation with the same probability as a single image. If all images of a class
+    are on one side, the first of its groups that can be moved to the other side is moved.
     """
     members: dict[str, list[InspectedFile]] = {}
     for file in files:
         members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
-    side = {name: group[0].path in drawn for name, group in members.items()}  # True: validates
+    side = {name: group[0].path in drawn for name, group in members.items()}  # True: validation
     have = Counter((f.label, side[name]) for name, group in members.items() for f in group)
     for lacking in sorted({(file.label, wanted) for file in files for wanted in (True, False)}):
         for name, group in members.items() if not have[lacking] else ():
@@ -226,16 +226,16 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
 
 
 class Leaks(NamedTuple):
-    """Groups of paths of identical files that should not be identical."""
+    """Groups of paths of identical files that leak across the split or have different labels."""
 
     across: tuple[tuple[str, ...], ...]
-    """Groups with training and validation images."""
+    """Groups with both training and validation images."""
     labels: tuple[tuple[str, ...], ...]
     """Groups with more than one class."""
 
 
 def leaks(manifest: Manifest) -> Leaks:
-    """Find identical files across training and validation, and under different labels."""
+    """Return the groups of identical files across the split or with different labels."""
     by_digest: dict[str, list[Row]] = {}
     for row in manifest.rows:
         by_digest.setdefault(row.sha256, []).append(row)
@@ -246,7 +246,7 @@ def leaks(manifest: Manifest) -> Leaks:
 
 
 def log_split(manifest: Manifest) -> None:
-    """Chart the images per class and warn of identical files that should not be there."""
+    """Log a chart of the images per class, and warn about the groups found by `leaks`."""
     counts = {name: [0, 0] for name in manifest.classes}
     for row in manifest.rows:
         counts[manifest.classes[row.label]][row.split == "val"] += 1

@@ -1,4 +1,4 @@
-"""CSV tables of images: any file name survives, and errors name the line."""
+"""CSV tables of images: any file name is preserved, and errors name the line."""
 
 import csv
 import io
@@ -10,24 +10,24 @@ from vitft.system.errors import DataError
 
 
 def encode_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
-    """Return a table as a CSV file."""
+    """Return a table encoded as a CSV file."""
     lines = (",".join(map(quote_cell, cells)) + "\n" for cells in (columns, *rows))
     return "".join(lines).encode("utf-8", "surrogateescape")
 
 
 def quote_cell(cell: str) -> str:
-    """Quote a CSV cell; unlike csv.writer of Python 3.11, quote a lone carriage return too."""
+    """Quote a CSV cell if needed, even for a lone carriage return (unlike Python 3.11's csv)."""
     return '"' + cell.replace('"', '""') + '"' if re.search('[",\r\n]', cell) else cell
 
 
 class TableReader:
-    """A CSV file that is read row by row.
+    """Reader of a CSV file, row by row.
 
     Args:
-        path: The file.
-        missing: What to do if it cannot be read, for the error.
-        fix: What to do if it is invalid.
-        separators: One of these separates the cells; a later one does if the header has it.
+        path: Path of the file.
+        missing: Advice in the error raised if the file cannot be read.
+        fix: Advice in the errors raised if the file is invalid.
+        separators: Possible cell separators; a later one is used if the header contains it.
 
     Raises:
         DataError: The file cannot be read.
@@ -52,6 +52,6 @@ class TableReader:
             raise self.error(str(error)) from error
 
     def error(self, problem: str) -> DataError:
-        """Return the error for a problem with the row that was read last."""
+        """Return the error for a problem with the row read last."""
         line = max(1, self.reader.line_num)
         return DataError(f"{self.path}, line {line}: {problem}", fix=self.fix)

@@ -1,8 +1,8 @@
 """Image transforms: from a decoded image to the input of the model.
 
-`EvalTransform` is stored in every checkpoint; validation, predict, evaluate, explain and every
-export read the same object. Images are resized and cropped as uint8 by Pillow, whose antialiased
-filters timm and torchvision use too, and normalised after batching.
+`EvalTransform` is stored in every checkpoint; validation, predict, evaluate, explain and all
+exports use the same object. Images are resized and cropped as uint8 by Pillow, whose antialiased
+filters timm and torchvision also use, and are normalised after batching.
 """
 
 import json
@@ -28,17 +28,17 @@ RESAMPLING: Mapping[str, Image.Resampling] = {
 }
 DEFAULT_MEAN = (0.5, 0.5, 0.5)
 CROP = 0.9
-"""Fraction kept by the centre crop unless the weights specify another, timm's value for ViTs."""
+"""Default fraction of the side kept by the centre crop: timm's value for ViTs."""
 MAX_ASPECT = 100
-"""Side ratio above which only the visible part of an image is resized."""
+"""Ratio of the sides above which only the visible part of an image is resized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalTransform:
     """Deterministic transform: resize, centre crop, scale to 0..1, normalise.
 
-    Resize and crop equal torchvision's `Resize` + `CenterCrop` to the last bit, and so timm's
-    evaluation transform, for images up to 100 times as long as wide.
+    Resizing and cropping are bit-identical to torchvision's `Resize` + `CenterCrop`, and thus to
+    timm's evaluation transform, for images up to 100 times as long as wide.
     """
 
     image_size: tuple[int, int] = (224, 224)
@@ -47,11 +47,11 @@ class EvalTransform:
     """Fraction of the resized image's side that the centre crop keeps, in (0, 1]."""
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, ...] = DEFAULT_MEAN
-    """Subtracted per channel from values in 0..1."""
+    """Mean per channel, subtracted from values in 0..1."""
     std: tuple[float, ...] = DEFAULT_MEAN
-    """Divisor per channel, after the mean."""
+    """Divisor per channel, applied after subtracting the mean."""
     fit: Fit = "crop"
-    """`crop` keeps the aspect ratio and crops; `squash` keeps everything and distorts."""
+    """Resizing method: `crop` keeps the aspect ratio and crops; `squash` changes the ratio."""
 
     def __post_init__(self) -> None:
         if not 0 < self.crop <= 1:
@@ -75,7 +75,7 @@ class EvalTransform:
 
     @property
     def channels(self) -> int:
-        """Input channels of the model: 3 for colour, 1 for greyscale."""
+        """Number of input channels of the model: 3 for colour, 1 for greyscale."""
         return len(self.mean)
 
     def pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -85,18 +85,18 @@ class EvalTransform:
         height, width = self.image_size
         resample = RESAMPLING[self.interpolation]
         wide, tall = self.resized(image.width, image.height)
-        # Rounded as torchvision's CenterCrop does: half to even.
+        # Rounded half to even, as in torchvision's CenterCrop.
         left, top = round((wide - width) / 2), round((tall - height) / 2)
         box = left, top, left + width, top + height
         aspect = max(wide, tall) / min(wide, tall)
-        if self.fit == "crop" and aspect > MAX_ASPECT:  # 65500 x 1 pixels would become 12 GB
+        if self.fit == "crop" and aspect > MAX_ASPECT:  # 65500 x 1 pixels would take 12 GB
             across, down = image.width / wide, image.height / tall
             part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
             return np.array(image.resize((width, height), resample, box=part))
         return np.array(image.resize((wide, tall), resample).crop(box))
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
-        """Return the size in pixels (width, height) of an image before the centre crop."""
+        """Return the size (width, height) in pixels of an image before the centre crop."""
         tall, wide = (math.floor(side / self.crop) for side in self.image_size)
         if self.fit == "squash":
             return wide, tall
@@ -109,7 +109,7 @@ class EvalTransform:
 
     def normalise(self, pixels: "Tensor") -> "Tensor":
         """Convert uint8 (B, S, S, 3) to float32 (B, channels, S, S) on the same device."""
-        planes = pixels.permute(0, 3, 1, 2)[:, : self.channels]  # channels last in memory
+        planes = pixels.permute(0, 3, 1, 2)[:, : self.channels]  # channels-last memory format
         if len({*self.mean}) == len({*self.std}) == 1:  # scalars are faster than broadcasting
             return planes.float().div_(255).sub_(self.mean[0]).div_(self.std[0])
         values = planes.contiguous().float().div_(255)
@@ -121,14 +121,14 @@ class EvalTransform:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read the output of `to_json`; JSON lists become tuples."""
+        """Create a transform from the output of `to_json`; JSON lists become tuples."""
         tuples: dict[str, Any] = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
         return cls(**{**fields, **tuples})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropTransform:
-    """Training view: a random box of the image, resized and possibly flipped.
+    """Training view: a random box of the image, resized and randomly flipped.
 
     Source: Szegedy et al. 2015 (Inception), with the defaults of torchvision's
     `RandomResizedCrop` and `RandomHorizontalFlip`.
@@ -137,15 +137,15 @@ class CropTransform:
     image_size: tuple[int, int] = (224, 224)
     """Height and width of the result in pixels."""
     scale: tuple[float, float] = (0.08, 1.0)
-    """Range of the fraction of the area that the box covers."""
+    """Lower and upper bounds on the fraction of the area that the box covers."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Range of width over height of the box."""
+    """Lower and upper bounds on the box's ratio of width to height."""
     flip: float = 0.5  # probability of a horizontal flip
     interpolation: Interpolation = "bicubic"
-    rand: bool = False  # whether RandAugment follows
+    rand: bool = False  # whether to apply RandAugment afterwards
 
     def pixels(self, image: Image.Image, *, key: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return one view, uint8 (S, S, 3). The same `key` gives the same view in any process."""
+        """Return one view: uint8 (S, S, 3). The same `key` gives the same view in every process."""
         # Seeded by SHA-512 of the key, not by the salted `hash`; names may contain surrogates.
         rng = random.Random(key.encode("utf-8", "surrogatepass"))
         height, width = self.image_size
@@ -160,7 +160,7 @@ class CropTransform:
         return np.array(view)
 
     def box(self, image: Image.Image, rng: random.Random) -> tuple[int, int, int, int]:
-        """Draw left, top, right, bottom in pixels; the whole image if ten draws do not fit."""
+        """Draw a box (left, top, right, bottom), or use the whole image if ten draws do not fit."""
         low, high = (math.log(side) for side in self.ratio)
         for _ in range(10):
             area = image.width * image.height * rng.uniform(*self.scale)
@@ -189,7 +189,7 @@ class View:
 
     @property
     def settings(self) -> str:
-        """Everything that determines the pixels, as text."""
+        """Text of everything that determines the pixels."""
         crop = None if self.crop is None else str(self.crop)
         return json.dumps([self.transform.to_json(), crop])
 
@@ -200,5 +200,5 @@ def eval_view(transform: EvalTransform) -> View:
 
 
 def crop_views(transform: EvalTransform, crop: CropTransform, count: int, seed: int) -> list[View]:
-    """Return `count` augmented views: random resized crop and flip by seed, view and image."""
+    """Return `count` augmented views: random resized crops and flips, seeded per view and image."""
     return [View(f"crop {seed} {k}", transform, crop) for k in range(count)]

@@ -1,6 +1,6 @@
-"""Listing of a data folder: image files, unreadable entries and what was ignored.
+"""Listing of a data folder: image files, unreadable entries and ignored entries.
 
-Knows names and kinds of entries, not classes or layouts (`data.folder`), and opens no file.
+It uses only names and kinds of entries and opens no file; `data.folder` finds classes and layouts.
 """
 
 import os
@@ -20,16 +20,16 @@ class Walk:
 
     root: str
     reference: bool = False
-    """List as the reference script does: four suffixes, any kind of entry, no sub-folders."""
+    """Whether the reference script's rules apply: four suffixes, any entry type, no sub-folders."""
     bad: list[tuple[str, str]] = field(default_factory=list)
-    """Paths that are named like an image but are not files, and why."""
+    """Paths that have the name of an image but are not files, with the reasons."""
     ignored: int = 0
-    loops: int = 0  # links that led back into a folder already visited
+    loops: int = 0  # number of links back to a folder already visited
     refused: list[str] = field(default_factory=list)  # folders without read permission
     listings: dict[str, tuple[list[str], int]] = field(default_factory=dict)
 
     def folders_of(self, folder: str) -> tuple[list[str], int]:
-        """Return the sorted folder names in `folder` and the number of images beside them."""
+        """Return the sorted names of the folders in `folder`, and the number of images in it."""
         if folder not in self.listings:
             names, loose = [], 0
             for entry in self.entries(folder):
@@ -77,18 +77,18 @@ class Walk:
         return sorted(found)
 
     def has_image_name(self, name: str) -> bool:
-        """Return whether the suffix is one of the accepted ones."""
+        """Return whether the name has an accepted suffix."""
         stem, dot, suffix = name.rpartition(".")
         if self.reference:
             return bool(stem.strip(".")) and dot + suffix in REFERENCE_SUFFIXES
         return dot + suffix.lower() in FORMAT_BY_SUFFIX
 
     def is_hidden(self, name: str) -> bool:
-        """Return whether an entry is hidden or a system file; the reference script takes all."""
+        """Return whether an entry is hidden or a system file (never, for the reference script)."""
         return not self.reference and (name.startswith(".") or name.lower() in SYSTEM_FILES)
 
     def entries(self, folder: str) -> list[os.DirEntry[str]]:
-        """Return the entries of a folder; none, and a note in `refused`, without permission."""
+        """Return the entries of a folder; an unreadable one has none and is added to `refused`."""
         try:
             with os.scandir(self.full(folder)) as found:
                 return list(found)
@@ -102,7 +102,7 @@ class Walk:
             ) from error
 
     def identity(self, path: str) -> tuple[int, int] | None:
-        """Return device and inode, which are the same for all names of one folder."""
+        """Return the device and inode, which are the same for all paths to a folder."""
         try:
             status = Path(path).stat()
         except OSError:
@@ -110,7 +110,7 @@ class Walk:
         return status.st_dev, status.st_ino
 
     def full(self, folder: str) -> str:
-        """Return the path to open."""
+        """Return the path with which to open an entry."""
         return f"{self.root}/{folder}" if folder else self.root
 
     def raise_if_refused(self) -> None:

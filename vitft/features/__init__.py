@@ -1,1 +1,1 @@
-"""What frozen features give: the cut, extraction, cache, heads, label errors, OOD detection."""
+"""Frozen features: extraction, cache, linear heads, label errors and OOD detection."""

@@ -1,9 +1,9 @@
-"""Fixed-size rows on disk, looked up by a digest of what they were computed from.
+"""On-disk cache of fixed-size rows, keyed by digests of their inputs.
 
 A `Store` holds one row per key for one `space` (weights, cut, view, precision). It is a folder of
-shards, each written once and never changed, so that several processes can fill it at once and a
-crash costs only what was not flushed. Every row has a checksum that is verified when it is read: a
-damaged row counts as missing and is computed again. Rows are memory-mapped, not loaded.
+shards, each written once and never changed, so several processes can fill it at once and a crash
+loses only unflushed rows. Every row has a checksum that is verified on reading: a damaged row
+counts as missing and is computed again. Rows are memory-mapped, not loaded.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ KEY_BYTES = 32
 ALIGN = 64
 MANY_SHARDS, SMALL_SHARD = 64, 2**24
 LIMIT_GB = 20.0
-"""Size of the whole cache above which the least recently used spaces are removed."""
+"""Total cache size in GB above which the least recently used spaces are removed."""
 
 
 def default_folder() -> Path:
-    """Return the folder of the cache unless the user names another."""
+    """Return the default cache folder."""
     try:
         return Path.home() / ".cache" / "vitft" / "features"
     except RuntimeError as error:
@@ -44,22 +44,22 @@ def default_folder() -> Path:
 
 
 def key_of(*parts: str) -> bytes:
-    """Return a key made of texts such as a file's digest and the name of a view."""
+    """Return a key derived from strings such as a file's digest and the name of a view."""
     return hashlib.sha256("\n".join(parts).encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of rows: header, keys, checksums, rows."""
+    """A file of rows: header, keys, checksums, rows."""
 
     path: Path
     keys: CachedRows  # (n, 32) uint8, in memory
     sums: CachedRows  # (n,) uint32, in memory
-    rows: CachedRows  # (n, ...), mapped
+    rows: CachedRows  # (n, ...), memory-mapped
 
 
 class Store:
-    """Rows by key for one space, whose settings are stored beside them as JSON."""
+    """Rows of one space by key; the settings of the space are stored beside them as JSON."""
 
     def __init__(
         self, root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str
@@ -71,30 +71,30 @@ class Store:
         self.places: dict[bytes, tuple[int, int]] = {}
         self.shards: list[Shard] = []
         self.damaged = 0
-        """Damaged rows or files found since this store was opened."""
+        """Number of damaged rows and files found since the store was opened."""
         self.waiting: dict[bytes, CachedRows] = {}
         self.flushed = time.monotonic()
         self.pause_s = 1.0
         self.make_folder()
-        with contextlib.suppress(OSError):  # a read-only shared cache
-            os.utime(self.folder)  # marks the last use, for `prune`
+        with contextlib.suppress(OSError):  # read-only shared cache
+            os.utime(self.folder)  # record the last use for `prune`
         for path in sorted(self.folder.glob("*.rows")):
             self.open_shard(path)
         if len(self.shards) > MANY_SHARDS:
             self.merge_small_shards()
 
     def make_folder(self) -> None:
-        """Create the folder and its description, again if the cache was removed meanwhile."""
+        """Create the folder and its description, even if the cache was removed after opening."""
         if not (self.folder / "space.json").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / "space.json", self.text)
-        for leftover in self.folder.glob(".*"):  # of a process that was killed while writing
+        for leftover in self.folder.glob(".*"):  # from a process killed while writing
             with contextlib.suppress(OSError):
                 if time.time() - leftover.stat().st_mtime > 86400:
                     leftover.unlink()
 
     def merge_small_shards(self) -> None:
-        """Merge the rows of many small files: each mapped file takes a descriptor."""
+        """Merge many small files into one, because each mapped file needs a descriptor."""
         small = [i for i, shard in enumerate(self.shards) if shard.rows.nbytes < SMALL_SHARD]
         rows = {
             key: np.array(row)
@@ -102,16 +102,16 @@ class Store:
             if place[0] in small and (row := self.get(key)) is not None
         }
         if rows:
-            with contextlib.suppress(RunError, ResourceError):  # read-only: keep the many files
+            with contextlib.suppress(RunError, ResourceError):  # read-only: keep the small files
                 self.write_shard(rows)
                 for i in small:
                     self.shards[i].path.unlink(missing_ok=True)
 
     def open_shard(self, path: Path) -> None:
-        """Add the rows of a file; an incomplete file is deleted."""
+        """Add the rows of a file, or delete the file if it is incomplete."""
         try:
             shard = read_shard(path, self.shape, self.dtype)
-        except OSError:  # deleted, or no descriptor left: not damaged
+        except OSError:  # deleted or out of descriptors, not damaged
             return
         if shard is None:
             self.damaged += 1
@@ -140,16 +140,16 @@ class Store:
         return row
 
     def add(self, key: bytes, row: CachedRows) -> None:
-        """Add a row; it is written by the next `flush`, after seconds at first, later minutes."""
+        """Add a row, to be written by the next `flush`: at first within seconds, later minutes."""
         assert row.shape == self.shape
         self.waiting[key] = np.ascontiguousarray(row, dtype=self.dtype)
         waiting_bytes = len(self.waiting) * self.waiting[key].nbytes
         if time.monotonic() - self.flushed > self.pause_s or waiting_bytes > 2**26:
-            self.pause_s = min(300.0, 2 * self.pause_s)  # few files; at most minutes of work lost
+            self.pause_s = min(300.0, 2 * self.pause_s)  # few files, little lost work
             self.flush()
 
     def flush(self) -> None:
-        """Write the waiting rows as one new shard."""
+        """Write the pending rows as a new shard."""
         self.flushed = time.monotonic()
         if not self.waiting:
             return
@@ -158,7 +158,7 @@ class Store:
         self.waiting = {}
 
     def write_shard(self, rows: Mapping[bytes, CachedRows]) -> None:
-        """Add rows as a new file."""
+        """Write rows as a new shard and add it to the store."""
         path = self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.rows"
         with writing(path, option="--cache DIR, or --cache none"):
             write_atomically(path, shard_bytes(rows))
@@ -171,7 +171,7 @@ def checksum(key: bytes, row: CachedRows) -> int:
 
 
 def shard_bytes(rows: Mapping[bytes, CachedRows]) -> bytes:
-    """Return a shard as a file: magic, header length, header, keys, checksums, rows (aligned)."""
+    """Return the bytes of a shard: magic, header length, header, keys, checksums, aligned rows."""
     some = next(iter(rows.values()))
     keys = b"".join(rows)
     sums = np.array([checksum(k, r) for k, r in rows.items()], dtype="<u4").tobytes()
@@ -183,7 +183,7 @@ def shard_bytes(rows: Mapping[bytes, CachedRows]) -> bytes:
 
 
 def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shard | None:
-    """Map a shard, or return None if header, index or length are not as written."""
+    """Map a shard into memory, or return None if its header, index or length is damaged."""
     try:
         with path.open("rb") as file:
             if file.read(8) != SHARD_MAGIC:
@@ -211,17 +211,17 @@ def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shar
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """One space of the cache, as listed by `vitft cache`."""
+    """A space of the cache, as listed by `vitft cache`."""
 
     folder: Path
     settings: Mapping[str, str]
     size: int  # bytes on disk
     shards: int
-    used: float  # last use in seconds since the epoch
+    used: float  # time of last use in seconds since the epoch
 
 
 def spaces(root: Path) -> list[Space]:
-    """Return every space, the most recently used first."""
+    """Return all spaces, the most recently used first."""
     found = []
     for folder in root.iterdir() if root.is_dir() else ():
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -233,7 +233,7 @@ def spaces(root: Path) -> list[Space]:
 
 
 def remove_spaces(chosen: Iterable[Space]) -> int:
-    """Delete spaces and return the freed bytes."""
+    """Delete spaces and return the number of bytes freed."""
     freed = 0
     for space in chosen:
         shutil.rmtree(space.folder, ignore_errors=True)
@@ -242,7 +242,7 @@ def remove_spaces(chosen: Iterable[Space]) -> int:
 
 
 def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int:
-    """Delete the least recently used spaces until the cache fits its limit; return the freed bytes.
+    """Delete the least recently used spaces until the cache fits; return the number of bytes freed.
 
     Spaces used within the last `idle_s` seconds are kept.
     """
@@ -256,10 +256,10 @@ def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int
 
 
 def open_store(root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str) -> Store:
-    """Return the store of a space, created if needed.
+    """Return the store of a space, creating it if needed.
 
     Raises:
-        RunError: The folder cannot be written.
+        RunError: The folder is not writable.
     """
     with writing(root, option="--cache DIR, or --cache none"):
         return Store(root, space, shape, dtype)

@@ -1,7 +1,7 @@
-"""The cut at the freeze boundary: a frozen prefix of the model and a trainable suffix.
+"""Cut of a model at the freeze boundary into a frozen prefix and a trainable suffix.
 
-A frozen prefix is a pure function of the pixels, so it runs once per image and view instead of once
-per epoch. The suffix shares its parameters with the model: training it trains the model.
+The frozen prefix is a pure function of the pixels, so it runs once per image and view, not once per
+epoch. The suffix shares its parameters with the model: training it trains the model.
 """
 
 import copy
@@ -17,7 +17,7 @@ from vitft.models.timm_model import Model, TimmModel
 
 
 class Prefix(nn.Module):
-    """The frozen layers: pixels (B, 3, S, S) to tokens (B, N, D) or pooled features (B, D)."""
+    """Frozen layers that map pixels (B, 3, S, S) to tokens (B, N, D) or pooled features (B, D)."""
 
     def __init__(self, model: Model, stop: int, *, autocast: bool = False) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Prefix(nn.Module):
         return self.model.encode(self.model.embed(pixels), stop=self.stop)
 
     def digest(self) -> str:
-        """Return the sha256 of all that determines the output besides pixels and precision."""
+        """Return the SHA-256 of everything but pixels and precision that determines the output."""
         if isinstance(self.model, TimmModel):
             return state_digest(str(self.model.config.without_head()), self.model.net.state_dict())
         frozen = (f"blocks.{i}." for i in range(self.stop, self.model.config.depth))
@@ -49,10 +49,10 @@ class Prefix(nn.Module):
         return state_digest(f"{self.model.config.without_head()} {self.stop}", used)
 
     def in_precision(self, precision: str) -> "Prefix":
-        """Return this prefix, or one that computes in bf16; fp16 runs cache float32 features.
+        """Return this prefix, or a bf16 version of it; fp16 runs cache float32 features.
 
-        Our own models are copied with bf16 weights, which is leaner than autocast and equally
-        exact. timm models have layers (BatchNorm) that need float32, which autocast handles.
+        Our own models are copied with bf16 weights, which needs less memory than autocast and is
+        equally accurate. timm models may need float32 in some layers (BatchNorm), so they use it.
         """
         if precision != "bf16":
             return self
@@ -62,7 +62,7 @@ class Prefix(nn.Module):
 
 
 class Suffix(nn.Module):
-    """The trainable layers: output of `Prefix` to logits (B, C)."""
+    """Trainable layers that map the output of `Prefix` to logits (B, C)."""
 
     def __init__(self, model: Model, start: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Suffix(nn.Module):
         self.model = model
 
     def train(self, mode: bool = True) -> "Suffix":
-        """Set the mode of the layers after the cut; frozen layers stay in eval mode."""
+        """Set the mode of the trainable layers; frozen layers stay in eval mode."""
         self.training = mode
         self.model.eval()
         parts: list[nn.Module] = [self.model.pre_logits, self.model.head]
@@ -87,7 +87,7 @@ class Suffix(nn.Module):
 
 
 class Whole(nn.Module):
-    """A model that is trained completely: pixels to logits (B, C)."""
+    """Model without a frozen prefix, which maps pixels to logits (B, C)."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -98,19 +98,19 @@ class Whole(nn.Module):
 
 
 class Cut(NamedTuple):
-    """The two sides of the freeze boundary; without a prefix the suffix reads pixels."""
+    """The two sides of the freeze boundary; without a prefix, the suffix takes pixels."""
 
     prefix: Prefix | None
     suffix: nn.Module
 
     @property
     def pooled(self) -> bool:
-        """Whether the suffix reads one feature per image, so that its own cost is negligible."""
+        """Whether the suffix takes one feature vector per image, so that its cost is negligible."""
         return self.prefix is not None and self.prefix.pooled
 
 
 def cut_model(model: Model, freeze: str) -> Cut:
-    """Cut a model whose frozen parameters are marked already (`models.freeze.freeze_model`)."""
+    """Cut a model whose frozen parameters have been marked by `models.freeze.freeze_model`."""
     frozen = frozen_blocks(freeze, model.config.depth)
     if frozen is None:
         return Cut(None, Whole(model))
@@ -119,7 +119,7 @@ def cut_model(model: Model, freeze: str) -> Cut:
 
 @torch.inference_mode()
 def run_prefix(prefix: Prefix, pixels: Tensor) -> Tensor:
-    """Return the suffix's inputs for normalised float32 pixels, in the dtype of the prefix."""
+    """Return the suffix's inputs, in the dtype of the prefix, for normalised float32 pixels."""
     if prefix.autocast:
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16):
             return prefix(pixels).to(torch.bfloat16)

@@ -1,7 +1,7 @@
-"""Feature extraction: run the frozen prefix once per image and view, and cache its output.
+"""Feature extraction: the frozen prefix runs once per image and view, and its output is cached.
 
-Workers take whole batches: they read, hash and decode the files and, on a CPU, run the prefix.
-A second pass over the same images reads their bytes to recognise them and computes nothing.
+Workers process whole batches: they read, hash and decode the files and, on a CPU, run the prefix.
+A second pass over the same images only reads and hashes their bytes.
 """
 
 import functools
@@ -43,32 +43,32 @@ from vitft.features.fingerprints import (
 from vitft.system.errors import DataError, ImageError
 
 FEATURES_VERSION = "1"
-"""Part of every key: raised when the same settings begin to give other values."""
+"""Part of every key, incremented whenever the same settings give different values."""
 BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
-"""Images per forward pass; on a CPU one thread gains nothing from more (docs/experiments.md)."""
+"""Number of images per forward pass; more are no faster on one CPU thread (docs/experiments.md)."""
 IN_MEMORY_BYTES = 2**31
 
 
 @dataclass(slots=True)
 class ExtractedImage:
-    """One file on its way through the extractor."""
+    """A file being processed by the extractor."""
 
     found: InspectedFile | ImageError
-    facts: InspectedFile | None = None  # what the cache of facts does not have yet
+    facts: InspectedFile | None = None  # facts to be cached
     fingerprint: FactsRow | None = None
-    pixels: Pixels | None = None  # input of the prefix; None if its output is cached or known
+    pixels: Pixels | None = None  # input of the prefix; None once its output is known
     row: Any = None  # output of the prefix, as stored
 
 
 class Extractor:
-    """A frozen prefix with the cache of its outputs.
+    """A frozen prefix with a cache of its outputs.
 
     Args:
-        prefix: The frozen layers; a copy in `precision` is made of them.
-        folder: Folder of the cache; None for a temporary folder of this process.
+        prefix: The frozen layers, of which a copy in `precision` is used.
+        folder: Cache folder; None for a temporary folder of this process.
         precision: `fp32` decodes and resizes as documented; `bf16` uses `data.jpeg`.
-        exact: Decode and resize as documented in every precision.
-        workers: Threads of one core each; default: as many as torch would use.
+        exact: Whether to decode and resize as documented in every precision.
+        workers: Number of single-core threads (default: as many as torch would use).
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Extractor:
         self.max_pixels = max_pixels
         self.precision = precision
         self.is_exact = exact or precision == "fp32"
-        libraries = ("torch", "pillow", "simplejpeg")  # they determine the last bits
+        libraries = ("torch", "pillow", "simplejpeg")  # they affect the last bits
         self.space = {
             "vitft": FEATURES_VERSION,
             "prefix": prefix.digest(),
@@ -104,10 +104,10 @@ class Extractor:
         space = {"vitft": FEATURES_VERSION, "what": "facts of images"}
         self.facts = open_store(folder, space, (FACTS_BYTES,), "uint8")
         self.stores: dict[str, Store] = {}
-        self.computed = 0  # rows that were not found in the cache
+        self.computed = 0  # number of rows not found in the cache
 
     def store(self, view: View) -> Store:
-        """Return the cached rows of a view."""
+        """Return the store that holds the rows of a view."""
         if view.settings not in self.stores:
             space = {**self.space, "view": view.settings}
             dtype = "uint16" if self.precision == "bf16" else "float32"
@@ -123,10 +123,10 @@ class Extractor:
         fingerprints: Fingerprints | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> InspectedFolder:
-        """Inspect every file of a folder and compute its row from the same decoding.
+        """Inspect every file of a folder and compute its row, decoding it only once.
 
         Raises:
-            DataError: Too many files are unreadable, see `inspect_folder`.
+            DataError: Too many files are unreadable (see `inspect_folder`).
         """
         images = self.extract(os.fspath(folder.root), folder.files, view, fingerprints)
         found = (image.found for image in images)
@@ -135,10 +135,10 @@ class Extractor:
     def compute(
         self, root: str, files: Sequence[File], view: View, *, progress: Callable[[int], None]
     ) -> None:
-        """Compute the rows of files that are not in the cache.
+        """Compute the rows of those files that are not in the cache.
 
         Raises:
-            ImageError: A file is not an image any more.
+            ImageError: A file is no longer a readable image.
         """
         for image in self.extract(root, files, view):
             if isinstance(image.found, ImageError):
@@ -152,7 +152,7 @@ class Extractor:
         view: View,
         fingerprints: Fingerprints | None = None,
     ) -> Iterator[ExtractedImage]:
-        """Yield every file in order with its row cached."""
+        """Yield every file in order, once its row has been cached."""
         store, on_cpu = self.store(view), self.device.type == "cpu"
         fast = not self.is_exact and view.crop is None and can_resize(view.transform)
         size = batch_size(self.device.type, self.prefix.shape[-1])
@@ -160,7 +160,7 @@ class Extractor:
         load = functools.partial(self.load, view=view, store=store, fingerprints=fingerprints)
 
         def work(chunk: Sequence[File]) -> list[ExtractedImage]:
-            torch.set_num_threads(1)  # of this thread: one core decodes and computes
+            torch.set_num_threads(1)  # for this thread: one core decodes and computes
             loaded = (
                 inspect_file(root, file, load, max_pixels=self.max_pixels, fast=fast)
                 for file in chunk
@@ -188,7 +188,7 @@ class Extractor:
     def load(
         self, opened: OpenedImage, view: View, store: Store, fingerprints: Fingerprints | None
     ) -> ExtractedImage:
-        """Look an image up in the caches and decode it only if something is missing.
+        """Look up an image in the caches, and decode it only if something is missing.
 
         Raises:
             ImageError: The bytes are not a complete image of a supported format.
@@ -208,7 +208,7 @@ class Extractor:
         return result
 
     def forward(self, batch: Iterable[ExtractedImage], view: View) -> None:
-        """Run the prefix over those of a batch that have pixels."""
+        """Run the prefix on those images of a batch that have pixels."""
         missing = [image for image in batch if image.pixels is not None]
         if not missing:
             return
@@ -221,7 +221,7 @@ class Extractor:
     def save(
         self, image: ExtractedImage, view: View, store: Store, fingerprints: Fingerprints | None
     ) -> None:
-        """Add what was computed to the caches."""
+        """Add newly computed values to the caches."""
         if isinstance(image.found, ImageError):
             return
         if image.row is not None:
@@ -233,18 +233,18 @@ class Extractor:
             fingerprints.add(image.found, image.fingerprint)
 
     def rows(self, digests: Sequence[str], view: View) -> Tensor:
-        """Return the cached rows of images, in float32 on the CPU: (n, D) or (n, N, D).
+        """Return the cached rows of images as float32 on the CPU: (n, D) or (n, N, D).
 
         Above 2 GB the result is a memory-mapped temporary file.
 
         Raises:
-            DataError: A row is missing: its image changed, or the cache was damaged, meanwhile.
+            DataError: A row is missing because its image or the cache has changed.
         """
         store, shape = self.store(view), (len(digests), *self.prefix.shape)
         if 4 * np.prod(shape, dtype=np.int64) <= IN_MEMORY_BYTES:
             table: Any = np.empty(shape, np.float32)
         else:
-            file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - lives with the map
+            file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - kept open for the map
             table = np.memmap(file, np.float32, "w+", shape=shape)
         for i, digest in enumerate(digests):
             row = store.get(key_of(digest, view.name))
@@ -254,19 +254,19 @@ class Extractor:
                     "more",
                     fix="an image or the cache changed during the run: start it again",
                 )
-            if row.dtype == np.uint16:  # bf16: the upper half of a float32's bits
+            if row.dtype == np.uint16:  # bf16: upper half of the bits of a float32
                 row = (row.astype(np.uint32) << 16).view(np.float32)
             table[i] = row
         return torch.from_numpy(table)
 
 
 def batch_size(device: str, width: int) -> int:
-    """Return the number of images per forward pass; 8 of a wide model fill a CPU's caches."""
+    """Return the number of images per forward pass; for wide models, 8 fill a CPU's caches."""
     return 8 if device == "cpu" and width >= 768 else BATCH_IMAGES[device]
 
 
 def vanished_error(error: ImageError) -> DataError:
-    """Return the error for a file that was an image when the run began."""
+    """Return the error for a file that is no longer the image it was when the run began."""
     return DataError(
         f"{error.path} was deleted or replaced during the run ({error.reason})",
         fix="restore the file, or start again without it",

@@ -1,8 +1,8 @@
-"""Facts and perceptual fingerprints of a folder's images, as fixed-size rows of a cache.
+"""Facts and perceptual fingerprints of a folder's images, cached as fixed-size rows.
 
-A row of facts holds width, height and remarks as JSON, padded with blanks. Its key is made of the
-file's digest and its suffix, because a remark may say that the suffix is wrong. A second pass over
-the same files reads their bytes and decodes nothing. Does not import torch.
+A row of facts holds width, height and remarks as JSON, padded with spaces. Its key depends on the
+file's digest and suffix, because a remark may be about a wrong suffix. A second pass over the same
+files reads their bytes but decodes nothing. Does not import torch.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def facts_key(path: str, sha256: str) -> bytes:
 
 
 def encode_facts(file: InspectedFile) -> FactsRow | None:
-    """Return the facts as a row (FACTS_BYTES,), or None if they are too long for one."""
+    """Return the facts as a row (FACTS_BYTES,), or None if they are too long."""
     text = json.dumps([file.width, file.height, file.odd]).encode()
     if len(text) > FACTS_BYTES:
         return None
@@ -51,7 +51,7 @@ def encode_facts(file: InspectedFile) -> FactsRow | None:
 
 
 def decode_facts(row: FactsRow, opened: OpenedImage) -> InspectedFile | None:
-    """Return the facts in a row, or None if the image has more pixels than allowed."""
+    """Return the facts in a row, or None if the image has too many pixels."""
     width, height, odd = json.loads(row[:FACTS_BYTES].tobytes())
     if width * height > opened.max_pixels:
         return None
@@ -60,21 +60,21 @@ def decode_facts(row: FactsRow, opened: OpenedImage) -> InspectedFile | None:
 
 
 class Fingerprints:
-    """Fingerprints of the images that a pass over a folder inspects.
+    """Fingerprints of the images inspected in a pass over a folder.
 
-    `inspect` is called in the workers, `add` in order in the thread that consumes their results.
+    `inspect` runs in the workers, `add` in the thread that collects their results in order.
 
     Args:
-        cache: Folder of cached rows; empty for the default one, `none` to keep nothing.
+        cache: Cache folder; empty for the default folder, `none` for no cache.
     """
 
     def __init__(self, cache: str) -> None:
         self.store = fingerprint_store(cache)
         self.by_digest: dict[str, FactsRow] = {}
-        """Fingerprints (FINGERPRINT_BYTES,) by the digest of the file."""
+        """Mapping from file digests to fingerprints (FINGERPRINT_BYTES,)."""
 
     def inspect(self, opened: OpenedImage) -> tuple[InspectedFile, FactsRow]:
-        """Return facts and fingerprint of an image, decoding it only if they are not cached.
+        """Return the facts and fingerprint of an image, decoding it only if they are not cached.
 
         Raises:
             ImageError: The bytes are not a complete image of a supported format.
@@ -84,30 +84,30 @@ class Fingerprints:
             if known is not None and (facts := decode_facts(known, opened)) is not None:
                 return facts, np.array(known[FACTS_BYTES:])
         facts = opened.facts()
-        if opened.jpeg is None:  # else it has been decoded strictly already
+        if opened.jpeg is None:  # otherwise already decoded strictly
             facts = replace(facts, odd=(*facts.odd, *hidden_damage(opened.data)))
         return facts, fingerprint_of(opened.image)
 
     def add(self, file: InspectedFile, fingerprint: FactsRow) -> None:
-        """Keep a fingerprint, also in the cache unless it is there."""
+        """Add a fingerprint to `by_digest` and, if missing, to the cache."""
         self.by_digest.setdefault(file.sha256, fingerprint)
         key, facts = facts_key(file.path, file.sha256), encode_facts(file)
         if self.store is not None and facts is not None and self.store.get(key) is None:
             self.store.add(key, np.concatenate([facts, fingerprint]))
 
     def flush(self) -> None:
-        """Write what is not in the cache yet."""
+        """Write pending rows to the cache."""
         if self.store is not None:
             self.store.flush()
 
     def table(self, digests: Sequence[str]) -> FactsRow:
-        """Return the fingerprints of some images, (n, FINGERPRINT_BYTES)."""
+        """Return the fingerprints of images, given by digest: (n, FINGERPRINT_BYTES)."""
         if not digests:
             return np.empty((0, FINGERPRINT_BYTES), np.uint8)
         return np.stack([self.by_digest[digest] for digest in digests])
 
     def duplicate_groups(self) -> dict[str, str]:
-        """Return the group name of every digest whose image is a near-duplicate of another."""
+        """Return a mapping from each digest with near-duplicates to the name of its group."""
         digests = list(self.by_digest)
         return group_names(digests, near_pairs(self.table(digests)))
 
@@ -120,7 +120,7 @@ def fingerprint_folder(
     allow_bad: bool = True,
     progress: Callable[[int], None] = lambda _: None,
 ) -> InspectedFolder:
-    """Inspect every file of a folder as `inspection.inspect_folder` does; add its fingerprint.
+    """Inspect every file of a folder like `inspection.inspect_folder`, and add its fingerprint.
 
     Raises:
         DataError: Too many files are unreadable.
@@ -145,10 +145,10 @@ def fingerprint_folder(
 
 
 def fingerprint_store(cache: str) -> Store | None:
-    """Return the store of fingerprints; None, with a warning, if the default one is unusable."""
+    """Return the store of fingerprints, or None, with a warning, if the default is unusable."""
     if cache == "none":
         return None
-    space = {"vitft": "1", "what": "sketches of images"}  # raised when fingerprints change
+    space = {"vitft": "1", "what": "sketches of images"}  # incremented if they change
     try:
         folder = Path(cache).expanduser() if cache else default_folder()
         return open_store(folder, space, (FACTS_BYTES + FINGERPRINT_BYTES,), "uint8")
@@ -160,9 +160,9 @@ def fingerprint_store(cache: str) -> Store | None:
 
 
 def hidden_damage(data: bytes) -> tuple[str, ...]:
-    """Return a remark on corrupt data inside a JPEG that Pillow decodes without an error.
+    """Return a remark if a JPEG has corrupt data that Pillow decodes without an error.
 
-    Of 2,000 real photos none is affected; of files with a stretch of zeros inside every one is.
+    None of 2,000 real photos has this remark, while every file with a run of zeros inside has it.
     """
     if not data.startswith(b"\xff\xd8\xff"):
         return ()
@@ -176,5 +176,5 @@ def hidden_damage(data: bytes) -> tuple[str, ...]:
 
 
 def usable_cores() -> int:
-    """Return the number of processor cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

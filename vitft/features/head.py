@@ -1,6 +1,6 @@
-"""Linear heads on fixed features, and their cross-validation: penalty, accuracy, learning curve.
+"""Linear heads on fixed features, with cross-validation of penalty, accuracy and learning curve.
 
-Letters: n images, D dimensions of a feature, C classes, K folds; `x` is (n, D), `y` is (n,).
+Notation: n images, D dimensions of a feature, C classes, K folds; `x` is (n, D), `y` is (n,).
 """
 
 import functools
@@ -25,22 +25,22 @@ from vitft.metrics.results import CrossValidation, LearningCurvePoint, WeakClass
 
 CV_FOLDS = 5
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
-"""Tried from strong to weak, each started at the solution of the one before."""
+"""L2 penalties to try, from strong to weak, each fit starting at the previous solution."""
 CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """Fractions of the training images on the learning curve."""
 CV_IMAGES = 20_000
-"""Largest number of images that are cross-validated, a stratified subset."""
+"""Maximum number of images to cross-validate; of more, a stratified subset is used."""
 FLOAT64_VALUES = 10**7
-"""Values in a feature matrix up to which a head is solved in float64."""
+"""Maximum number of values in a feature matrix for solving in float64."""
 rough_fit = functools.partial(solve_logistic, steps=60, tolerance=1e-4)
-"""Good enough for heads that only score a penalty or a fraction of the images: on real photos
-their accuracies are within three images of 1,000 of those of the optimum."""
+"""Approximate solver for heads that only score a penalty or a fraction of the images; on real
+photos, the accuracies differ from the optimum's by at most 3 images in 1,000."""
 
 
 def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = None) -> Tensor:
-    """Return the number of the fold that holds each image out, (n,), stratified by class.
+    """Return the number of the fold that holds out each image (n,), stratified by class.
 
-    Images of one group, near-duplicates of each other, are held out together with its first image.
+    Images of one group, which are near-duplicates, are held out together with its first image.
     """
     random = np.random.default_rng(seed)
     fold_id = np.empty(len(y), dtype=np.int64)
@@ -49,7 +49,7 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
     for label in np.unique(labels):
         rows = random.permutation(np.flatnonzero(labels == label))
         fold_id[rows] = (np.arange(len(rows)) + offset) % count
-        offset += len(rows)  # the remainder of a class does not always go to the first folds
+        offset += len(rows)  # do not always put the remainder of a class in the first folds
     if groups is not None:
         _, first, group = np.unique(groups.numpy(), return_index=True, return_inverse=True)
         fold_id = fold_id[first[group]]
@@ -57,7 +57,7 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
 
 
 def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
-    """Return the sorted indices of at most `most` rows, drawn from the classes in proportion."""
+    """Return the sorted indices of at most `most` rows, drawn in proportion to the class sizes."""
     if len(y) <= most:
         return torch.arange(len(y))
     fold_id = stratified_folds(y, -(-len(y) // most), seed)
@@ -65,7 +65,7 @@ def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
 
 
 def held_out_logits(x: Tensor, heads: Tensor, fold_id: Tensor) -> Tensor:
-    """Return the logits (n, C) of each image by the head of the fold that held it out."""
+    """Return each image's logits (n, C) from the head of the fold that held it out."""
     logits = torch.empty(len(x), heads.shape[1])
     for k, head in enumerate(heads):
         rows = fold_id == k
@@ -74,7 +74,7 @@ def held_out_logits(x: Tensor, heads: Tensor, fold_id: Tensor) -> Tensor:
 
 
 class PenaltyScore(NamedTuple):
-    """Cross-validated accuracy and mean cross-entropy (in nats) of one penalty."""
+    """Cross-validated accuracy and mean cross-entropy (in nats) for a penalty."""
 
     l2: float
     top1: float
@@ -91,10 +91,10 @@ def choose_penalty(
     views: int = 1,
     groups: Tensor | None = None,
 ) -> tuple[float, list[PenaltyScore]]:
-    """Return the penalty with the best cross-validated accuracy, and the scores of all tried.
+    """Return the penalty with the best cross-validated accuracy, and the scores of all penalties.
 
-    Ties are broken by the loss. The rows are `views` blocks of the same images; an image is held
-    out with all its views and the others of its group, and scored by its first view.
+    Ties are broken by the loss. The rows are `views` blocks of the same images; all views of an
+    image and of the others in its group are held out together, and its first view is scored.
     """
     images = len(y) // views
     first = y[:images]
@@ -108,12 +108,12 @@ def choose_penalty(
         top1 = (logits.argmax(dim=-1) == first).float().mean().item()
         path.append(PenaltyScore(l2, top1, F.cross_entropy(logits, first).item()))
         if len(path) > 2 and path[-1].loss > path[-2].loss > path[-3].loss:
-            break  # the loss is nearly convex along the path: it only increases from here
+            break  # the loss is nearly convex along the path, so it will only increase
     return max(path, key=lambda score: (score.top1, -score.loss)).l2, path
 
 
 class HeldOutLogits(NamedTuple):
-    """Logits (m, C) of images, given by ascending indices (m,), by heads not fitted to them."""
+    """Logits (m, C) of images with ascending indices (m,), from heads not fitted to them."""
 
     rows: Tensor
     logits: Tensor
@@ -129,7 +129,7 @@ def cross_validate(
     seed: int,
     groups: Tensor | None = None,
 ) -> tuple[CrossValidation, HeldOutLogits]:
-    """Cross-validate a head with a given penalty on more and more of the images.
+    """Cross-validate a head with a given penalty on increasing fractions of the images.
 
     `l2` is the penalty on standardised features; `balanced` gives every class the same total
     weight; near-duplicates share a number in `groups` (n,).
@@ -141,7 +141,7 @@ def cross_validate(
     scaled, classes = Standardizer.fit(x)(x), len(names)
     nested = torch.from_numpy(np.random.default_rng([seed, 1]).permutation(len(y)))
     place = torch.empty_like(nested)
-    place[nested] = torch.arange(len(y))  # smaller subsets are parts of larger ones
+    place[nested] = torch.arange(len(y))  # smaller subsets are nested in larger ones
     curve: list[LearningCurvePoint] = []
     right, logits, heads = 0, torch.zeros(len(y), classes), None
     for fraction in CURVE_FRACTIONS:
@@ -169,16 +169,16 @@ def cross_validate(
 
 
 def gain_from_twice(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the accuracy that twice the images would add, by a power law of the error.
+    """Return the expected gain in accuracy from twice the images, by a power law of the error.
 
-    The points are numbers of images and error rates, from few images to many. None if the error
-    does not fall, or is zero somewhere.
+    The points are pairs of number of images and error rate, by increasing number. The gain is None
+    if the error does not decrease or is zero at any point.
 
     Source: Hestness et al. 2017, "Deep Learning Scaling is Predictable, Empirically".
     """
     if len(points) < 3 or any(error <= 0 for _, error in points):
         return None
-    logs = np.log(np.array(points[-3:]))  # the smallest subset is the least informative
+    logs = np.log(np.array(points[-3:]))  # omit the least informative, smallest subset
     slope, _ = np.polyfit(logs[:, 0], logs[:, 1], 1)
     if slope >= 0:
         return None
@@ -186,7 +186,7 @@ def gain_from_twice(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def weakest_classes(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[WeakClass]:
-    """Return the three classes with the lowest recall and their most frequent wrong prediction."""
+    """Return the three classes with the lowest recall and their most frequent wrong predictions."""
     best = logits.argmax(dim=-1)
     found: list[WeakClass] = []
     for label, name in enumerate(names):
@@ -204,7 +204,7 @@ def weakest_classes(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[Wea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedHead:
-    """A linear layer on raw features and how its penalty was chosen."""
+    """A linear layer on raw features, with the scores by which its penalty was chosen."""
 
     weight: Tensor  # (C, D), float32
     bias: Tensor  # (C,), float32
@@ -223,11 +223,11 @@ def solve_head(
     views: int = 1,
     groups: Tensor | None = None,
 ) -> SolvedHead:
-    """Fit a linear head to raw features (n, D), float32: `views` blocks of the same images.
+    """Fit a linear head to raw float32 features (n, D): `views` blocks of the same images.
 
-    `l2` is the penalty on standardised features; 0 chooses it by cross-validation. `balanced` gives
-    every class the same total weight; a class may have no rows. Near-duplicates share a number in
-    `groups` (n / views,).
+    `l2` is the penalty on standardised features; if 0, cross-validation chooses it. `balanced`
+    gives every class the same total weight; a class may have no rows. Near-duplicates share a
+    number in `groups` (n / views,).
     """
     standardizer = Standardizer.fit(x)
     weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]
@@ -246,7 +246,7 @@ def solve_head(
             groups=None if groups is None else groups[subset],
         )
     fit = functools.partial(solve_logistic, y=y, sample_weight=weights, classes=classes, l2=l2)
-    if is_large(x):  # read in place: memory-mapped features stay on disk
+    if is_large(x):  # read in place, leaving memory-mapped features on disk
         head = fit(x, standardizer=standardizer)[0]
     else:
         scaled = standardizer(x)

@@ -1,10 +1,10 @@
 """Detection of probable label errors from out-of-fold predictions and nearest neighbours.
 
-The probabilities of a linear head that was not fitted to an image and the votes of its nearest
-neighbours are multiplied; the product ranks wrong labels better than either factor, and better
-than the thresholds of confident learning (docs/experiments.md).
+The probabilities from a linear head that was not fitted to the image are multiplied by the votes of
+its nearest neighbours; the product ranks wrong labels better than either factor, and better than
+the thresholds of confident learning (docs/experiments.md).
 
-Letters: n images, C classes, D dimensions of a feature; `x` is (n, D), `y` is (n,).
+Notation: n images, C classes, D dimensions of a feature; `x` is (n, D), `y` is (n,).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,9 +26,9 @@ from vitft.features.neighbours import votes_outside_group
 from vitft.metrics.results import Mislabel
 
 ODDS = 30.0
-"""Ratio of the probabilities of another label and the given one from which it is reported."""
+"""Minimum ratio of another label's probability to the given one's for reporting an error."""
 DEFAULT_L2 = 0.1
-"""Penalty where choosing one by cross-validation would take too long."""
+"""L2 penalty used where choosing one by cross-validation would take too long."""
 
 
 def check_labels(
@@ -39,14 +39,14 @@ def check_labels(
     *,
     seed: int,
 ) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
-    """Find probable label errors by heads that were not fitted to the image.
+    """Find probable label errors, scoring each image with heads that were not fitted to it.
 
-    An image with two labels is not used for fitting, and is not reported: it is a finding of its
-    own. `groups` are group names of near-duplicates by digest; `features` returns the features
-    (n, D) of images by their digests.
+    An image with two labels is neither used for fitting nor reported here, because the audit lists
+    it separately. `groups` maps digests to group names of near-duplicates; `features` maps digests
+    to features (n, D).
 
     Returns:
-        The label errors, and the probability of each class by path.
+        The label errors, and a mapping from each path to its class probabilities.
     """
     by_digest: dict[str, list[InspectedFile]] = {}
     for file in files:
@@ -73,7 +73,7 @@ def check_labels(
 
 
 def number_groups(names: Iterable[str]) -> Tensor:
-    """Return the number of each name, (n,), counted in the order of first appearance."""
+    """Return an integer for each name (n,), numbered in order of first appearance."""
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
 
@@ -81,9 +81,9 @@ def number_groups(names: Iterable[str]) -> Tensor:
 def find_mislabels(
     probabilities: Tensor, y: Tensor, paths: Sequence[Sequence[str]], classes: Sequence[str]
 ) -> list[Mislabel]:
-    """Return the files whose label is far less likely than another, the most certain first.
+    """Return the files whose label is far less probable than another, the most certain first.
 
-    `paths` are the files of each image; none for an image that is not reported.
+    `paths` lists the files of each image, and is empty for images that are not to be reported.
     """
     given = probabilities.gather(1, y[:, None])[:, 0]
     most, best = probabilities.max(dim=-1)
@@ -104,13 +104,13 @@ def find_mislabels(
 def label_probabilities(
     logits: Tensor, x: Tensor, y: Tensor, groups: Sequence[int] | Tensor
 ) -> Tensor:
-    """Return class probabilities from head and neighbours together, (n, C), rows sum to 1.
+    """Return class probabilities (n, C) from the head and neighbours combined; rows sum to 1.
 
-    `logits` (n, C) are by heads that were not fitted to the image. Near-duplicates, which share a
-    number in `groups` (n,), do not vote for each other.
+    `logits` (n, C) come from heads that were not fitted to the image. Near-duplicates, which share
+    a number in `groups` (n,), do not vote for each other.
     """
     votes = votes_outside_group(x, y, torch.as_tensor(groups), classes=logits.shape[1])
-    product = logits.softmax(dim=-1) * (votes + 0.05)  # twenty neighbours cannot exclude a class
+    product = logits.softmax(dim=-1) * (votes + 0.05)  # 20 neighbours cannot rule out a class
     return product / product.sum(dim=-1, keepdim=True)
 
 
@@ -124,7 +124,7 @@ def out_of_fold_logits(
     sample_weight: Tensor | None = None,
     l2: float | None = None,
 ) -> Tensor:
-    """Return the logits (n, C) of each image by a head fitted to neither it nor a duplicate.
+    """Return each image's logits (n, C) from a head fitted to neither it nor a near-duplicate.
 
     Near-duplicates share a number in `groups` (n,). `sample_weight` (n,) is 1 by default, and the
     penalty `l2` is chosen by cross-validation.

@@ -1,12 +1,12 @@
 """Batched L-BFGS for smooth convex functions.
 
-The functions are evaluated together, because one pass over the data serves all of them, but each
-has its own curvature, step and stopping point.
+The functions are evaluated together, in one pass over the data, but each has its own curvature,
+step and stopping point.
 
-Letters: K functions of P parameters each.
+Notation: K functions of P parameters each.
 
-Source: Nocedal and Wright 2006, "Numerical Optimization", algorithm 7.4 (two-loop recursion); Hager
-and Zhang 2005, section 4 (accepting a step when rounding hides its descent).
+Sources: Nocedal and Wright 2006, "Numerical Optimization", algorithm 7.4 (two-loop recursion);
+Hager and Zhang 2005, section 4 (acceptance of a step when rounding hides its descent).
 """
 
 from collections.abc import Callable
@@ -16,26 +16,26 @@ import torch
 from torch import Tensor
 
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Points (K, P) to values (K,) and gradients (K, P), all float64."""
+"""Function from points (K, P) to values (K,) and gradients (K, P), all float64."""
 
 ARMIJO = 1e-4
 """Fraction of the predicted descent that a step must achieve (Armijo condition)."""
 ROUNDING = 1e-6
-"""Fraction of the value that rounding may hide with float32 features."""
+"""Fraction of the value below which rounding may hide a change, for float32 features."""
 STALLED = 1e-12
-"""Descent, as a fraction of the value, below which a function has converged."""
+"""Decrease, as a fraction of the value, below which a function has converged."""
 
 
 @dataclass(slots=True)
 class CurvatureHistory:
-    """The last steps of all functions and the changes of their gradients."""
+    """The most recent steps of all functions and the resulting changes in their gradients."""
 
-    steps: list[Tensor]  # each (K, P), the oldest first
+    steps: list[Tensor]  # each (K, P), oldest first
     changes: list[Tensor]
     weights: list[Tensor]  # 1 / (step . change), (K,); 0 where a step is unusable
 
     def add(self, step: Tensor, change: Tensor) -> None:
-        """Add a step; only the last ten are kept."""
+        """Add a step, keeping only the last ten."""
         along = row_dot(step, change)
         usable = along > 1e-14 * row_dot(change, change)
         self.steps.append(step)
@@ -45,7 +45,7 @@ class CurvatureHistory:
             del self.steps[0], self.changes[0], self.weights[0]
 
     def downhill(self, gradient: Tensor) -> Tensor:
-        """Return the quasi-Newton direction (K, P)."""
+        """Return the quasi-Newton descent direction (K, P)."""
         way = -gradient
         pulls = []
         pairs = list(zip(self.steps, self.changes, self.weights, strict=True))
@@ -64,10 +64,10 @@ class CurvatureHistory:
 
 
 def minimise(objective: Objective, start: Tensor, *, steps: int, tolerance: float) -> Tensor:
-    """Return the minimum of each function, (K, P).
+    """Return the minimiser of each function: (K, P).
 
-    A function stops when the largest entry of its gradient is at most `tolerance`, when it no
-    longer decreases, or after `steps` steps. `start` (K, P) is float64.
+    Iteration stops for a function when the largest absolute entry of its gradient is at most
+    `tolerance`, when it no longer decreases, or after `steps` steps. `start` (K, P) is float64.
     """
     point = start.clone()
     value, gradient = objective(point)
@@ -78,7 +78,7 @@ def minimise(objective: Objective, start: Tensor, *, steps: int, tolerance: floa
             break
         way = memory.downhill(gradient) * active[:, None]
         length = torch.ones_like(value)
-        if not number:  # no curvature estimate yet
+        if not number:  # there is no curvature estimate yet
             length /= way.norm(dim=1).clamp(min=1.0)
         step, new_value, new_gradient, taken = line_search(
             objective, point, value, gradient, way * length[:, None]
@@ -94,11 +94,11 @@ def minimise(objective: Objective, start: Tensor, *, steps: int, tolerance: floa
 def line_search(
     objective: Objective, point: Tensor, value: Tensor, gradient: Tensor, step: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Halve the step of each function, at most 25 times, until the function decreases.
+    """Halve each function's step, at most 25 times, until the function decreases.
 
     Returns:
-        Step (K, P), zero where none decreases it; value (K,) and gradient (K, P) after it; whether
-        there was such a step (K,).
+        The step (K, P), zero where no step decreases the function; the value (K,) and gradient
+        (K, P) after it; and whether there was such a step (K,).
     """
     slope = row_dot(gradient, step)  # (K,), negative or 0
     good = torch.zeros_like(value, dtype=torch.bool)
@@ -119,5 +119,5 @@ def line_search(
 
 
 def row_dot(one: Tensor, other: Tensor) -> Tensor:
-    """Return the dot product of each row: (K, P) and (K, P) to (K,)."""
+    """Return the row-wise dot products (K,) of two matrices (K, P)."""
     return torch.linalg.vecdot(one, other)

@@ -1,9 +1,9 @@
 """Multinomial logistic regression on fixed features, solved to the optimum by L-BFGS.
 
-Many problems that differ only in their sample weights (folds, subsets of the data) are solved side
-by side, so that the features are read once for all of them.
+Problems that differ only in their sample weights (folds, subsets of the data) are solved together,
+so that each pass over the features serves all of them.
 
-Letters: n images, D dimensions of a feature, C classes, K problems; `x` is (n, D), `y` is (n,).
+Notation: n images, D dimensions of a feature, C classes, K problems; `x` is (n, D), `y` is (n,).
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from vitft.features.lbfgs import minimise
 from vitft.system.device import one_thread
 
 LARGE_VALUES = 10**8
-"""Values in a feature matrix above which no copy of it is made."""
+"""Number of values in a feature matrix above which it is not copied."""
 CHUNK_ROWS = 16_384
 SINGLE_THREAD_COST = 10**8
-"""Multiplications of one step below which one thread is faster than two."""
+"""Number of multiplications per step below which one thread is faster than two."""
 
 
 def is_large(x: Tensor) -> bool:
@@ -29,16 +29,16 @@ def is_large(x: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Standardizer:
-    """Features to zero mean and unit variance, and a head back to raw features."""
+    """Scaling of features to zero mean and unit variance, with conversion of heads to raw ones."""
 
     mean: Tensor
     std: Tensor
 
     @classmethod
     def fit(cls, x: Tensor) -> Self:
-        """Fit to training features (n, D). Constant dimensions are left unscaled.
+        """Fit to training features (n, D), leaving constant dimensions unscaled.
 
-        The moments of a large matrix are summed in float64, chunk by chunk.
+        For a large matrix, the moments are summed in float64, chunk by chunk.
         """
         if not is_large(x):
             std, mean = torch.std_mean(x, dim=0, correction=0)
@@ -56,31 +56,31 @@ class Standardizer:
         return x.sub(self.mean).div_(self.std)
 
     def unscale_head(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of the linear layer that gives the same logits on raw features."""
+        """Return the weight and bias of the linear layer with the same logits on raw features."""
         raw = weight / self.std
         return raw, bias - raw @ self.mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossEntropyObjective:
-    """Weighted mean cross-entropy + l2/2 |W|^2 of K linear heads, with its gradient."""
+    """Weighted mean cross-entropy plus l2/2 |W|^2 of K linear heads, with its gradient."""
 
     x: Tensor
     y: Tensor
     weights: Tensor
-    """Weight of each row in each problem (K, n); rows sum to 1."""
+    """Weight of each image in each problem (K, n), where rows sum to 1."""
     classes: int
     l2: float
     standardizer: Standardizer | None
-    """Applied to each chunk of `x` as it is read."""
+    """Scaling applied to each chunk of `x` as it is read; None if `x` is already standardised."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of the heads: (K, C, D + 1), with the biases in the last column."""
+        """Shape of the heads: (K, C, D + 1), with biases in the last column."""
         return len(self.weights), self.classes, self.x.shape[1] + 1
 
     def __call__(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Return values (K,) and gradients (K, C * (D + 1)), float64, on the CPU."""
+        """Return the values (K,) and gradients (K, C * (D + 1)) as float64 on the CPU."""
         problems, width = self.shape[0], self.x.shape[1]
         head = flat.view(self.shape).to(self.x)
         weight, bias = head[..., :-1], head[..., -1]  # (K, C, D), (K, C)
@@ -91,7 +91,7 @@ class CrossEntropyObjective:
         for begin in range(0, len(self.x), CHUNK_ROWS):
             part = slice(begin, begin + CHUNK_ROWS)
             x = self.x[part] if self.standardizer is None else self.standardizer(self.x[part])
-            # Images last: few classes at a time would leave the processor's lanes empty.
+            # Images are last because too few classes would leave SIMD lanes empty.
             logits = (matrix @ x.T).unflatten(0, (problems, self.classes))  # (K, C, n)
             log_probabilities = logits.add_(bias[..., None]).log_softmax(dim=1)
             target = self.y[None, None, part].expand(problems, 1, -1)
@@ -121,15 +121,15 @@ def solve_logistic(
     steps: int = 200,
     tolerance: float = 1e-6,
 ) -> Tensor:
-    """Minimise the cross-entropy, with a penalty, for K sets of sample weights (K, n) at once.
+    """Minimise the penalised cross-entropy for K sets of sample weights (K, n) at once.
 
-    The features are standardised and computed in their dtype, float32 or float64; raw ones are
-    standardised chunk by chunk by `standardizer`, without a copy. Biases are not penalised. The
-    iterations begin at the heads `start` (K, C, D + 1), by default zero, and end after `steps` or
-    when no entry of the gradient is above `tolerance`.
+    Computations use the dtype of the features, float32 or float64. The features must be
+    standardised, or are standardised by `standardizer` chunk by chunk, without a copy. Biases are
+    not penalised. Iterations start at the heads `start` (K, C, D + 1), by default zero, and stop
+    after `steps` or when no gradient entry exceeds `tolerance`.
 
     Returns:
-        Weights and, in the last column, biases: (K, C, D + 1), float64.
+        The heads (K, C, D + 1), float64: weights and, in the last column, biases.
     """
     objective = CrossEntropyObjective(
         x=x,
@@ -147,7 +147,7 @@ def solve_logistic(
 
 
 def linear_logits(x: Tensor, head: Tensor) -> Tensor:
-    """Return the logits (n, C) of one solved head (C, D + 1)."""
+    """Return the logits (n, C) of a solved head (C, D + 1)."""
     return x @ head[:, :-1].T.to(x) + head[:, -1].to(x)
 
 

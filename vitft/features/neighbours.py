@@ -1,19 +1,19 @@
 """Nearest-neighbour classification of features by cosine similarity.
 
-Letters: n images, m queries, D dimensions of a feature, C classes; `x` is (n, D), `y` is (n,).
+Notation: n images, m queries, D dimensions of a feature, C classes; `x` is (n, D), `y` is (n,).
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-SIMILARITY_VALUES = 2**27  # in memory at a time: 512 MiB
+SIMILARITY_VALUES = 2**27  # maximum number in memory: 512 MiB
 NEIGHBOURS, KNN_TEMPERATURE = 20, 0.07
-"""As in Caron et al. 2021 (DINO), https://arxiv.org/abs/2104.14294."""
+"""Number of neighbours and softmax temperature of Caron et al. 2021 (DINO, 2104.14294)."""
 
 
 def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -> Tensor:
-    """Return the votes (m, C) of the nearest training images, weighted by similarity."""
+    """Return the nearest training images' votes (m, C), weighted by similarity."""
     lengths, found = torch.linalg.vector_norm(x, dim=-1).clamp(min=1e-12), []
     at_once = max(1, min(1024, SIMILARITY_VALUES // max(1, len(x))))
     for part in F.normalize(queries, dim=-1).split(at_once):
@@ -34,7 +34,7 @@ def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -
 
 
 def votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Return the summed weights (m, C) of the most similar images by class, from cosines (m, n)."""
+    """Return the total weights (m, C) by class of the most similar images, from cosines (m, n)."""
     nearest = similarity.topk(min(NEIGHBOURS, similarity.shape[1]), dim=-1)  # (m, k)
     weight = (nearest.values / KNN_TEMPERATURE).exp()
     return torch.zeros(len(similarity), classes).scatter_add_(1, y[nearest.indices], weight)

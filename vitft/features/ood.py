@@ -1,9 +1,9 @@
 """Out-of-distribution detection from features (Mahalanobis distance to the nearest class).
 
-The distance of a feature from the mean of a class is measured in units of the scatter within
-classes. Images beyond the distance that 1 % of the held-out images exceed are out of distribution.
-This is a statement about the image, not about its prediction. Nearest neighbours and the relative
-distance of Ren et al. (2106.09022) separate foreign images less well (docs/experiments.md).
+The distance of a feature from a class mean is measured in units of the within-class scatter. Images
+are out of distribution if their distance is above the 99th percentile of the held-out images'. This
+describes the image, not its prediction. Nearest neighbours and the relative distance of Ren et al.
+(2106.09022) separate foreign images less well (docs/experiments.md).
 
 Source: Lee et al. 2018, "A simple unified framework for detecting out-of-distribution samples",
 https://arxiv.org/abs/1807.03888.
@@ -24,24 +24,24 @@ Features = np.ndarray[Any, np.dtype[np.float32]]
 
 REFERENCE_FILE = "reference.npz"
 IN_DISTRIBUTION = 0.99
-"""Fraction of held-out images that are called in distribution."""
+"""Fraction of held-out images to classify as in distribution."""
 MIN_HELD_OUT = 20
-"""Smallest number of held-out images from which a limit is estimated."""
+"""Minimum number of held-out images for estimating the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Statistics of the training features; it may have fewer classes than the model."""
+    """Statistics of the training features, possibly of fewer classes than the model has."""
 
     centre: Features  # mean of all features, (D,)
     means: Features
-    """Class means less the centre, whitened by the scatter within classes: (C, D)."""
+    """Class means minus the centre, whitened by the within-class scatter: (C, D)."""
     within: Features
-    """Whitening matrix (D, D): centred features times this have unit scatter within classes."""
+    """Whitening matrix (D, D): it gives centred features unit scatter within classes."""
     limit: float  # squared distance above which an image is out of distribution
 
     def distances(self, features: Features) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Return the squared distances (B,) of features (B, D) from their nearest classes."""
+        """Return the squared distances (B,) of features (B, D) from their nearest class means."""
         x = (features - self.centre).astype(np.float64)
         z = x @ self.within
         means = self.means.astype(np.float64)
@@ -49,16 +49,16 @@ class Reference:
         return np.asarray(np.maximum(squares.min(axis=1), 0))
 
     def are_unlike(self, features: Features) -> list[bool]:
-        """Return for each feature (B, D) whether it is out of distribution."""
+        """Return, for each feature (B, D), whether it is out of distribution."""
         return [bool(distance > self.limit) for distance in self.distances(features)]
 
     def arrays(self) -> dict[str, Any]:
-        """Return the fields for `RunDir.write_arrays`."""
+        """Return the fields as arrays for `RunDir.write_arrays`."""
         return {name: np.asarray(getattr(self, name), np.float32) for name in self.__slots__}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Read the output of `arrays`."""
+        """Create a reference from the output of `arrays`."""
         fields = {name: arrays[name] for name in cls.__slots__}
         return cls(**fields | {"limit": float(fields["limit"])})
 
@@ -68,9 +68,9 @@ def fit_reference(
     labels: np.ndarray[Any, Any],
     held_out: Features,
 ) -> Reference | None:
-    """Fit the statistics of training features (n, D) with class indices (n,); None if too few.
+    """Fit a reference to features (n, D) and class indices (n,); return None if there are too few.
 
-    The limit is fitted to features (m, D) of images of the same classes that were held out.
+    The limit is estimated from features (m, D) of held-out images of the same classes.
     """
     kinds = np.unique(labels)
     if len(held_out) < MIN_HELD_OUT or len(features) < 2 * len(kinds):
@@ -91,7 +91,7 @@ def fit_reference(
 
 
 def whitener(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the matrix (D, D) that gives centred rows (n, D) unit scatter in every direction.
+    """Return the whitening matrix (D, D) that gives centred rows (n, D) unit scatter.
 
     The scatter is shrunk towards a sphere by the amount that minimises the expected error (oracle
     approximating shrinkage, Chen et al. 2010, 0907.4698).
@@ -107,10 +107,10 @@ def whitener(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def read_reference(run: Path, width: int) -> Reference | None:
-    """Read the reference of a run directory; None if it has none.
+    """Read the reference of a run directory, or return None if it has none.
 
     Raises:
-        RunError: The file is damaged, or belongs to a model of another width.
+        RunError: The file is damaged or belongs to a model of a different width.
     """
     path = run / REFERENCE_FILE
     try:
@@ -131,7 +131,7 @@ def read_reference(run: Path, width: int) -> Reference | None:
 
 
 def damaged_reference(path: Path, reason: str) -> RunError:
-    """Return the error for a damaged file."""
+    """Return the error for a damaged reference file."""
     return RunError(
         f"damaged run: {path} ({reason})",
         fix="restore it from a copy, or delete it to do without this check",

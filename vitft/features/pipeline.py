@@ -1,6 +1,6 @@
-"""The frozen pipeline: weights, model, freeze boundary, cut, and one cached pass over the images.
+"""Frozen pipeline: weights, model, freeze boundary, cut, and one cached pass over the images.
 
-`finetune`, its dry run, `check` and `study` all build their model and their features here.
+It is used by `finetune`, its dry run, `check` and `study`.
 """
 
 import functools
@@ -39,16 +39,16 @@ class FrozenPipeline:
 
     model: Model
     transform: EvalTransform
-    trained: tuple[str, ...]  # names of the parameters that train
+    trained: tuple[str, ...]  # names of the trainable parameters
     cut: Cut
     device: torch.device
     precision: str
 
     def open_extractor(self, spec: TrainSpec, *, max_pixels: int) -> Extractor | None:
-        """Return the extractor of the frozen part with its cache; None if nothing is frozen.
+        """Return the extractor for the frozen part with its cache, or None if nothing is frozen.
 
         Raises:
-            RunError: The cache folder named in `spec` cannot be written.
+            RunError: The cache folder specified in `spec` is not writable.
         """
         if self.cut.prefix is None:
             return None
@@ -64,7 +64,7 @@ class FrozenPipeline:
         try:
             folder = Path(spec.cache).expanduser() if spec.cache else default_folder()
             extractor = make(folder=folder)
-            extractor.store(eval_view(self.transform))  # fail now, not after an hour
+            extractor.store(eval_view(self.transform))  # fail early
             return extractor
         except (RunError, ResourceError) as error:
             if spec.cache:
@@ -78,11 +78,11 @@ def load_pipeline(
 ) -> tuple[FrozenPipeline, LoadReport]:
     """Load the weights of a run and cut the model at the freeze boundary of a stage.
 
-    `local_rank` is the number of the GPU that `train.device=auto` selects.
+    `local_rank` is the index of the GPU that `train.device=auto` selects.
 
     Raises:
-        WeightsError: The weights cannot be found or read, or do not fit the request.
-        UsageError: The device or the stage is not available.
+        WeightsError: The weights cannot be found or read, or do not match the configuration.
+        UsageError: The device or stage is not available.
     """
     device = pick_device(config.train.device, number=local_rank)
     precision = pick_precision(config.train.precision, device)
@@ -108,10 +108,10 @@ def build_pipeline(
     device: torch.device,
     precision: str,
 ) -> FrozenPipeline:
-    """Freeze a loaded model for a stage, move it to its device and cut it.
+    """Freeze a loaded model for a stage, move it to a device and cut it.
 
     Raises:
-        UsageError: The model has no such layers.
+        UsageError: The model does not have the layers of the stage.
     """
     if stage == "lora":
         add_adapters(model, spec)
@@ -135,12 +135,12 @@ def inspect_dataset(
     view: View | None = None,
     fingerprints: Fingerprints | None = None,
 ) -> InspectedFolder:
-    """Inspect every image of a folder in one pass, with its features and fingerprint if wanted.
+    """Inspect every image of a folder in one pass, optionally with features and fingerprints.
 
-    An extractor computes the features of `view`; `fingerprints` receives every fingerprint.
+    If given, `extractor` computes the features of `view` and `fingerprints` collects fingerprints.
 
     Raises:
-        DataError: Too many files are unreadable, see `inspection.inspect_folder`.
+        DataError: Too many files are unreadable (see `inspection.inspect_folder`).
     """
     label = "checking images" if extractor is None else "images to features"
     with console.Progress(label, len(folder.files)) as progress:
@@ -161,12 +161,12 @@ def inspect_dataset(
 
 
 def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
-    """Log how much disk space the tokens of the images take, and refuse what does not fit.
+    """Log the disk space needed for the images' tokens, and raise an error if it is not available.
 
-    One feature per image is small; the tokens in front of a block take as much as a photo each.
+    A pooled feature is small, but the tokens at a block boundary take as much space as a photo.
 
     Raises:
-        ResourceError: The disk has less space.
+        ResourceError: The disk has too little free space.
     """
     shape = extractor.prefix.shape
     if len(shape) == 1:
@@ -188,5 +188,5 @@ def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
 
 
 def format_bytes(size: int) -> str:
-    """Return a number of bytes in a decimal unit, such as `1.5 GB`."""
+    """Return a number of bytes as text in a decimal unit, such as `1.5 GB`."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

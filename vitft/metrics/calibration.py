@@ -1,11 +1,11 @@
-"""Calibration of probabilities: expected calibration error with an interval, temperature scaling.
+"""Calibration of probabilities: expected calibration error with interval, temperature scaling.
 
 All arithmetic is in float64. The temperature is merged into the head when a run is saved, so
-predictions and exports need not know it.
+predictions and exports do not need to apply it.
 
-Letters: n images, C classes, K bins, R simulations, L trial values. `logits` are (n, C),
-`labels` (n,) class indices, `confidence` (n,) the probability of the predicted class, and `right`
-(n,) 1 where the prediction is correct and else 0.
+Notation: n images, C classes, K bins, R simulations, L trial values; `logits` is (n, C), `labels`
+(n,) are class indices, `confidence` (n,) is the probability of the predicted class, and `right`
+(n,) is 1 where the prediction is correct and 0 otherwise.
 """
 
 import functools
@@ -21,30 +21,30 @@ from vitft.metrics.results import CalibrationBin, Interval
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 BINS = 15
-"""As in Guo et al. 2017, but with the same number of images in each: most bins of equal width are
-empty where most confidences are close to 1."""
+"""Maximum number of bins, as in Guo et al. 2017 but with equally many images in each: most bins of
+equal width would be empty when most confidences are close to 1."""
 MIN_IMAGES_PER_BIN = 15
-"""With fewer images there are fewer bins."""
+"""Minimum number of images per bin; for small data sets the number of bins is reduced."""
 CALIBRATION_FOLDS = 10
 TEMPERATURES = (0.02, 50.0)
-"""Range in which the temperature is searched; an optimum outside of it is not trusted."""
+"""Lower and upper bounds on the temperature; an optimum outside them is not trusted."""
 MIN_IMAGES, MIN_ERRORS = 30, 5
-"""Validation images and errors among them that are needed to fit a temperature."""
+"""Minimum numbers of validation images, and of errors among them, for fitting a temperature."""
 SIMULATIONS, TRIALS = 1000, 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTemperature:
-    """A temperature, and those fitted without each validation image."""
+    """A temperature, with those fitted when each validation image was held out."""
 
     value: float  # divisor of the logits; 1 if none was fitted
     held_out: Floats
-    """For each image (n,) a temperature fitted without it, for unbiased metrics."""
-    note: str = ""  # why none was fitted; empty if one was
+    """Temperature fitted without each image (n,), for unbiased metrics."""
+    note: str = ""  # reason why none was fitted; empty if one was
 
 
 def calibrate_temperature(logits: Floats, labels: Ints) -> FittedTemperature:
-    """Fit the temperature with the smallest log loss; 1 if it does not help on held-out images.
+    """Fit the temperature with the lowest log loss, or 1 if it does not help on held-out images.
 
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks",
     https://arxiv.org/abs/1706.04599, section 4.2.
@@ -73,11 +73,11 @@ def calibrate_temperature(logits: Floats, labels: Ints) -> FittedTemperature:
 
 
 def fit_temperature(logits: Floats, labels: Ints, *, near: float | None = None) -> float | None:
-    """Return the temperature with the smallest mean log loss; None if it is out of range.
+    """Return the temperature with the lowest mean log loss, or None if it is out of range.
 
-    As a function of 1 / T the loss is convex, so its slope has one root. It is found to a relative
-    precision of 1e-4, which is far below the uncertainty of the data. The search begins at `near`;
-    this affects the time, not the result.
+    The loss is convex in 1 / T, so its slope has a single root, which is found to a relative
+    precision of 1e-4, far below the statistical uncertainty. The search starts at `near`, which
+    affects the time but not the result.
     """
     below = (logits - logits.max(axis=1, keepdims=True)).astype(np.float32)  # the largest is 0
     truth = float(below[np.arange(len(labels)), labels].mean(dtype=np.float64))
@@ -99,9 +99,9 @@ def fit_temperature(logits: Floats, labels: Ints, *, near: float | None = None) 
 
 
 def find_root(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Return the root of an increasing function in an interval, to a relative precision of 1e-4.
+    """Return the root of an increasing function in an interval to a relative precision of 1e-4.
 
-    Regula falsi that halves the value at the stale end ("Illinois", Dowell and Jarratt 1971).
+    Method: regula falsi, halving the value at the stale end ("Illinois", Dowell & Jarratt 1971).
     """
     below, above, last = rising(low), rising(high), 0
     while high - low > 1e-4 * low:
@@ -119,13 +119,13 @@ def find_root(rising: Callable[[float], float], low: float, high: float) -> floa
 
 
 def logsumexp(logits: Floats) -> Floats:
-    """Return the log of the sum of exponentials of each row, (n,)."""
+    """Return the log-sum-exp of each row: (n,)."""
     best = logits.max(axis=1)
     return np.asarray(best + np.log(np.exp(logits - best[:, None]).sum(axis=1)))
 
 
 def log_losses(logits: Floats, labels: Ints) -> Floats:
-    """Return the log loss of each image in nats, (n,)."""
+    """Return the log loss of each image in nats: (n,)."""
     loss: Floats = logsumexp(logits) - logits[np.arange(len(labels)), labels]
     return loss
 
@@ -139,9 +139,9 @@ def confidence_and_correctness(logits: Floats, labels: Ints) -> tuple[Floats, Fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bins:
-    """Images in K bins of increasing confidence whose sizes differ by at most one."""
+    """Images in K bins of increasing confidence, with sizes that differ by at most one."""
 
-    low: Floats  # (K,): half-way to the bin below
+    low: Floats  # (K,): midway to the bin below
     high: Floats
     images: Ints
     confidence: Floats  # mean over the bin
@@ -149,11 +149,11 @@ class Bins:
 
     @property
     def gap(self) -> float:
-        """The usual expected calibration error: mean of |accuracy - confidence| over images."""
+        """The usual expected calibration error: the mean of |accuracy - confidence| over images."""
         return float(binned_error(self.images, self.confidence, self.accuracy))
 
     def rows(self) -> list[CalibrationBin]:
-        """Return the bins as eval.json holds them."""
+        """Return the bins in the form stored in eval.json."""
         columns = (self.low, self.high, self.images, self.confidence, self.accuracy)
         return [
             CalibrationBin(low=low, high=high, images=images, confidence=mean, accuracy=accuracy)
@@ -169,7 +169,7 @@ def binned_error(images: Ints, confidence: Floats, accuracy: Floats) -> Floats:
 
 
 def bin_by_confidence(confidence: Floats, right: Floats) -> Bins:
-    """Sort images by confidence and cut them into at most `BINS` bins."""
+    """Sort images by confidence and divide them into at most `BINS` bins."""
     total = len(confidence)
     count = min(BINS, max(1, total // MIN_IMAGES_PER_BIN))
     order = np.argsort(confidence, kind="stable")
@@ -187,16 +187,16 @@ def bin_by_confidence(confidence: Floats, right: Floats) -> Bins:
 
 
 def calibration_error(bins: Bins) -> tuple[float, Interval]:
-    """Return the expected calibration error, corrected for chance, and its 95 % interval.
+    """Return the expected calibration error, corrected for chance, with its 95 % interval.
 
     The plug-in estimate (`Bins.gap`) is biased: for 240 images of a perfectly calibrated model it
-    is about 4 %, and resampling images adds the same bias again. So the true error is estimated by
-    simulation: for each trial error, correct predictions are drawn in every bin; the interval holds
-    the trial errors under which the observed estimate is neither among the 2.5 % smallest nor the
-    2.5 % largest, and the point estimate is the one under which it is the median. In a trial every
-    bin deviates in the direction observed, half in proportion to the deviation observed and half by
-    a constant. For the upper limit an estimate below the median of perfect calibration counts as
-    that median (Cowan et al. 2011, "Power-constrained limits", https://arxiv.org/abs/1105.3166).
+    is about 4 %, and resampling images adds the same bias again. The true error is therefore
+    estimated by simulation: for each trial error, correct predictions are drawn in every bin. The
+    interval consists of the trial errors for which the observed estimate is neither among the 2.5 %
+    smallest nor the 2.5 % largest; the point estimate is the one for which it is the median. Trial
+    deviations have the observed sign in every bin, half proportional to the observed deviation and
+    half constant. For the upper limit, estimates below the median of perfect calibration are raised
+    to it (Cowan et al. 2011, "Power-constrained limits", https://arxiv.org/abs/1105.3166).
     """
     observed = bins.gap
     random = np.random.default_rng(0)
@@ -210,14 +210,14 @@ def calibration_error(bins: Bins) -> tuple[float, Interval]:
     trials = reach * np.linspace(0, 1, TRIALS) ** 1.5  # finer near zero
     truth = np.clip(bins.confidence + trials[:, None] * shape / size, 0, 1)  # (L, K)
     errors = binned_error(bins.images, bins.confidence, truth)
-    errors = np.maximum.accumulate(errors)  # clipped ones are smaller
+    errors = np.maximum.accumulate(errors)  # clipping reduces some
     sums = simulate_errors(bins, truth, random)  # (L, R)
 
     def error_at(quantile: float, estimate: float) -> float:
-        """Return the trial error under which `estimate` is this quantile of the simulations."""
+        """Return the trial error for which `estimate` is the given quantile of the simulations."""
         same = np.abs(sums - estimate) <= 1e-12
         smaller = ((sums < estimate) & ~same).mean(axis=1) + same.mean(axis=1) / 2
-        smaller = np.minimum.accumulate(smaller)  # decreasing but for noise
+        smaller = np.minimum.accumulate(smaller)  # decreasing except for noise
         return 0.0 if smaller[0] <= quantile else float(np.interp(-quantile, -smaller, errors))
 
     upper = error_at(0.025, max(observed, chance))
@@ -225,14 +225,14 @@ def calibration_error(bins: Bins) -> tuple[float, Interval]:
 
 
 def simulate_errors(bins: Bins, truth: Floats, random: np.random.Generator) -> Floats:
-    """Draw plug-in estimates (L, R) for bins whose true accuracies are `truth` (L, K)."""
+    """Return simulated plug-in estimates (L, R) for bins with true accuracies `truth` (L, K)."""
     chances = np.broadcast_to(truth[:, None], (len(truth), SIMULATIONS, len(bins.images)))
     drawn = random.binomial(bins.images, chances) / bins.images  # (L, R, K)
     return binned_error(bins.images, bins.confidence, drawn)
 
 
 def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Turn logits into probabilities along the last axis, in their own precision.
+    """Convert logits to probabilities along the last axis, in their own precision.
 
     `logits` is overwritten; pass `logits.astype(np.float64)` to keep it.
     """

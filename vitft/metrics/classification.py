@@ -1,6 +1,6 @@
-"""Metrics of logits and labels: accuracy, per class, confusion, calibration; with intervals.
+"""Metrics from logits and labels: accuracy, per-class metrics, confusion matrix, calibration.
 
-Letters: n images, C classes; `logits` are (n, C), `labels` are (n,) class indices.
+Notation: n images, C classes; `logits` is (n, C), and `labels` (n,) are class indices.
 """
 
 from collections.abc import Sequence
@@ -27,20 +27,20 @@ from vitft.metrics.results import ClassMetrics, Metrics, ProbabilityMetrics
 
 
 def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the images by true class (row) and predicted class (column): (C, C), integers."""
+    """Return the numbers of images (C, C) by true class (row) and predicted class (column)."""
     classes = logits.shape[-1]
     pairs = labels * classes + logits.argmax(dim=-1)
     return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
 
 
 def count_top_k(logits: Tensor, labels: Tensor, k: int) -> int:
-    """Return the number of images whose class is among the `k` largest logits."""
+    """Return the number of images whose true class is among the `k` largest logits."""
     best = logits.topk(min(k, logits.shape[-1]), dim=-1).indices  # (n, k)
     return int((best == labels[:, None]).any(dim=-1).sum())
 
 
 def classification_metrics(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> Metrics:
-    """Return the metrics of `results.Metrics` that are fast to compute.
+    """Return `results.Metrics` with the metrics that are fast to compute.
 
     The interval of the loss and the calibration are None; `probability_metrics` computes them.
     """
@@ -71,7 +71,7 @@ def classification_metrics(logits: Tensor, labels: Tensor, classes: Sequence[str
 
 
 def class_metrics(right: int, images: int, predicted: int) -> ClassMetrics:
-    """Return the metrics of a class with `images`, of which `right` are among the `predicted`."""
+    """Return a class's metrics from its numbers of images, correct ones and predictions."""
     union = images + predicted - right
     f1, f1_interval = f1_with_interval(right, union) if union else (None, None)
     return {
@@ -88,9 +88,9 @@ def class_metrics(right: int, images: int, predicted: int) -> ClassMetrics:
 def calibrated_metrics(
     logits: Tensor, labels: Tensor, temperature: FittedTemperature
 ) -> ProbabilityMetrics:
-    """Return the metrics that depend on the temperature, as they can be expected of new images.
+    """Return estimates for new images of the metrics that depend on the temperature.
 
-    `logits` have no temperature yet: each image is scored with one that was fitted without it.
+    `logits` must not be scaled yet: each image is scored with a temperature fitted without it.
     """
     scores, truth = logits.double().numpy(), labels.numpy()
     before, _ = calibration_error(bin_by_confidence(*confidence_and_correctness(scores, truth)))
@@ -112,9 +112,9 @@ def probability_metrics(
     temperature: float | None = None,
     note: str | None = None,
 ) -> ProbabilityMetrics:
-    """Return the same metrics for logits (n, C) with their temperature, if any, already applied.
+    """Return the metrics that depend on the temperature, from logits (n, C) already scaled by it.
 
-    `ece_before` is the calibration error without it, `note` why none was fitted.
+    `ece_before` is the calibration error before scaling, `note` the reason if none was fitted.
     """
     truth = labels.numpy()
     loss = log_losses(scores, truth)

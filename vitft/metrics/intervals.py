@@ -1,8 +1,8 @@
-"""95 % confidence intervals of fractions and means, and significance of differences.
+"""95 % confidence intervals for fractions and means, and significance tests for differences.
 
-Fractions have Wilson's interval, and metrics made of several fractions combine those intervals:
-resampling would call 20 correct of 20 certain. Only means are resampled. Everything is
-deterministic.
+Fractions have Wilson intervals, and metrics composed of several fractions combine those intervals:
+the bootstrap would give 20 correct out of 20 an interval of zero width. Only means are resampled.
+All results are deterministic.
 """
 
 import math
@@ -16,12 +16,12 @@ from vitft.metrics.results import Interval
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 Z = 1.959963984540054
-"""95 % of a normal distribution lie within this many standard deviations."""
+"""Number of standard deviations within which 95 % of a normal distribution lies."""
 RESAMPLES = 1000
 
 
 def wilson_interval(correct: int, total: int) -> Interval:
-    """Return the 95 % interval of a fraction, valid for small totals and near 0 and 1.
+    """Return the 95 % Wilson interval of a fraction, valid for small totals and near 0 and 1.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
@@ -57,7 +57,7 @@ def student_t_quantile(freedom: int) -> float:
 
 
 def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
-    """Return the 95 % interval of the mean of independent fractions, given as (correct, total).
+    """Return the 95 % interval of the mean of independent fractions given as (correct, total).
 
     The distances from each fraction to the ends of its Wilson interval are added in quadrature.
 
@@ -73,11 +73,11 @@ def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
 
 
 def f1_with_interval(right: int, union: int) -> tuple[float, Interval]:
-    """Return F1 of a class and its 95 % interval.
+    """Return a class's F1 score and its 95 % interval.
 
-    Of the `union` images that are of the class or predicted as it, `right` are both. With the
-    fraction s = right / union, F1 = 2 s / (1 + s) is increasing in s, so the ends of Wilson's
-    interval of s give those of F1.
+    `union` is the number of images that belong to the class or are predicted as it, and `right` the
+    number that are both. With s = right / union, F1 = 2 s / (1 + s) increases with s, so the bounds
+    of the Wilson interval of s give those of F1.
 
     Source of the formula: Hand, Christen & Kirielle 2021, "F*: an interpretable transformation of
     the F-measure", Machine Learning 110.
@@ -91,9 +91,9 @@ def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
     """Return the 95 % interval of the mean of independent values (n,) by the bootstrap-t.
 
     Each resample is studentised by its own standard error, so the interval is skewed like the
-    distribution of losses, which has a long tail. (BCa is skewed too little: in simulations with 60
-    images it covered the mean loss 73 to 93 times in 100, this one 81 to 97 times.) A standard
-    error below a quarter of that of the data, where a resample missed the tail, is raised to it.
+    long-tailed distribution of losses. (BCa intervals are skewed too little: in simulations with 60
+    images they covered the mean loss 73 to 93 times in 100, these 81 to 97 times.) Standard errors
+    of resamples that miss the tail are raised to at least a quarter of that of the data.
 
     Source: Hall 1988, "Theoretical comparison of bootstrap confidence intervals", Annals of
     Statistics 16.
@@ -103,7 +103,7 @@ def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
     if error <= 1e-12 * (1 + abs(mean)):
         return mean, mean  # all values are equal
     random = np.random.default_rng(seed)
-    rows = max(1, 2_000_000 // len(values))  # drawn at a time, to limit the memory
+    rows = max(1, 2_000_000 // len(values))  # resamples drawn at a time, to limit memory
     scores = []
     for done in range(0, RESAMPLES, rows):
         chosen = random.integers(0, len(values), (min(rows, RESAMPLES - done), len(values)))
@@ -117,9 +117,9 @@ def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
 def mcnemar(only_first: int, only_second: int) -> float:
     """Return the two-sided p-value of the exact McNemar test.
 
-    The arguments are the numbers of images that only one of two models classifies correctly.
+    The arguments are the numbers of images that only the first or second model gets right.
 
-    Source: McNemar 1947, with the exact binomial distribution instead of its approximation.
+    Source: McNemar 1947, with the exact binomial distribution instead of an approximation.
     """
     discordant = only_first + only_second
     tail = sum(math.comb(discordant, k) for k in range(min(only_first, only_second) + 1))
@@ -127,7 +127,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values corrected for multiple testing, in the same order.
+    """Return the p-values corrected for multiple testing by Holm's method, in the same order.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
     """
@@ -153,6 +153,6 @@ def paired_interval(only_first: int, only_second: int, images: int) -> tuple[flo
 
 
 def sample_size(half_width: float, accuracy: float) -> int:
-    """Return how many images narrow the interval of an accuracy to plus or minus `half_width`."""
+    """Return the number of images needed for an accuracy interval of plus or minus `half_width`."""
     variance = max(accuracy * (1 - accuracy), 0.01)
     return math.ceil(Z * Z * variance / half_width**2)

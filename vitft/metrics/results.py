@@ -1,13 +1,13 @@
-"""Types of the results that vitft writes as JSON: eval.json and audit.json.
+"""Types of the results written as JSON: eval.json and audit.json.
 
-Fractions are from 0 to 1 and losses are in nats. Every interval is a 95 % interval, (low, high); a
-file that was read back holds lists in place of tuples. None stands for what is undefined, such as
-the recall of a class without images.
+Fractions are from 0 to 1 and losses are in nats. All intervals are 95 % intervals (low, high); they
+are lists instead of tuples when read from a file. Undefined values, such as the recall of a class
+without images, are None.
 """
 
 from typing import NotRequired, TypedDict
 
-Interval = tuple[float, float]  # lower and upper end
+Interval = tuple[float, float]  # lower and upper bounds
 
 
 class ClassMetrics(TypedDict):
@@ -23,7 +23,7 @@ class ClassMetrics(TypedDict):
 
 
 class CalibrationBin(TypedDict):
-    """Images with a confidence from `low` to `high`, as one point of a reliability diagram."""
+    """One point of a reliability diagram: the images with confidences from `low` to `high`."""
 
     low: float
     high: float
@@ -39,9 +39,9 @@ class CalibrationMetrics(TypedDict):
     ece_interval: Interval
     ece_binned: float  # the usual plug-in estimate, without the correction
     ece_before: float | None
-    """The corrected error before temperature scaling; None if no temperature is known."""
+    """Corrected error before temperature scaling; None if no temperature is known."""
     temperature: float | None  # divisor of the logits; 1 if none was fitted
-    note: str | None  # why no temperature was fitted
+    note: str | None  # reason why no temperature was fitted
     bins: list[CalibrationBin]
 
 
@@ -50,7 +50,7 @@ class ProbabilityMetrics(TypedDict):
 
     loss: float  # mean cross-entropy
     loss_interval: Interval | None
-    calibration: CalibrationMetrics | None  # None if only the accuracy was measured
+    calibration: CalibrationMetrics | None  # None if only accuracy was measured
 
 
 class Metrics(ProbabilityMetrics):
@@ -59,48 +59,48 @@ class Metrics(ProbabilityMetrics):
     images: int
     top1: float
     top1_interval: Interval
-    top5: float | None  # None for up to five classes
+    top5: float | None  # None for five or fewer classes
     top5_interval: Interval | None
-    balanced: float  # mean recall of the classes that have images
+    balanced: float  # mean recall over the classes that have images
     balanced_interval: Interval
-    majority: float  # accuracy of always answering the largest class
+    majority: float  # accuracy of always predicting the largest class
     per_class: dict[str, ClassMetrics]  # in the order of the model's outputs
     confusion: list[list[int]]  # by true class (row) and predicted class (column)
 
 
 class LearningCurvePoint(TypedDict):
-    """Cross-validated accuracy of a head that was fitted to fewer images."""
+    """Cross-validated accuracy of a head fitted to a subset of the images."""
 
-    images: int  # training images, mean over the folds
+    images: int  # number of training images, averaged over the folds
     top1: float
 
 
 WeakClass = TypedDict(
     "WeakClass",
     {
-        "class": str,  # a keyword, hence the functional form
+        "class": str,  # a keyword, which requires the functional form
         "recall": float,
         "images": int,
-        "taken_for": str | None,  # the most frequent wrong answer
+        "taken_for": str | None,  # most frequent wrong prediction
     },
 )
 """A class with a low recall."""
 
 
 class CrossValidation(TypedDict):
-    """Results of a linear head by cross-validation over the training and validation images."""
+    """Results of cross-validating a linear head on the training and validation images."""
 
-    images: int  # images that were scored
-    of: int  # images that there are
+    images: int  # number of images scored
+    of: int  # total number of images
     top1: float
     top1_interval: Interval
     curve: list[LearningCurvePoint]  # from few images to many
-    gain_from_twice: float | None  # accuracy that twice the images would add, extrapolated
+    gain_from_twice: float | None  # extrapolated gain in accuracy from twice the images
     weak_spots: list[WeakClass]  # the three classes with the lowest recall, lowest first
 
 
 class SolvedHeadResults(TypedDict):
-    """Results that only a solved head has."""
+    """Additional results for a solved head."""
 
     first_loss: float  # training loss of the zero head
     l2: float  # penalty on the weights of the head
@@ -109,40 +109,40 @@ class SolvedHeadResults(TypedDict):
 
 
 class RunResults(Metrics):
-    """Contents of a run's eval.json: metrics on the validation images, and how they came about."""
+    """Contents of a run's eval.json: metrics on the validation images, and facts about the run."""
 
     epochs: int  # 1 for a solved head
     best_epoch: int  # epoch of the saved weights, counted from 1
-    selected_on_validation: bool  # the same images selected the epoch: slightly optimistic
+    selected_on_validation: bool  # whether the epoch was selected on the same images
     first_loss: NotRequired[float]  # like the next three, from `SolvedHeadResults`
     l2: NotRequired[float]
     knn_top1: NotRequired[float]
     cross_validation: NotRequired[CrossValidation]
-    confirmed_in_float32: NotRequired[int]  # images whose logits were recomputed in float32
-    seconds: NotRequired[float]  # missing if the run did not finish
+    confirmed_in_float32: NotRequired[int]  # number of images with logits recomputed in float32
+    seconds: NotRequired[float]  # absent if the run did not finish
 
 
 class FileRemark(TypedDict):
-    """A file and what is wrong with it or unusual about it."""
+    """A remark on a damaged or unusual file."""
 
-    path: str  # relative to the data folder, with slashes
+    path: str  # path relative to the data folder, with slashes
     reason: str
 
 
 class EvaluatedData(TypedDict):
-    """The images of `vitft evaluate`, and which of them were left out."""
+    """Numbers of images that `vitft evaluate` scored and left out."""
 
     path: str
     unreadable: list[FileRemark]
     trained: int | None
-    """Images left out because the model was trained on them; None if the split is unknown."""
+    """Number of images left out because the run trained on them; None if the split is unknown."""
     validated: int | None
-    """Images counted that were validation images of the run; None if the split is unknown."""
-    copies: int  # images counted whose bytes are those of an earlier one
+    """Number of scored images that the run validated on; None if the split is unknown."""
+    copies: int  # number of scored images identical to an earlier one
 
 
 class EvaluationResults(Metrics):
-    """Contents of the eval.json of `vitft evaluate`."""
+    """Contents of the eval.json written by `vitft evaluate`."""
 
     data: EvaluatedData
 
@@ -156,11 +156,11 @@ class CopyMember(TypedDict):
 
 
 class CopyGroup(TypedDict):
-    """Images that are identical files or near copies of each other."""
+    """A group of images that are identical files or near-duplicates."""
 
     kind: str  # `exact` or `near`
     members: list[CopyMember]
-    across_split: bool  # whether some train and others validate
+    across_split: bool  # whether it has both training and validation images
     labels_differ: bool
 
 
@@ -169,13 +169,13 @@ class Mislabel(TypedDict):
 
     path: str
     label: str
-    suggested: str  # the more probable class
-    given_probability: float  # of `label`
+    suggested: str  # the most probable class
+    given_probability: float  # probability of `label`
     suggested_probability: float
 
 
 class Imbalance(TypedDict):
-    """The largest and the smallest class, each with its number of images; None without images."""
+    """The largest and smallest classes, each with its number of images; None without images."""
 
     largest: tuple[str, int] | None
     smallest: tuple[str, int] | None
@@ -185,7 +185,7 @@ class Imbalance(TypedDict):
 class AuditResults(TypedDict):
     """Contents of audit.json: possible problems of a labelled folder."""
 
-    images: int  # readable images
+    images: int  # number of readable images
     bad: list[FileRemark]
     odd: list[FileRemark]
     duplicates: list[CopyGroup]

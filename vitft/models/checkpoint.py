@@ -1,8 +1,8 @@
 """Checkpoints: model weights and everything needed to use them in one file, verified on load.
 
-A checkpoint is a safetensors file whose metadata holds a `Card` and a digest over card and
+A checkpoint is a safetensors file whose metadata holds a `Card` and a digest of card and
 tensors. It is written to a temporary name, flushed and renamed, so a crash leaves either the old
-file or the new one. Files of other tools are read by `vitft.models.pretrained`.
+file or the new one. Files written by other tools are read by `vitft.models.pretrained`.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ FORMAT_VERSION = "1"
 Provenance = TypedDict(
     "Provenance",
     {
-        "name": str,  # of the catalogue, or of the file
+        "name": str,  # catalogue name, or file name without suffix
         "source": str,  # path, or repository and file
         "revision": str,  # commit of the repository
-        "sha256": str,  # of the file
+        "sha256": str,  # digest of the file
         "licence": str,
         "from": str,  # name of the weights that a checkpoint was fine-tuned from
-        "training": str,  # how bundled weights were trained
-        "data": str,  # what bundled weights were trained on
+        "training": str,  # training recipe of bundled weights
+        "data": str,  # training data of bundled weights
     },
     total=False,
 )
@@ -49,19 +49,19 @@ class Card:
 
     architecture: AnyConfig
     transform: EvalTransform
-    """Evaluation transform; the only description of how an image becomes the model's input."""
+    """Evaluation transform: the complete description of how to prepare an image for the model."""
     classes: tuple[str, ...] = ()
     """Class names in the order of the head's outputs; empty for a backbone without a head."""
     weights: Provenance = field(default_factory=Provenance)
     """Origin of the pretrained weights."""
     pos_embed: str = "as loaded"
-    """How the positions were resampled from the pretrained grid."""
+    """Description of how the positions were resampled from the pretrained grid."""
     split: str = ""
-    """Digest of the split manifest that training and validation used."""
+    """Digest of the split manifest used for training and validation."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read what `json.dumps(asdict(card))` wrote."""
+        """Return the card that `save_checkpoint` stored as JSON."""
         known = {
             "architecture": config_from_json(fields["architecture"]),
             "transform": EvalTransform.from_json(fields["transform"]),
@@ -74,7 +74,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
     """Write weights and card to `path` atomically and return the digest.
 
     Raises:
-        ResourceError: The disk is full. An older file at `path` is untouched.
+        ResourceError: The disk is full. An older file at `path` is left unchanged.
         RunError: The folder cannot be written.
     """
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
@@ -89,11 +89,11 @@ def load_checkpoint(
 ) -> tuple[dict[str, Tensor], Card]:
     """Read a checkpoint and verify its digest. The tensors are views of the memory-mapped file.
 
-    `digest` returns what `state_digest` would, where it is already being computed in another thread
+    `digest` returns the result of `state_digest` if another thread is already computing it
     (`numpy_vit.MappedFile.digest`).
 
     Raises:
-        RunError: Missing, damaged (the digest does not match) or of a newer format.
+        RunError: The file is missing, damaged (the digest does not match) or of a newer format.
     """
     if not path.is_file():
         raise RunError(f"checkpoint not found: {path}", fix="check the path of the run folder")
@@ -125,7 +125,7 @@ def load_checkpoint(
 
 
 def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
-    """Return the complete metadata of the file, so that no byte of it can change unnoticed."""
+    """Return the complete metadata of a checkpoint; comparing all of it detects any change."""
     return {
         "format": "pt",
         "vitft.format": FORMAT_VERSION,
@@ -135,7 +135,7 @@ def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
 
 
 def damaged_checkpoint(path: Path, reason: str) -> RunError:
-    """Return the error for a file whose content is not what was written."""
+    """Return the error for a checkpoint whose content has changed since it was written."""
     return RunError(
         f"damaged checkpoint: {path} ({reason})",
         fix="copy the file again from its original place, or train again",
@@ -143,7 +143,7 @@ def damaged_checkpoint(path: Path, reason: str) -> RunError:
 
 
 def state_digest(card: str, tensors: Mapping[str, Tensor]) -> str:
-    """Return the sha256 over the card and the name, type, shape and bytes of each tensor."""
+    """Return the sha256 of the card and of the name, type, shape and bytes of each tensor."""
     digest = hashlib.sha256(card.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -157,17 +157,17 @@ def build_model(state: Mapping[str, Tensor], config: ViTConfig) -> VisionTransfo
 @overload
 def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model: ...
 def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
-    """Return a model in eval mode that uses the given tensors, without initialisation or copy.
+    """Return a model in eval mode that uses the given tensors, without initialising or copying.
 
-    (A timm model is initialised by timm first, because some of its buffers are not in its files.)
+    (A timm model is first initialised by timm, because some of its buffers are not in its files.)
 
     Raises:
-        RunError: Names or shapes do not match the architecture.
+        RunError: The tensors' names or shapes do not match the architecture.
     """
     if isinstance(config, TimmConfig):
         return assign_state(TimmModel(config), state)
     blocks = {name.split(".")[1] for name in state if name.startswith("blocks.")}
-    if len(blocks) != config.depth:  # before a model of untrusted size is built
+    if len(blocks) != config.depth:  # checked before building a model of untrusted size
         raise RunError(
             f"the weights have {len(blocks)} blocks, but the architecture has {config.depth}",
             fix="the file is a mixture of two models: copy it again from its original place",
@@ -188,7 +188,7 @@ def assign_state(model: Model, state: Mapping[str, Tensor]) -> Model:
 
 
 def state_mismatch(model: Model, state: Mapping[str, Tensor]) -> str:
-    """Name the first five missing, unexpected and misshapen tensors; empty if all of them fit."""
+    """Return the first five missing, unexpected and wrongly shaped tensors, or an empty string."""
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in state.items()}
     lists = {
@@ -204,7 +204,7 @@ def state_mismatch(model: Model, state: Mapping[str, Tensor]) -> str:
 
 
 def first_five(names: Sequence[str]) -> str:
-    """Join the first five names and count the others."""
+    """Return the first five names, separated by commas, and the number of the others."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
@@ -217,4 +217,4 @@ def holds_timm(path: Path) -> bool:
             card = json.loads((file.metadata() or {}).get("vitft.card", "{}"))
         return "timm" in card.get("architecture", {})
     except (SafetensorError, OSError, ValueError, AttributeError, TypeError):
-        return False  # reading the file reports what is wrong with it
+        return False  # the error is reported when the file is read

@@ -1,4 +1,4 @@
-"""Locate the checkpoint of a trained model: run folder, file, latest run or hub repository."""
+"""Location of a trained model's checkpoint: run folder, file, latest run or hub repository."""
 
 from functools import cache
 from pathlib import Path
@@ -10,10 +10,10 @@ from vitft.system.rundir import BASE, LATEST, MODEL
 
 
 def find_model(run: str | None) -> Path:
-    """Return the checkpoint of a run.
+    """Return the path of a run's checkpoint.
 
     `run` is a run folder, a .safetensors file, or `hf:owner/name[@revision]`, which is downloaded
-    and verified like pretrained weights. By default it is the latest run.
+    and verified like pretrained weights. The default is the latest run.
 
     Raises:
         RunError: The run does not exist.
@@ -36,7 +36,7 @@ def find_model(run: str | None) -> Path:
     )
 
 
-@cache  # a command may ask before and after torch is imported
+@cache  # a command may call this both before and after importing torch
 def fetch_model(name: str) -> Path:
-    """Return the checkpoint of a hub repository, downloaded if it is not in the cache."""
+    """Return the path of a hub repository's checkpoint, downloading it if it is not cached."""
     return fetch(parse_hub_name(name)).path

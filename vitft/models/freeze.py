@@ -1,6 +1,6 @@
-"""Freezing: which parameters of a model are trained.
+"""Choice of the parameters that are trained; all others are frozen.
 
-The freeze boundary divides a model into a frozen front part and a trained rest.
+The freeze boundary separates the frozen first layers of a model from the trained ones.
 """
 
 from vitft.models.timm_model import Model, TimmModel
@@ -8,13 +8,13 @@ from vitft.system.errors import UsageError
 
 
 def frozen_blocks(freeze: str, depth: int) -> int | None:
-    """Return the number of leading frozen blocks; None if the embedding is trained as well.
+    """Return the number of frozen blocks at the start, or None if the embedding is trained.
 
     A return value of `depth` means that the whole encoder is frozen: only the layers after
     pooling are trained.
 
     Raises:
-        UsageError: `freeze` names more blocks than the model has.
+        UsageError: `freeze` specifies more blocks than the model has.
     """
     if freeze in ("head", "pre_logits"):
         return depth
@@ -33,7 +33,7 @@ def freeze_model(model: Model, freeze: str) -> list[str]:
     """Set `requires_grad` of every parameter and return the names of those that are trained.
 
     Raises:
-        UsageError: `freeze` is pre_logits and the model has no such layer, or it is blocks:N and
+        UsageError: `freeze` is pre_logits but the model has no such layer, or it is blocks:N but
             the model is a timm model.
     """
     if freeze == "pre_logits" and not model.config.pre_logits:

@@ -1,6 +1,6 @@
-"""The model that a run starts from: pretrained, or with random weights in the shape of `[model]`.
+"""Initial model of a run: pretrained, or randomly initialised as configured in `[model]`.
 
-The initialisation itself is `VisionTransformer.init_weights`.
+`VisionTransformer.init_weights` performs the initialisation.
 """
 
 import logging
@@ -34,16 +34,16 @@ def load_initial_model(
     drop_path: float,
     seed: int,
 ) -> tuple[Model, LoadReport]:
-    """Return the model that training starts from, with a zero head, and log what was loaded.
+    """Return the initial model, with a zero-initialised head, and its report; log the report.
 
-    The weights `none` are a new model in the shape of `shape`, which is ignored for all others;
+    The weights `none` stand for a new model as described by `shape`, which is otherwise ignored;
     `random:NAME` is the architecture and transform of NAME with new random weights, the baseline
     that shows what pretraining contributes. Images with more than `max_pixels` are not read.
 
     Raises:
         WeightsError: The weights cannot be found or loaded.
         DataError: A new model cannot be built for these images.
-        UsageError: An image size that the patches do not tile.
+        UsageError: The image size is not a multiple of the patch size.
     """
     name = weights.name.removeprefix("random:")
     model: Model
@@ -85,12 +85,12 @@ def new_model(
     """Return a randomly initialised model for the images of a folder, and its report.
 
     Raises:
-        DataError: None of the first images can be read, they differ in size and no size is given,
-            or the number of channel statistics does not match them.
-        UsageError: The patches do not tile the images.
+        DataError: No sampled image can be read, the images differ in size and no size is given,
+            or the number of channel statistics is not the number of channels.
+        UsageError: The image size is not a multiple of the patch size.
     """
     own_size, is_grey = sample_facts(folder, max_pixels)
-    # The settings are named like the fields of `ViTConfig`, but for two of them.
+    # All but two of the settings have the names of `ViTConfig` fields.
     shape = asdict(spec) | {"patch_size": as_pair(spec.patch_size)}
     shape["in_channels"] = shape.pop("channels") or (1 if is_grey else 3)
     waves = shape.pop("positions") == "waves"
@@ -128,10 +128,10 @@ def new_model(
 
 
 def sinusoidal_positions(grid: tuple[int, int], width: int) -> Tensor:
-    """Return sines and cosines of the row and the column of each patch: (P, D).
+    """Return sine-cosine embeddings of the row and column of each patch: (P, D).
 
     Source: Beyer et al. 2022, "Better plain ViT baselines", https://arxiv.org/abs/2205.01580; the
-    longest wavelength is shorter than theirs because the grids here are small.
+    longest wavelength is shorter than in the paper because the grids here are small.
     """
     frequencies = 100 ** -torch.linspace(0, 1, width // 4)
     rows, columns = torch.meshgrid(*(torch.arange(side) for side in grid), indexing="ij")
@@ -140,13 +140,13 @@ def sinusoidal_positions(grid: tuple[int, int], width: int) -> Tensor:
 
 
 def sample_facts(folder: Folder, max_pixels: int) -> tuple[tuple[int, int] | None, bool]:
-    """Open about 32 images spread over a folder and return what they have in common.
+    """Return the common size of about 32 images spread over a folder, and whether all are grey.
 
     Returns:
-        Height and width in pixels, None if they differ; and whether no image has colours.
+        Height and width in pixels, or None if the images differ; and whether all are grey.
 
     Raises:
-        DataError: None of them can be read.
+        DataError: None of the images can be read.
     """
     files, root = folder.files[:: max(1, len(folder.files) // 32)], str(folder.root)
     found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
@@ -163,14 +163,14 @@ def sample_facts(folder: Folder, max_pixels: int) -> tuple[tuple[int, int] | Non
 
 
 def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
-    """Return height and width of an image, and whether its three channels are equal."""
+    """Return the height and width of an image, and whether its three channels are equal."""
     image = opened.image
     red, green, blue = (channel.tobytes() for channel in image.split())
     return (image.height, image.width), red == green == blue
 
 
 def checked_size(folder: Folder, size: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the common size of the images, if they have one and it is small."""
+    """Return the common size of the images; refuse images that differ in size or are large."""
     if size is None:
         raise DataError(
             f"the images of {folder.root} differ in size, so a new model needs an input size",
@@ -186,7 +186,7 @@ def checked_size(folder: Folder, size: tuple[int, int] | None) -> tuple[int, int
 
 
 def checked_statistics(values: tuple[float, ...] | None, channels: int) -> tuple[float, ...]:
-    """Return channel statistics given by the user, or 0.5 for each channel."""
+    """Return the channel statistics given by the user, or 0.5 for each channel by default."""
     if values is None:
         return (0.5,) * channels
     if len(values) != channels:

@@ -23,14 +23,14 @@ from vitft.system.imports import require_extra
 
 
 def add_adapters(model: Model, spec: TrainSpec) -> None:
-    """Add an adapter to each linear layer but the head named in `spec.lora_targets`, in place.
+    """Add an adapter to each linear layer in `spec.lora_targets` except the head, in place.
 
-    The adapters start at zero, so the outputs of the model do not change. A model that has
-    adapters already is left as it is.
+    The initial adapters have no effect, so the outputs of the model do not change. A model that
+    already has adapters is left as it is.
 
     Raises:
-        UsageError: peft is not installed, the model has no such layers, or `spec` asks for an
-            adapter folder of a timm model.
+        UsageError: peft is not installed, the model has no such layers, or `spec` requests an
+            adapter folder for a timm model.
     """
     require_extra("lora", feature="train.freeze=lora")
     from peft import LoraConfig, inject_adapter_in_model
@@ -63,7 +63,7 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
 
 
 def adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return the layers that have an adapter, each with its path."""
+    """Return the path and module of each layer that has an adapter."""
     return [(path, m) for path, m in model.named_modules() if hasattr(m, "get_base_layer")]
 
 
@@ -87,10 +87,10 @@ def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
 def write_adapter(
     folder: Path, matrices: Mapping[str, Tensor], model: nn.Module, spec: TrainSpec, *, base: str
 ) -> None:
-    """Write adapters and head to a new folder that `peft.PeftModel` opens.
+    """Write adapters and head to a new folder that `peft.PeftModel` can load.
 
-    `matrices` is the return value of `merge_adapters`, `model` the model as saved, whose head is
-    calibrated, and `base` the name of the pretrained weights.
+    `matrices` is the return value of `merge_adapters`, `model` the saved model with its
+    calibrated head, and `base` the name of the pretrained weights.
 
     Raises:
         RunError: The folder cannot be written.

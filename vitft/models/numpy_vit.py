@@ -1,10 +1,10 @@
-"""The Vision Transformer in plain NumPy: a second implementation, to read, to verify and for speed.
+"""The Vision Transformer in plain NumPy: an independent implementation, for tests and for speed.
 
-A command that names a few images is done before torch would have been imported. The model computes
-in float32 what `vit.VisionTransformer` computes, from the same file, and shares no code with it. It
-cannot be trained, runs on the CPU, and supports neither hybrids nor timm models.
+Predicting a few images takes less time than importing torch. From the same file, the model computes
+in float32 what `vit.VisionTransformer` computes, but it shares no code with it. It cannot be
+trained, runs on the CPU only, and supports neither hybrids nor timm models.
 
-Letters: B images, P patches, N tokens (prefix + P), D width, H heads, K head width, C classes.
+Notation: B images, P patches, N tokens (prefix + P), D width, H heads, K head width, C classes.
 
 Sources: Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929; Hendrycks & Gimpel 2016 (GELU),
 1606.08415; the layout of safetensors files, https://github.com/huggingface/safetensors.
@@ -29,7 +29,7 @@ Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 Uint8Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 ROWS = 16
-"""Rows of the hidden layer whose GELU is computed at once, so that they stay in the CPU cache."""
+"""Number of rows of the hidden layer passed to GELU at once, so that they stay in the CPU cache."""
 TAIL = (
     -0.004772713412583007, 0.16212970454817136, -0.1169266968126065, 0.6784044098003498,
     -0.7767180176870074, 0.8124795498247189, -0.2879519273475093, 0.03335568965996974,
@@ -47,15 +47,15 @@ CONFIG_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
-    """A memory-mapped safetensors file: metadata, and tensors as views."""
+    """Memory-mapped safetensors file: metadata, and tensors as views."""
 
     metadata: Mapping[str, str]
     tensors: Mapping[str, Float32Array]
     chunks: tuple[tuple[bytes, memoryview], ...]
-    """Input of the digest after the card: a line about each tensor, and its bytes."""
+    """Input of the digest after the card: a header line and the bytes of each tensor."""
 
     def digest(self) -> str:
-        """Return what `checkpoint.state_digest` returns. Reads the whole file."""
+        """Return the same digest as `checkpoint.state_digest`. Reads the whole file."""
         digest = hashlib.sha256(self.metadata["vitft.card"].encode())
         for line, data in self.chunks:
             digest.update(line)
@@ -63,13 +63,13 @@ class MappedFile:
         return digest.hexdigest()
 
     def is_whole(self) -> bool:
-        """Return whether every byte is as it was written. Reads the whole file."""
+        """Return whether the file is unchanged since it was written. Reads the whole file."""
         known = {"format": "pt", "vitft.format": "1", "vitft.card": self.metadata["vitft.card"]}
         return self.metadata == known | {"vitft.sha256": self.digest()}
 
 
 def map_file(path: Path) -> MappedFile | None:
-    """Map a checkpoint; None for any other file, whose problem `checkpoint` then reports."""
+    """Return a memory-mapped checkpoint, or None for any other file (`checkpoint` reports why)."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -100,7 +100,7 @@ class NumpyModel:
     Args:
         settings: The card's `architecture`, which has the fields of `ViTConfig`.
         weights: Tensors under timm's names.
-        threads: Number of threads for the layers that treat tokens independently.
+        threads: Number of threads for the layers that process tokens independently.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class NumpyModel:
 
     @property
     def feature_size(self) -> int:
-        """Dimensions of the pooled feature of an image."""
+        """Number of dimensions of an image's pooled feature."""
         return self.width * (self.num_read if self.settings["pool"] == "cls" else 1)
 
     def __getitem__(self, name: str) -> Float32Array:
@@ -133,7 +133,7 @@ class NumpyModel:
         return self.norm(x, "norm.").reshape(len(x), -1)  # only the class tokens are left
 
     def embed(self, pixels: Float32Array) -> Float32Array:
-        """Cut pixels into patches, project them, add prefix and positions (equation 1)."""
+        """Return the projected patches with prefix tokens and positions (equation 1)."""
         kernel = self["patch_embed.proj.weight"]  # (D, channels, p, p)
         down, across = kernel.shape[2:]
         height, width, channels = pixels.shape[1:]
@@ -162,7 +162,7 @@ class NumpyModel:
 
     def attention(self, x: Float32Array, name: str, rows: int) -> Float32Array:
         """Return the attention output of the first `rows` tokens (appendix A): (B, rows, D)."""
-        weight = self[f"{name}attn.qkv.weight"]  # rows of queries, keys and values, stacked
+        weight = self[f"{name}attn.qkv.weight"]  # stacked rows for queries, keys and values
         bias = self.weights.get(f"{name}attn.qkv.bias", np.zeros(len(weight), np.float32))
         d = self.width
         q = self.by_head(x[:, :rows] @ weight[:d].T + bias[:d])  # (B, H, rows, K)
@@ -217,8 +217,8 @@ class NumpyModel:
         return x if gamma is None else x * gamma
 
     def classify(self, features: Float32Array) -> Float32Array:
-        """Return class scores (B, C) from pooled features."""
-        if self.settings["distilled"]:  # the mean of two heads, one per class token
+        """Return class scores (logits) from pooled features: (B, D) to (B, C)."""
+        if self.settings["distilled"]:  # mean of two heads, one per class token
             cls, dist = features[:, : self.width], features[:, self.width :]
             return as_floats((self.linear(cls, "head.") + self.linear(dist, "head_dist.")) / 2)
         if self.settings["pre_logits"]:
@@ -227,10 +227,10 @@ class NumpyModel:
 
 
 def gelu(x: Float32Array) -> Float32Array:
-    """Return the exact GELU, x Phi(x) with the normal distribution function Phi.
+    """Return the exact GELU, x Phi(x), where Phi is the normal distribution function.
 
-    Phi(x) is 1 - r(x) for x >= 0 and r(-x) below, so in both cases the result is max(x, 0) - |x|
-    r(|x|), with r(x) = exp(-x^2 / 2) times the polynomial of `TAIL`.
+    Phi(x) is 1 - r(x) for x >= 0 and r(-x) otherwise, so in both cases the result is
+    max(x, 0) - |x| r(|x|), with r(x) = exp(-x^2 / 2) times the polynomial of `TAIL`.
     """
     size = np.abs(x)
     t = 1 / (1 + np.float32(BEND) * size)
@@ -268,9 +268,9 @@ def numpy_supports(card: Mapping[str, Any]) -> bool:
 def open_model(
     path: Path, *, threads: int = 1
 ) -> tuple[NumpyModel, MappedFile, Mapping[str, Any]] | None:
-    """Return the model of a checkpoint with its file and card; None if only torch can open it.
+    """Return a checkpoint's model, file and card, or None if only torch can open it.
 
-    The file has not been verified: `MappedFile.is_whole` does that, and can run in parallel.
+    The file is not verified here: `MappedFile.is_whole` does so, and can run in parallel.
     """
     mapped = map_file(path)
     if mapped is None:

@@ -1,4 +1,4 @@
-"""Architecture names such as `vit_base_patch16_224`, and the models they stand for."""
+"""Architecture names such as `vit_base_patch16_224`, and the models they denote."""
 
 import re
 from dataclasses import asdict, replace
@@ -15,7 +15,7 @@ def architecture_config(name: str) -> ViTConfig:
     """Return the configuration for a name such as `vit_base_patch16_224` or `vit_base_r50_s16_224`.
 
     Raises:
-        UsageError: The name is unknown; contains the most similar ones.
+        UsageError: The name is unknown. The message suggests the most similar names.
     """
     match = re.fullmatch(r"vit_([a-z]+)_(?:patch(\d+)|(r\d*_s\d+(?:_p8)?))_(\d+)", name)
     size = SIZES.get(match[1]) if match else None
@@ -29,7 +29,7 @@ def architecture_config(name: str) -> ViTConfig:
 
 
 def architecture_names() -> list[str]:
-    """Return every size with each of its patch sides, then hybrids. Other image sizes work too."""
+    """Return the names of all plain models, then of hybrids. Other image sizes work as well."""
     plain = [f"vit_{size}_patch{p}_224" for size, row in SIZES.items() for p in row.patches]
     return plain + [f"vit_{s}_{r}_224" for s, r in zip(SIZES, STEMS, strict=False)]
 
@@ -40,13 +40,13 @@ def create_model(
     image_size: int | tuple[int, int] | None = None,
     **fields: Any,  # noqa: ANN401
 ) -> VisionTransformer:
-    """Build an untrained model by the name of its architecture, in float32 on the default device.
+    """Return an untrained model of a named architecture, in float32 on the default device.
 
-    The last number of the name is the side of the image, unless `image_size` gives the side or
+    The last number in the name is the side of the image, unless `image_size` specifies the side or
     (height, width) in pixels. `fields` are those of `ViTConfig`, e.g. num_classes=5, pool="mean".
 
     Raises:
-        UsageError: Unknown name or field, or an image that the patches do not tile.
+        UsageError: The name or a field is unknown, or the patches do not divide the image evenly.
     """
     config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():
@@ -58,7 +58,7 @@ def create_model(
 
 
 def describe_vit(config: ViTConfig) -> str:
-    """Return an architecture as papers write it, e.g. "ViT-B/16 224 px"."""
+    """Return the description of an architecture as used in papers, e.g. "ViT-B/16 224 px"."""
     named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
     name = named.get((config.width, config.depth, config.heads))
     letters = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
@@ -77,5 +77,5 @@ def describe_vit(config: ViTConfig) -> str:
 
 
 def format_size(sides: tuple[int, int]) -> str:
-    """Return one number for a square, otherwise height x width."""
+    """Return a size as text: one number for a square, otherwise height x width."""
     return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"

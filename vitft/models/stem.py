@@ -1,11 +1,11 @@
-"""Parts that later models added to the plain Vision Transformer of `vit`.
+"""Components that later models add to the plain Vision Transformer in `vit`.
 
-The ResNet of hybrids, whose feature map is cut into patches: weight-standardised convolutions with
-GroupNorm, padded like TensorFlow's SAME, under timm's names (`patch_embed.backbone.*`); a few plain
-convolutions of the same kind instead, for models that are trained from random weights; and
-LayerScale and stochastic depth for the branches of a block.
+These are the ResNet of hybrids, whose feature map is cut into patches (weight-standardised
+convolutions with GroupNorm and TensorFlow's SAME padding, under timm's names,
+`patch_embed.backbone.*`); a few such convolutions without a ResNet, for models trained from random
+weights; and LayerScale and stochastic depth for the residual branches of a block.
 
-Letters: B images, N tokens, D width, F feature channels, h and w the sides of a feature map.
+Notation: B images, N tokens, D width, F feature channels, h and w sides of a feature map.
 
 Sources: Kolesnikov et al. 2020 (BiT), https://arxiv.org/abs/1912.11370; Qiao et al. 2019 (weight
 standardisation), 1903.10520; Huang et al. 2016 (stochastic depth), 1603.09382; Touvron et al. 2021
@@ -22,21 +22,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
-    "r_s16_p8": ((), 32),  # s16 in the name, but a root of stride 4 and patches of 8
+    "r_s16_p8": ((), 32),  # called s16, but has a root of stride 4 and patches of 8
     "r26_s32": ((2, 2, 2, 2), 32),
     "r50_s16": ((3, 4, 9), 16),
     "r50_s32": ((3, 4, 6, 3), 32),
 }
-"""Bottlenecks per stage and pixels per token, by the middle part of an architecture's name."""
+"""Bottlenecks per stage and pixels per token, keyed by the middle part of the model name."""
 
 
 def stem_stride(stages: tuple[int, ...]) -> int:
-    """Return the side in pixels of one cell of the feature map."""
+    """Return the side length in pixels of one cell of the feature map."""
     return 4 * 2 ** max(0, len(stages) - 1)
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad like TensorFlow's SAME: ceil(side / stride) outputs, an odd pixel right and below."""
+    """Pad like TensorFlow's SAME: ceil(side / stride) outputs, extra pixels right and bottom."""
     pads: list[int] = []
     for side in (x.shape[-1], x.shape[-2]):
         total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
@@ -45,7 +45,7 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 
 
 class StdConv2d(nn.Conv2d):
-    """Convolution with standardised weights: every kernel has mean 0 and variance 1."""
+    """Convolution with standardised weights: each kernel has mean 0 and variance 1."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, bias=False)
@@ -58,7 +58,7 @@ class StdConv2d(nn.Conv2d):
 
 
 class Root(nn.Module):
-    """7x7 convolution and max-pooling: pixels (B, channels, S, S) to (B, 64, S/4, S/4)."""
+    """7x7 convolution and max pooling: pixels (B, channels, S, S) to (B, 64, S/4, S/4)."""
 
     def __init__(self, in_channels: int) -> None:
         super().__init__()
@@ -71,13 +71,13 @@ class Root(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions with a residual connection, the middle one at a quarter of the width."""
+    """Residual block of three convolutions, the middle one at a quarter of the width."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, is_first: bool) -> None:
         super().__init__()
         inner = outputs // 4
         self.downsample: nn.Module = nn.Identity()
-        if is_first:  # the input gets the shape of the output
+        if is_first:  # projects the input to the output's shape
             conv, norm = StdConv2d(inputs, outputs, 1, stride=stride), nn.GroupNorm(32, outputs)
             self.downsample = nn.Sequential(OrderedDict(conv=conv, norm=norm))
         self.conv1, self.norm1 = StdConv2d(inputs, inner, 1), nn.GroupNorm(32, inner)
@@ -91,9 +91,9 @@ class Bottleneck(nn.Module):
 
 
 def build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
-    """Return a ResNet trunk: pixels (B, channels, S, S) to a feature map (B, F, h, w).
+    """Return a ResNet trunk from pixels (B, channels, S, S) to a feature map (B, F, h, w).
 
-    The first bottleneck of a stage halves the feature map, except in the first stage.
+    The first bottleneck of each stage but the first halves the sides of the feature map.
     """
     trunk, inputs = nn.Sequential(), 64
     for i, depth in enumerate(stages):
@@ -106,10 +106,10 @@ def build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
 
 
 def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, ...]:
-    """Return the strides of the convolutions in front of the patches.
+    """Return the strides of the convolutions before the patches.
 
-    The last ones halve the feature map, as often as the patch side is divisible by 2; the others
-    keep its size.
+    The last convolutions have stride 2, as many as there are factors of 2 in the patch side; the
+    others have stride 1.
     """
     side = math.gcd(*patch)
     halvings = min(len(convs), (side & -side).bit_length() - 1)
@@ -117,7 +117,7 @@ def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, .
 
 
 def conv_norm(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """Return 3x3 convolution, GroupNorm, ReLU: (B, inputs, h, w) to (B, outputs, h/stride, ...)."""
+    """Return a 3x3 convolution, GroupNorm and ReLU: (B, in, h, w) to (B, out, h/stride, ...)."""
     conv = StdConv2d(inputs, outputs, 3, stride=stride)
     groups = math.gcd(8, outputs, outputs // 2)  # a group needs more than one value
     norm = nn.GroupNorm(groups, outputs)
@@ -127,10 +127,10 @@ def conv_norm(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 def build_stem(
     in_channels: int, stages: tuple[int, ...] | None, convs: tuple[int, ...], patch: tuple[int, int]
 ) -> tuple[nn.Module, int]:
-    """Return the module between pixels and patches, and its output channels.
+    """Return the module between pixels and patches, and its number of output channels.
 
-    It is the ResNet of a hybrid, or its root only (`()`), which timm names without `stem.`; or
-    convolutions; or the identity.
+    The module is the ResNet of a hybrid, only its root if `stages` is () (timm then omits `stem.`
+    from the names), a stack of convolutions, or the identity.
     """
     if stages is not None:
         resnet = build_resnet(in_channels, stages) if stages else Root(in_channels)
@@ -141,7 +141,7 @@ def build_stem(
 
 
 class LayerScale(nn.Module):
-    """Learned factor for every channel of a branch (B, N, D)."""
+    """Learned factor for each channel of a branch (B, N, D)."""
 
     def __init__(self, width: int, initial: float) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: skip a residual branch (B, N, D) for random images in training."""
+    """Stochastic depth: skips a residual branch (B, N, D) for random images during training."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Any timm model behind the interface of vitft's own Vision Transformer.
+"""Wrapper that gives any timm model the interface of vitft's own Vision Transformer.
 
-The rest of the package relies on: `config` (with `num_classes`, `image_size`, `in_channels`),
-`features` (pixels to one feature per image), `pre_logits`, `head` (a Linear) and `classify` (both
-of them); `forward` is `classify(features(pixels))`. The names in a `state_dict` are timm's.
+The interface consists of `config` (with `num_classes`, `image_size` and `in_channels`), `features`
+(pixels to one feature vector per image), `pre_logits`, `head` (a Linear) and `classify` (both
+layers); `forward` is `classify(features(pixels))`. The names in a `state_dict` are timm's.
 """
 
 import re
@@ -23,16 +23,16 @@ class TimmConfig:
     """Architecture of a `TimmModel`."""
 
     timm: str
-    """Name of the architecture without its tag, e.g. `resnet18`."""
+    """Name of the architecture, without a tag, e.g. `resnet18`."""
     image_size: tuple[int, int]
     """Height and width in pixels."""
     sized: bool = False
     """Whether `image_size` is passed to timm when the network is built."""
     num_classes: int = 0
-    """0 means no head: the model returns features."""
+    """Number of classes; 0 for no head, so that the model returns features."""
     in_channels: int = 3
     depth: ClassVar[int] = 0
-    """Number of blocks that can be frozen separately: none."""
+    """Number of blocks that can be frozen separately (always 0)."""
     pre_logits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class TimmConfig:
             )
 
     def without_head(self) -> Self:
-        """Return the configuration of the part that computes features."""
+        """Return the configuration without a head."""
         return replace(self, num_classes=0)
 
 
@@ -53,11 +53,11 @@ class TimmModel(nn.Module):
 
     Args:
         config: Architecture.
-        file: Weights in timm's format, which timm fits to the image size; random if not given. A
-            classifier in the file is ignored.
+        file: Weights in timm's format, which timm adapts to the image size (default: random
+            weights). A classifier in the file is ignored.
 
     Raises:
-        UsageError: timm has no such model, not for this size, or it has no single linear head.
+        UsageError: timm does not have this model at this size, or its head is not a linear layer.
     """
 
     def __init__(self, config: TimmConfig, *, file: Path | None = None) -> None:
@@ -72,7 +72,7 @@ class TimmModel(nn.Module):
                 fix="choose another timm model",
             )
         self.head_name = names[0]
-        """Path of the classifier among timm's modules."""
+        """Module path of the classifier in timm's network."""
         self.is_conv = isinstance(outer, nn.Conv2d)
         self.feature_size = outer.in_channels if isinstance(outer, nn.Conv2d) else outer.in_features
         self.net.reset_classifier(0)
@@ -98,7 +98,7 @@ class TimmModel(nn.Module):
 
 
 def create_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 - timm's own type
-    """Let timm build the network with its classifier."""
+    """Return timm's network, including its classifier."""
     import timm  # takes seconds to import
 
     if not timm.is_model(config.timm):
@@ -123,7 +123,7 @@ def create_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 -
 
 
 def rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Give the entries of a new `state_dict` timm's names. A hook of `state_dict`."""
+    """Rename the entries of a new `state_dict` to timm's names (a post-hook of `state_dict`)."""
     assert isinstance(model, TimmModel)
     for name in [n for n in state if n.startswith(prefix)]:
         tensor, inner = state.pop(name), name.removeprefix(prefix)
@@ -136,7 +136,7 @@ def rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: obj
 
 
 def rename_from_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Give the entries of a `state_dict` this module's names. A hook of `load_state_dict`."""
+    """Rename timm's entries to this module's names (a pre-hook of `load_state_dict`)."""
     assert isinstance(model, TimmModel)
     for name in [n for n in state if n.startswith(prefix)]:
         tensor, known = state.pop(name), name.removeprefix(prefix)
@@ -152,7 +152,7 @@ AnyConfig = ViTConfig | TimmConfig
 
 
 def config_from_json(fields: Mapping[str, Any]) -> AnyConfig:
-    """Return the configuration of either kind of model from its fields, with lists for tuples."""
+    """Return the configuration of either kind of model from JSON fields (tuples are lists)."""
     pairs: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     return TimmConfig(**pairs) if "timm" in fields else ViTConfig(**pairs)
 
@@ -163,10 +163,10 @@ def untrained(config: AnyConfig) -> Model:
 
 
 def require_vit(model: nn.Module, feature: str) -> VisionTransformer:
-    """Return the model if it is a VisionTransformer, whose attention can be read.
+    """Return the model if it is a VisionTransformer, which exposes its attention weights.
 
     Raises:
-        UsageError: It is not; the message begins with `feature`.
+        UsageError: The model is not a VisionTransformer. The message begins with `feature`.
     """
     if isinstance(model, VisionTransformer):
         return model

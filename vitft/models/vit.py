@@ -1,10 +1,10 @@
-"""The Vision Transformer: from pixels to class scores, in one file.
+"""The Vision Transformer, from pixels to class scores, in one file.
 
 It does not depend on file formats, on the origin of the weights or on training. Its parameter names
 are timm's, so that `load_state_dict(strict=True)` works in both directions. `stem` contains the
 additions of later models.
 
-Letters of the shape comments:
+Notation in the shape comments:
     B images, P patches, N tokens (prefix + P), D width, H heads, K head width (D / H),
     C classes, S image side in pixels, g grid side in patches; `pixels` are (B, 3, S, S).
     The prefix is the class token, and in some models a distillation token and registers.
@@ -30,12 +30,12 @@ from vitft.system.errors import UsageError
 
 
 class PatchEmbed(nn.Module):
-    """Cut the image into patches and project each to a token (section 3.1, equation 1)."""
+    """Projection of each patch of an image to a token (section 3.1, equation 1)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.image_size = config.image_size
-        # A hybrid cuts a feature map into patches instead of the image.
+        # In a hybrid, a feature map is cut into patches instead of the image.
         self.backbone, channels = build_stem(
             config.in_channels, config.stem, config.convs, config.patch_size
         )
@@ -73,8 +73,8 @@ class Attention(nn.Module):
         return self.proj(weighted_values(q, k, v).transpose(1, 2).flatten(2))  # (B, N, D)
 
     def for_class_token(self, x: Tensor) -> Tensor:
-        """Return only the rows of `forward` that the heads read, (B, 1 or 2, D)."""
-        if type(self.qkv) is not nn.Linear:  # LoRA: the queries have no weight of their own
+        """Return only those output tokens that the heads read: (B, 1 or 2, D)."""
+        if type(self.qkv) is not nn.Linear:  # LoRA: the query weights are not separate
             q, k, v = self.split_heads(x)
             mixed = weighted_values(q[:, :, : self.num_read], k, v)
             return self.proj(mixed.transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         return self.proj(weighted_values(q, k, v).transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
 
     def maps(self, x: Tensor) -> Tensor:
-        """Return the attention weights that `forward` applies but never stores: (B, H, N, N)."""
+        """Return the attention weights, which `forward` does not store: (B, H, N, N)."""
         q, k, _ = self.split_heads(x)
         return attention_weights(q, k)
 
@@ -101,7 +101,7 @@ def attention_weights(q: Tensor, k: Tensor) -> Tensor:
 def weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return softmax(q k^T / sqrt(K)) v for queries (B, H, M, K), keys and values (B, H, N, K).
 
-    On a CPU in bf16 the fused kernel is slower than these three steps (docs/experiments.md);
+    On a CPU in bf16, the fused kernel is slower than these three steps (docs/experiments.md);
     everywhere else it is faster and never stores the attention weights.
     """
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[-2] <= 1024:
@@ -124,7 +124,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One encoder layer: attention, then an MLP (equations 2 and 3)."""
+    """Encoder layer: attention, then an MLP (equations 2 and 3)."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
@@ -141,13 +141,13 @@ class Block(nn.Module):
         return self.add_branches(x, x, self.attn)
 
     def for_class_token(self, x: Tensor) -> Tensor:
-        """Return only the rows of `forward` that `pool` reads: (B, N, D) to (B, 1 or 2, D)."""
+        """Return only those output tokens that `pool` reads: (B, N, D) to (B, 1 or 2, D)."""
         return self.add_branches(x[:, : self.num_read], x, self.attn.for_class_token)
 
     def add_branches(self, rows: Tensor, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return `rows`, a part of the tokens `x`, after both residual branches.
+        """Return `rows`, the first tokens of `x`, after both residual branches.
 
-        `attend` computes the attention of these rows from all of the (normalised) tokens.
+        `attend` computes the attention output of these rows from all (normalised) tokens.
         """
         if self.is_post:  # Vaswani et al. 2017, section 3.1
             rows = self.norm1(rows + self.drop_path(self.ls1(attend(x))))
@@ -165,14 +165,14 @@ class VisionTransformer(nn.Module):
     """Embedding, a stack of encoder blocks, pooling and a linear head.
 
     `forward` is `classify(pool(encode(embed(pixels))))`; the four steps are public because feature
-    caching, explanation and partial freezing divide the model between them.
+    caching, explanation and partial freezing use them separately.
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
         self.checkpointing = False
-        """Whether training recomputes the activations of blocks instead of storing them."""
+        """Whether the backward pass recomputes the blocks' activations instead of storing them."""
         self.patch_embed = PatchEmbed(config)
         width, rows = config.width, config.num_prefix if config.prefix_positions else 0
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -182,7 +182,7 @@ class VisionTransformer(nn.Module):
         self.pos_embed = nn.Parameter(torch.zeros(1, rows + math.prod(config.grid), width))
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
-        # The last LayerNorm is before pooling for the class token, after it for the mean.
+        # The last LayerNorm comes before class-token pooling, but after mean pooling.
         norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.norm = norm if config.pool == "cls" else nn.Identity()
         self.fc_norm = norm if config.pool == "mean" else nn.Identity()
@@ -191,11 +191,11 @@ class VisionTransformer(nn.Module):
             self.pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))
         self.head = linear_head(config)
         self.head_dist = linear_head(config) if config.distilled else None
-        if not self.cls_token.is_meta:  # pretrained weights are about to be loaded
+        if not self.cls_token.is_meta:  # on "meta", pretrained weights follow
             self.init_weights()
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return tokens with positions (B, N, D) of normalised pixels (B, channels, S, S)."""
+        """Return tokens (B, N, D), with positions, of normalised pixels (B, channels, S, S)."""
         patches = self.patch_embed(pixels)  # (B, P, D)
         tokens = [t for t in (self.cls_token, self.dist_token, self.reg_token) if t is not None]
         prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens]
@@ -204,7 +204,7 @@ class VisionTransformer(nn.Module):
         return torch.cat([*prefix, patches + self.pos_embed], dim=1)
 
     def encode(self, tokens: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Run blocks `start` to `stop` (default: all remaining ones): (B, N, D) to (B, N, D)."""
+        """Apply blocks `start` to `stop` (default: all remaining ones): (B, N, D) to (B, N, D)."""
         for block in self.blocks[start:stop]:
             if self.checkpointing and self.training:
                 tokens = checkpoint(block, tokens, use_reentrant=False)
@@ -213,7 +213,7 @@ class VisionTransformer(nn.Module):
         return tokens
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """Return one normalised feature per image from the last tokens: (B, N, D) to (B, D).
+        """Return one normalised feature vector per image: (B, N, D) to (B, D).
 
         A distilled model returns the features of both class tokens, concatenated: (B, 2 * D).
         """
@@ -234,15 +234,15 @@ class VisionTransformer(nn.Module):
 
     @property
     def feature_size(self) -> int:
-        """Dimensions of the pooled feature of an image."""
+        """Number of dimensions of an image's pooled feature."""
         return self.config.width * (self.config.num_read if self.config.pool == "cls" else 1)
 
     def features(self, pixels: Tensor) -> Tensor:
-        """Return pooled features (B, D), without computing what `classify` does not read."""
+        """Return pooled features (B, D), skipping computations that `classify` does not need."""
         return self.finish(self.embed(pixels))
 
     def finish(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Return pooled features (B, D) from the tokens that enter block `start`."""
+        """Return pooled features (B, D), given the input tokens of block `start`."""
         last = self.config.depth - 1
         if self.config.pool != "cls" or start > last:
             return self.pool(self.encode(tokens, start=start))

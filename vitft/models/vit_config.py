@@ -1,6 +1,6 @@
-"""Configuration of a Vision Transformer: its dimensions and options, checked on creation.
+"""Configuration of a Vision Transformer: dimensions and options, validated on creation.
 
-Letters: D width, H heads, C classes.
+Notation: D width, H heads, C classes.
 
 Sources: Dosovitskiy et al. 2021, table 1, https://arxiv.org/abs/2010.11929 (base, large, huge);
 Touvron et al. 2021 (DeiT), 2012.12877, and Steiner et al. 2021 (AugReg), 2106.10270 (tiny, small).
@@ -43,10 +43,10 @@ class ViTConfig:
     image_size: tuple[int, int] = (224, 224)
     """Height and width in pixels; multiples of the patch size."""
     patch_size: tuple[int, int] = (16, 16)
-    """Height and width of a patch in pixels of the image, also in hybrids."""
+    """Height and width of a patch in image pixels, also in hybrids."""
     in_channels: int = 3
     width: int = 768
-    """Dimensions of a token, D."""
+    """Number of dimensions of a token, D."""
     depth: int = 12
     """Number of blocks."""
     heads: int = 12
@@ -54,18 +54,18 @@ class ViTConfig:
     """Width of the hidden layer of the MLP, as a multiple of `width`."""
     qkv_bias: bool = True
     num_classes: int = 1000
-    """0 means no head: the model returns pooled features."""
+    """Number of classes; 0 for no head, so that the model returns pooled features."""
     pre_logits: bool = False
     """Whether a Linear + Tanh of `width` units precedes the head, as in the first in21k weights."""
     pool: Pool = "cls"
     """Input of the head: the class token, or the mean of the patch tokens."""
     drop_path: float = 0.0
-    """Stochastic depth: rate at which training skips the last block's branches; lower in earlier
+    """Stochastic depth: probability that training skips the last block's branches; lower in earlier
     blocks."""
     norm: Norm = "pre"
     """LayerNorm before each branch, or after each residual sum as in the original Transformer."""
     norm_eps: float = 1e-6
-    """Epsilon of LayerNorm as in the JAX reference; torch's default shifts pretrained outputs."""
+    """Epsilon of LayerNorm, as in the JAX reference; torch's default would change the outputs."""
     layer_scale: float = 0.0
     """Initial value of LayerScale's factors (DINOv2); 0 for no LayerScale."""
     registers: int = 0
@@ -73,11 +73,11 @@ class ViTConfig:
     prefix_positions: bool = True
     """Whether the position table has rows for the prefix tokens."""
     distilled: bool = False
-    """Whether there is a distillation token with its own head; the heads are averaged (DeiT)."""
+    """Whether there is a distillation token with its own head (DeiT); the logits are averaged."""
     stem: tuple[int, ...] | None = None
-    """Bottlenecks per stage of the ResNet before the patches (hybrids); () for its root only."""
+    """Bottlenecks per stage of the ResNet before the patches (hybrids); () for the root alone."""
     convs: tuple[int, ...] = ()
-    """Channels of 3x3 convolutions in front of the patches, instead of a ResNet."""
+    """Output channels of 3x3 convolutions before the patches, used instead of a ResNet."""
 
     def __post_init__(self) -> None:
         sides = zip(self.image_size, self.patch_size, ("high", "wide"), strict=True)
@@ -114,32 +114,32 @@ class ViTConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
+        """Number of rows and columns of patches."""
         (height, width), (down, across) = self.image_size, self.patch_size
         return height // down, width // across
 
     @property
     def stride(self) -> int:
-        """Side in pixels of one cell of the feature map that is cut into patches."""
+        """Side length in pixels of one cell of the feature map that is cut into patches."""
         if self.stem is not None:
             return stem_stride(self.stem)
         return math.prod(conv_strides(self.convs, self.patch_size))
 
     @property
     def num_prefix(self) -> int:
-        """Number of tokens in front of the patch tokens."""
+        """Number of tokens before the patch tokens."""
         return 1 + self.distilled + self.registers
 
     @property
     def num_read(self) -> int:
-        """Number of class tokens that the heads read; they are first in the sequence."""
+        """Number of class tokens read by the heads; they come first in the sequence."""
         return 1 + self.distilled
 
     def without_head(self) -> Self:
-        """Return the configuration of the part that computes features."""
+        """Return the configuration without head, pre_logits layer and stochastic depth."""
         return replace(self, num_classes=0, pre_logits=False, drop_path=0.0)
 
 
 def as_pair(side: int | tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) from one side of a square or from a pair."""
+    """Return (height, width), given the side of a square or such a pair."""
     return side if isinstance(side, tuple) else (side, side)

@@ -1,1 +1,1 @@
-"""Console and logging, files, run directories, signals, devices and errors."""
+"""Console, logging, files, run directories, signals, devices and errors."""

@@ -1,6 +1,6 @@
 """Terminal output: the package's log and progress bars.
 
-The package logs through `logging` and is silent as a library; the command line calls `show_log`.
+As a library, the package only logs through `logging`; the command line calls `show_log`.
 Results are printed by `vitft.cli.output`.
 """
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PLAIN_INTERVAL_S = 5.0  # seconds between two log records of progress
+PLAIN_INTERVAL_S = 5.0  # seconds between log records of progress
 
 
 def visible(text: str) -> str:
-    r"""Escape control, direction and undecodable characters (\x1b, \u202e).
+    r"""Return text with control, direction and undecodable characters escaped (\x1b, \u202e).
 
-    File names can then neither move the cursor nor hide text nor break a line.
+    File names then cannot move the cursor, hide text or break a line.
     """
     hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return "".join(
@@ -33,7 +33,7 @@ def visible(text: str) -> str:
 
 @cache
 def stdout() -> "Console":
-    """Return the console of results."""
+    """Return the console for results."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 4096  # do not wrap lines in a pipe
@@ -42,19 +42,19 @@ def stdout() -> "Console":
 
 @cache
 def stderr() -> "Console":
-    """Return the console of log, progress and warnings."""
+    """Return the console for the log, progress and warnings."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def silence() -> None:
-    """Print nothing but errors from now on, in all processes of a job but the main one."""
+    """Print only errors from now on; called in every process of a job except the main one."""
     stdout().quiet = stderr().quiet = True
 
 
 class LogHandler(logging.Handler):
-    """Handler that prints log records to stderr, warnings in yellow, with hidden text escaped."""
+    """Handler that prints log records to stderr: warnings in yellow, hidden characters escaped."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record on one line."""
@@ -75,12 +75,12 @@ def show_log(level: int = logging.INFO) -> None:
 
 
 def is_shown() -> bool:
-    """Return whether `show_log` was called."""
+    """Return whether `show_log` has been called."""
     return any(isinstance(h, LogHandler) for h in logging.getLogger("vitft").handlers)
 
 
 class Progress:
-    """Context manager that shows progress: a bar on a terminal, else a log record now and then."""
+    """Context manager that shows progress: a bar on a terminal, otherwise periodic log records."""
 
     def __init__(self, label: str, total: int, *, unit: str = "images") -> None:
         self.label, self.total, self.unit = label, total, unit
@@ -114,7 +114,7 @@ class Progress:
             log.info(self.line(final=True))
 
     def advance(self, count: int = 1, **metrics: str) -> None:
-        """Count units as done, and show metrics such as loss="0.42"."""
+        """Add `count` units to those done, and show metrics such as loss="0.42"."""
         self.done += count
         self.metrics |= metrics
         if self.live:
@@ -124,13 +124,13 @@ class Progress:
             log.info(self.line(final=False))
 
     def metrics_text(self) -> str:
-        """Return metrics and speed, such as `loss 0.42  61 images/s`."""
+        """Return the metrics and the speed, such as `loss 0.42  61 images/s`."""
         seconds = max(1e-9, time.monotonic() - self.started)
         parts = [f"{name} {value}" for name, value in self.metrics.items()]
         return "  ".join([*parts, f"{self.done / seconds:,.0f} {self.unit}/s"])
 
     def line(self, *, final: bool) -> str:
-        """Return the progress in one line, with the time taken or left."""
+        """Return the progress on one line, with the time taken or left."""
         seconds = time.monotonic() - self.started
         left = seconds / max(1, self.done) * (self.total - self.done)
         clock = f"in {seconds:.1f} s" if final else f"about {left:.0f} s left"

@@ -1,4 +1,4 @@
-"""Choice of device and precision, and memory use."""
+"""Choice of device and precision, and measurement of memory use."""
 
 import contextlib
 import platform
@@ -11,7 +11,7 @@ from vitft.system.errors import UsageError
 
 
 def pick_device(wanted: str, *, number: int = 0) -> torch.device:
-    """Return a device by name; `auto` is the GPU with this number if there is one, else the CPU.
+    """Return the device of a given name; `auto` is GPU `number` if there is one, else the CPU.
 
     Raises:
         UsageError: The device does not exist on this machine.
@@ -45,7 +45,7 @@ def pick_precision(wanted: str, device: torch.device) -> str:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return the device with its name, for the log."""
+    """Return a description of the device for the log, with its name."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
@@ -53,7 +53,7 @@ def describe_device(device: torch.device) -> str:
 
 @contextlib.contextmanager
 def one_thread(*, when: bool) -> Iterator[None]:
-    """Let torch use a single thread, which is faster for small matrices."""
+    """Limit torch to a single thread, which is faster for small matrices."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if when else before)
     try:
@@ -73,7 +73,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 def peak_resident() -> int | None:
     """Return the peak resident memory in bytes, or None if the system does not report it.
 
-    On Linux, getrusage may include the program that started this one; /proc does not.
+    On Linux, getrusage may include the memory of the parent program; /proc does not.
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():

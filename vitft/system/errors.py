@@ -1,6 +1,6 @@
 """Errors that a user can fix, each with a fix and an exit code.
 
-    VitftError            1   base class, never raised itself
+    VitftError            1   base class, never raised directly
     ├── UsageError        2   unknown option or name, invalid value, missing extra
     ├── DataError         3   folders, labels, images
     │   └── ImageError    3   a file that is not a usable image
@@ -8,9 +8,9 @@
     ├── RunError          5   run directories and checkpoints: damaged, mismatched, not writable
     ├── ResourceError     6   disk full, memory
     ├── DivergedError     7   loss or weights are not finite
-    └── LockedError       8   another process writes to the run directory
+    └── LockedError       8   another process is writing to the run directory
 
-A bug is an AssertionError or any other exception, which prints a traceback and exits with code 1.
+Any other exception, e.g. an AssertionError, is a bug; it prints a traceback and exits with code 1.
 An interruption exits with 130 (SIGINT) or 143 (SIGTERM, SIGUSR1, SIGHUP).
 """
 
@@ -35,7 +35,7 @@ class UsageError(VitftError):
 
 
 class DataError(VitftError):
-    """A problem with the user's folders, labels or images."""
+    """A problem with the data folder, its labels or its images."""
 
     exit_code = 3
 
@@ -62,25 +62,25 @@ class RunError(VitftError):
 
 
 class ResourceError(VitftError):
-    """Not enough disk space or memory, or a failed worker."""
+    """A lack of disk space or memory, or a failed worker."""
 
     exit_code = 6
 
 
 class DivergedError(VitftError):
-    """The loss or the weights are not finite."""
+    """A loss or weights that are not finite."""
 
     exit_code = 7
 
 
 class LockedError(VitftError):
-    """Another process writes to the run directory."""
+    """A run directory to which another process is writing."""
 
     exit_code = 8
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised to stop the program with `exit_code` after a signal or at the time limit."""
+    """Exception that stops the program with `exit_code` after a signal or at the time limit."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__()

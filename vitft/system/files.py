@@ -18,14 +18,14 @@ PACKAGE = Path(__file__).parents[1]
 def resource(name: str) -> Path:
     """Return the path of a bundled file or folder, such as `recipes` or `weights/catalog.toml`.
 
-    They are at the top of the repository; a wheel has them inside the package.
+    Bundled files are at the top of the repository; in a wheel they are inside the package.
     """
     packed = PACKAGE / name
     return packed if packed.exists() else PACKAGE.parent / name
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace the file `path`; after a crash it has either the old or the new content.
+    """Write the file `path` atomically: after a crash it has either the old or the new content.
 
     Raises:
         ResourceError: The disk is full.
@@ -41,25 +41,25 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write strict JSON, indented, like `write_atomically`."""
+    """Write indented strict JSON atomically; raises the errors of `write_atomically`."""
     write_atomically(path, json.dumps(fields, indent=2, allow_nan=False) + "\n")
 
 
 @contextlib.contextmanager
 def temporary_file(path: Path) -> Iterator[tuple[int, Path]]:
-    """Create a new file in the folder of `path`, and remove it at the end if it still exists."""
+    """Create a temporary file next to `path`, and remove it at the end if it still exists."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # minus the umask
     try:
         yield descriptor, temporary
     finally:
-        with contextlib.suppress(OSError):  # already renamed, or a second error
+        with contextlib.suppress(OSError):  # already renamed, or a further error
             temporary.unlink()
 
 
 @contextlib.contextmanager
 def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
-    """Turn an OSError of writing to `path`, which `option` chooses, into a VitftError.
+    """Turn an OSError raised while writing to `path`, chosen with `option`, into a VitftError.
 
     Raises:
         ResourceError: The disk is full or broken.
@@ -88,7 +88,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
     Raises:
         ResourceError: The disk is full.
-        RunError: `path` is not writable, or no longer empty.
+        RunError: `path` is not writable or no longer empty.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     with writing(path):
@@ -107,7 +107,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def free_name(path: Path, *, suffix: str = "") -> Path:
-    """Return `path`, or path-2, path-3, ... (before the suffix) if it exists."""
+    """Return `path` or, if it exists, path-2, path-3, ... (numbered before the suffix)."""
     stem = path.name.removesuffix(suffix)
     names = [path, *(path.with_name(f"{stem}-{i}{suffix}") for i in range(2, 1000))]
     return next(name for name in names if not name.exists())

@@ -1,4 +1,4 @@
-"""Imports of optional libraries, and faster imports of torch."""
+"""Checks for optional libraries, and a faster import of torch."""
 
 import contextlib
 import gc
@@ -20,11 +20,11 @@ EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
     "transformers": ("transformers",),
     "wandb": ("wandb",),
 }
-"""Libraries that vitft imports, by the name of the extra that installs them."""
+"""Optional libraries that vitft imports, by the extra that installs them."""
 
 
 def require_extra(extra: str, *, feature: str) -> None:
-    """Check that the libraries that a feature needs are installed, without importing them.
+    """Check that the libraries required by a feature are installed, without importing them.
 
     Raises:
         UsageError: A library is missing; the fix is the command that installs it.
@@ -41,9 +41,9 @@ def require_extra(extra: str, *, feature: str) -> None:
 def heavy_imports() -> Iterator[None]:
     """Import torch without garbage collection, and exit at once on a signal.
 
-    The import creates half a million objects. Without the garbage collector, which would search
-    them again and again and find nothing, it takes two thirds of the time; the objects are never
-    collected. An exception raised by a signal handler would abort the process.
+    The import creates half a million objects, which are never collected. Without the garbage
+    collector, which would scan them repeatedly to no effect, it takes two thirds of the time.
+    An exception raised by a signal handler during the import would abort the process.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield

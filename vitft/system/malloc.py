@@ -1,8 +1,8 @@
 """glibc malloc tuning: keep freed memory during training, return it when idle.
 
-Has no effect with other C libraries, or if the user configures malloc in the environment.
+It has no effect with other C libraries, or if malloc is configured in the environment.
 
-Sources: mallopt(3), malloc_trim(3); effects are measured in docs/experiments.md.
+Sources: mallopt(3), malloc_trim(3); measurements are in docs/experiments.md.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt, as numbered in malloc.h."""
 LARGEST_KEPT = 1 << 30
-"""Largest freed block that is kept, in bytes; older glibc (at least 2.33) allows only `DEFAULT`."""
+"""Size in bytes of the largest freed block kept; older glibc (e.g. 2.33) allows only `DEFAULT`."""
 DEFAULT = 1 << 25
 """Maximum of glibc's own dynamic threshold in bytes."""
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
@@ -24,11 +24,11 @@ VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES
 
 @contextlib.contextmanager
 def freed_memory_kept(*, when: bool) -> Iterator[None]:
-    """Keep the memory that a training step frees for the next step.
+    """Keep the memory freed by a training step for the next one.
 
-    glibc returns large blocks to the system at once, which must clear every page again for the
-    next step: a fifth of the time of a small model. At the end the memory is returned. glibc's
-    dynamic threshold cannot be restored; it is fixed at its maximum (`DEFAULT`).
+    By default glibc returns large blocks to the system at once, which then has to clear every page
+    for the next step; this takes a fifth of the time of a small model. At the end the memory is
+    returned. glibc's dynamic threshold cannot be restored; it stays at its maximum (`DEFAULT`).
     """
     if not when or any(name in os.environ for name in VARIABLES):
         yield
@@ -42,7 +42,7 @@ def freed_memory_kept(*, when: bool) -> Iterator[None]:
 
 
 def set_thresholds(largest: int, *, trim: int) -> None:
-    """Keep freed blocks of up to `largest` bytes, and `trim` bytes at the top of the heap."""
+    """Have malloc keep freed blocks of up to `largest` bytes and `trim` bytes at the heap's top."""
     if (mallopt := glibc("mallopt")) is None:
         return
     if mallopt(MMAP_THRESHOLD, largest) or mallopt(MMAP_THRESHOLD, DEFAULT):
@@ -50,22 +50,22 @@ def set_thresholds(largest: int, *, trim: int) -> None:
 
 
 def return_memory() -> None:
-    """Return unused memory to the system; takes some milliseconds.
+    """Return unused memory to the system, which takes a few milliseconds.
 
-    After two threads decoded images of 50 million pixels, this reduced 300 MB to 0.4 MB.
+    After two threads had decoded images of 50 million pixels, this reduced 300 MB to 0.4 MB.
     """
     gc.collect()
     if (trim := glibc("malloc_trim")) is not None:
         trim(0)
 
 
-def glibc(name: str) -> Any:  # noqa: ANN401 - a function of ctypes
-    """Return a function of glibc, or None with another C library."""
+def glibc(name: str) -> Any:  # noqa: ANN401 - a ctypes function
+    """Return a function of glibc, or None if the C library is a different one."""
     if sys.platform != "linux":
         return None
     try:
         library = ctypes.CDLL(None)
-        library.gnu_get_libc_version  # noqa: B018 - musl has none
+        library.gnu_get_libc_version  # noqa: B018 - absent from musl
         return getattr(library, name)
     except (OSError, AttributeError):
         return None

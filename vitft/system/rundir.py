@@ -1,12 +1,12 @@
 """The run directory: its files, its location and its lock.
 
-    config.toml         resolved settings
-    split.csv           path, label, split and sha256 of every image
+    config.toml         settings, with defaults resolved
+    split.csv           path, label, split and SHA-256 of every image
     model.safetensors   best weights, with a card in the metadata
-    class_indices.json  index -> class name
+    class_indices.json  mapping from index to class name
     metrics.jsonl       one line per epoch or per penalty tried
     eval.json           final metrics (`metrics.results`)
-    validation.npz      `logits` (n, C) of the saved model for the val rows of split.csv
+    validation.npz      `logits` (n, C) of the saved model for the validation rows of split.csv
     thumbs/             thumbnails of errors and probable label errors (`training.thumbnails`)
     report.html         report (`report`)
     reference.npz       statistics of the training features (`features.ood`)
@@ -53,9 +53,9 @@ class RunEnvironment(TypedDict):
     python: str
     system: str
     packages: dict[str, str]
-    """Versions by name."""
+    """Versions of packages, by name."""
     peak_memory_mib: NotRequired[dict[str, int]]
-    """Largest memory use in MiB, once the run has ended: `resident`, and on a GPU `gpu`."""
+    """Peak memory use in MiB, once the run has ended: `resident`, and on a GPU `gpu`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class RunDir:
 
     path: Path
     writes: bool = True
-    """Whether this process writes; with several processes, only the main one does."""
+    """Whether this process writes files; of several processes, only the main one does."""
 
     @property
     def model(self) -> Path:
@@ -116,7 +116,7 @@ class RunDir:
                 os.truncate(path, size)
 
     def log(self, fields: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl; on an error nothing is appended."""
+        """Append a line to metrics.jsonl; if an error occurs, nothing is appended."""
         if not self.writes:
             return
         path, size = self.path / "metrics.jsonl", self.log_size()
@@ -133,7 +133,7 @@ class RunDir:
 def plan_run(
     out: str | None, data: str, *, now: datetime | None = None, option: str = "--out"
 ) -> Path:
-    """Return the path of a new run without creating it: `out`, or `runs/<time>-<data>`.
+    """Return the path for a new run, `out` or `runs/<time>-<data>`, without creating it.
 
     Raises:
         RunError: The folder is not empty or not writable.
@@ -157,7 +157,7 @@ def plan_run(
 
 
 def is_writable(folder: Path) -> bool:
-    """Return whether a file can be created in a folder, by trying it."""
+    """Return whether a file can be created in a folder, by trying to create one."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -166,10 +166,10 @@ def is_writable(folder: Path) -> bool:
 
 
 def create_run(path: Path) -> RunDir:
-    """Create the directory of a planned run; concurrent runs get different ones.
+    """Create and return the directory of a planned run; concurrent runs get different ones.
 
     Raises:
-        RunError: It cannot be created, or is no longer empty.
+        RunError: The directory cannot be created or is no longer empty.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,10 +185,10 @@ def create_run(path: Path) -> RunDir:
 
 @contextlib.contextmanager
 def locked(run: RunDir) -> Iterator[None]:
-    """Lock a run against other processes; the lock of a dead process does not count.
+    """Lock a run against other processes; the lock of a dead process is ignored.
 
     Raises:
-        LockedError: Another process has the lock.
+        LockedError: Another process holds the lock.
         RunError: The directory is not writable.
     """
     try:
@@ -198,7 +198,7 @@ def locked(run: RunDir) -> Iterator[None]:
         return
     path = run.path / ".lock"
     with writing(path):
-        file = path.open("ab+", buffering=0)  # close() then writes nothing
+        file = path.open("ab+", buffering=0)  # so that close() writes nothing
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,12 +215,12 @@ def locked(run: RunDir) -> Iterator[None]:
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):  # an unused lock file does no harm
+            with contextlib.suppress(OSError):  # a leftover lock file is harmless
                 path.unlink()
 
 
 def check_empty(path: Path, option: str = "--out") -> None:
-    """Raise a RunError for a folder that is not empty."""
+    """Raise a RunError if the folder is not empty."""
     if path.is_dir() and any(path.iterdir()):
         raise RunError(
             f"folder {path} is not empty", fix=f"choose another {option}; nothing is overwritten"
@@ -228,12 +228,12 @@ def check_empty(path: Path, option: str = "--out") -> None:
 
 
 def point_latest(run: RunDir) -> None:
-    """Let `runs/latest` point to the run atomically; a run outside of `runs` is ignored."""
+    """Point `runs/latest` to the run atomically; a run outside `runs` is ignored."""
     if run.path.parent != BASE:
         return
     link = run.path.parent / LATEST
     if link.exists() and not link.is_symlink():
-        return  # a folder of the user's
+        return  # a folder created by the user
     temporary = link.with_name(f".{LATEST}.{os.getpid()}")
     with writing(link):
         temporary.unlink(missing_ok=True)
@@ -242,7 +242,7 @@ def point_latest(run: RunDir) -> None:
 
 
 def environment(status: str, device: str, precision: str) -> RunEnvironment:
-    """Return the contents of environment.json."""
+    """Return the contents of environment.json for this machine."""
     import importlib.metadata
 
     names = ("vitft", "torch", "numpy", "pillow", "safetensors", "huggingface_hub")

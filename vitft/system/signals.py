@@ -1,7 +1,7 @@
-"""Stopping on a signal or after a time limit.
+"""Signal handling: stopping on a signal or at a time limit.
 
-During a training step a first signal is only recorded (`Stopper.deferred`), so that weights and
-optimiser are always consistent. Anywhere else, and on a second signal, the program stops at once.
+During a training step a first signal is only recorded (`Stopper.deferred`), so that the weights and
+the optimiser stay consistent. Elsewhere, and on a second signal, the program stops at once.
 Does not import torch.
 """
 
@@ -21,7 +21,7 @@ SIGNALS = {
     for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
     if hasattr(signal, name)
 }
-"""Exit code by signal; schedulers send all four."""
+"""Exit codes by signal; job schedulers send any of the four."""
 EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -32,11 +32,11 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 def signal_handlers(handler: Handler, numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
     """Install a handler for a block; ignored signals stay ignored.
 
-    With `signal.SIG_DFL`, a signal kills the process even during a blocking call, in which Python's
-    handlers do not run; nothing may be open then that needs to be closed.
+    With `signal.SIG_DFL`, a signal kills the process even during a blocking call, when Python's
+    handlers do not run; nothing that needs to be closed may be open then.
     """
     before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
+    if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
         for number in numbers:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, handler)
@@ -48,7 +48,7 @@ def signal_handlers(handler: Handler, numbers: Iterable[int] = SIGNALS) -> Itera
 
 
 def exit_at_once(number: int, _: FrameType | None = None) -> NoReturn:
-    """Handle a signal by exiting with the code that shells use for it."""
+    """Handle a signal by exiting with the exit code that shells use for it."""
     os.write(2, b"vitft: interrupted\n")
     os._exit(128 + number)
 
@@ -59,14 +59,14 @@ class Stopper:
     def __init__(self, max_seconds: float = 0.0) -> None:
         self.deadline = time.monotonic() + max_seconds if max_seconds else float("inf")
         self.exit_code: int | None = None
-        """Exit code of the signal that was received, if any."""
+        """Exit code for the signal received, if any."""
         self.depth = 0
         self.all_reduce_max: Callable[[int], int] = lambda request: request
-        """All-reduce of the processes' requests to stop."""
+        """All-reduce (maximum) of the stop requests of all processes."""
         self.defers_all = False
         """Whether a first signal always waits for the end of the next `deferred` block."""
         self.is_urgent = False
-        """Whether a second signal arrived: stop at once and do not save an inconsistent state."""
+        """Whether a second signal has arrived: stop at once and save no inconsistent state."""
         self.has_raised = False
         self.handlers = signal_handlers(self.handle)
 
@@ -82,7 +82,7 @@ class Stopper:
             raise Stopped(self.exit_code or 130) from error
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        """Record the signal, and stop at once unless a block defers it."""
+        """Record the signal and, unless a block defers it, stop at once."""
         self.is_urgent = self.exit_code is not None
         self.exit_code = SIGNALS[number]
         if self.is_urgent or not (self.depth or self.defers_all):
@@ -94,7 +94,7 @@ class Stopper:
         """Defer a first signal to the end of the block, in this process only.
 
         Raises:
-            Stopped: A signal arrived, and the block raised nothing.
+            Stopped: A signal arrived and the block raised no exception.
         """
         before = self.exit_code
         self.depth += 1
@@ -109,7 +109,7 @@ class Stopper:
     def deferred_to_next(self, *, when: bool) -> Iterator[None]:
         """Defer a first signal to the end of the next `deferred` block, wherever it arrives.
 
-        Processes that train together thus stop after the same step.
+        This way, processes that train together stop after the same step.
         """
         self.defers_all = when
         try:
@@ -122,10 +122,10 @@ class Stopper:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer a first signal, or the time limit, to the end of the block.
+        """Defer a first signal or the time limit to the end of the block.
 
         Raises:
-            Stopped: A signal arrived, or the time limit is exceeded (exit code 0).
+            Stopped: A signal arrived, or the time limit has been exceeded (exit code 0).
         """
         self.depth += 1
         try:

@@ -1,4 +1,4 @@
-"""Numbers, lists and rows as text, for messages, tables and pages."""
+"""Formatting of numbers, lists and rows as text for messages, tables and pages."""
 
 import contextlib
 import csv
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
-    """Return `94.6 %` for 0.946, or a dash for None."""
+    """Return a fraction as a percentage, such as `94.6 %`, or a dash for None."""
     return "–" if fraction is None else f"{100 * fraction:.{digits}f} %"
 
 
 def whole_percent(probability: float | None) -> str:
-    """Return a probability in whole percent, `< 1 %` and `> 99 %` instead of 0 % and 100 %."""
+    """Return a probability in whole percent, with `< 1 %` and `> 99 %` for 0 % and 100 %."""
     if probability is None or round(probability, 2) not in (0.0, 1.0):
         return percent(probability, 0)
     return "< 1 %" if probability < 0.5 else "> 99 %"
@@ -28,7 +28,7 @@ def interval(bounds: Sequence[float] | None, digits: int = 1) -> str:
 
 
 def points(difference: float) -> str:
-    """Return a difference of two fractions in percentage points, such as `+2.1 points`."""
+    """Return a difference between two fractions in percentage points, such as `+2.1 points`."""
     return f"{100 * difference:+.1f} points".replace("-", "\N{MINUS SIGN}")
 
 
@@ -46,26 +46,26 @@ def listing(names: Iterable[str], most: int = 6) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as `40 s`, `12 min` or `3.5 h`."""
+    """Return a duration in a suitable unit, such as `40 s`, `12 min` or `3.5 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def json_line(fields: Mapping[str, Any]) -> str:
-    """Return strict JSON on one line, in ASCII."""
+    """Return the fields as strict JSON in ASCII on one line."""
     return json.dumps(fields, allow_nan=False)
 
 
 def csv_line(cells: Sequence[object]) -> str:
-    """Return one CSV row without its line end, with formulas escaped (OWASP; CWE-1236)."""
+    """Return a CSV row without line ending, with formulas escaped (OWASP; CWE-1236)."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\r\n").writerow([escape_formula(str(c)) for c in cells])
     return buffer.getvalue().removesuffix("\r\n")
 
 
 def escape_formula(cell: str) -> str:
-    """Prefix a cell that a spreadsheet would run as a formula with an apostrophe; keep numbers."""
+    """Prefix an apostrophe to a cell that a spreadsheet would evaluate; leave numbers unchanged."""
     if not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         return cell
     with contextlib.suppress(ValueError):

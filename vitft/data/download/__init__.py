@@ -1,1 +1,1 @@
-"""Downloading: archives, known data sets, single images."""
+"""Downloads of archives, known data sets and single images."""

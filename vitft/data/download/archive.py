@@ -1,10 +1,10 @@
 """Safe unpacking of tar and zip archives from untrusted sources.
 
-Every entry is checked before the first one is written, and again when it is written; entries
-that no image folder needs (links, devices, paths out of the folder, disproportionate contents)
-are refused by name. Only new plain files and folders are created, in a folder that was empty.
+All entries are checked before the first is written, and each again when it is written. An archive
+is refused if an entry has no place in an image folder: a link, a device, a path out of the folder
+or disproportionate contents. Only new regular files and folders are created, in an empty folder.
 
-`download.entries` reads the entries.
+The entries are read by `download.entries`.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from vitft.data.download.entries import (
 from vitft.system.errors import DataError, ResourceError
 from vitft.system.files import writing
 
-# Raised by Python's readers on incomplete or damaged archives.
+# Errors that Python's readers raise for incomplete or damaged archives.
 ARCHIVE_ERRORS = (
     tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, struct.error, EOFError,
     NotImplementedError, RecursionError, ValueError,
@@ -38,7 +38,7 @@ ARCHIVE_ERRORS = (
 
 
 class ArchiveContents(NamedTuple):
-    """Number of files, their bytes, and the folders that contain everything."""
+    """Number of files, their total bytes, and the folders that wrap all contents."""
 
     files: int
     content: int
@@ -48,15 +48,15 @@ class ArchiveContents(NamedTuple):
 def unpack(
     archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | None = None
 ) -> ArchiveContents:
-    """Unpack an archive into an empty folder, without the folder that wraps everything in it.
+    """Unpack an archive into an empty folder, leaving out a folder that wraps all contents.
 
-    The archive is a .tar, .tar.gz or .zip file, whatever its name; `name` is for messages. After
-    an error the caller removes the content of the folder.
+    The archive is a tar, gzipped tar or zip file, whatever its suffix; `name` is used in messages.
+    After an error, the caller must remove the contents of the folder.
 
     Raises:
-        DataError: Not an archive, incomplete, damaged, or with a refused entry; only damage inside
-            a file of a zip is detected after something was written.
-        ResourceError: The disk is or would be full.
+        DataError: The file is not an archive, is incomplete or damaged, or has a refused entry.
+            Only damage inside a file of a zip is detected after something has been written.
+            ResourceError: The disk is full or too small.
     """
     limits = limits or ArchiveLimits()
     with archive.open("rb") as file, as_data_error(name):
@@ -74,14 +74,14 @@ def unpack(
             )
         with contextlib.closing(open_entries(file, kind, packed, limits)) as entries:
             for entry, parts in accepted_entries(entries, packed, limits):
-                if parts[: len(inside.wrapper)] == inside.wrapper:  # else an empty folder outside
+                if parts[: len(inside.wrapper)] == inside.wrapper:  # else: empty folder outside
                     write_entry(entry, folder.joinpath(*parts[len(inside.wrapper) :]))
     return inside
 
 
 @contextlib.contextmanager
 def as_data_error(name: str) -> Iterator[None]:
-    """Convert refusals and the errors of Python's archive readers to a DataError."""
+    """Convert refusals and errors of Python's archive readers to a DataError."""
     try:
         yield
     except ArchiveRefusedError as refusal:
@@ -103,10 +103,10 @@ def as_data_error(name: str) -> Iterator[None]:
 def accepted_entries(
     entries: Iterator[ArchiveEntry], packed: int, limits: ArchiveLimits
 ) -> Iterator[tuple[ArchiveEntry, tuple[str, ...]]]:
-    """Yield the entries with the parts of their names, without resource forks.
+    """Yield each entry with the parts of its name, leaving out resource forks.
 
     Raises:
-        ArchiveRefusedError: An entry is of a kind that no image folder needs.
+        ArchiveRefusedError: An entry has no place in an image folder.
     """
     content = 0
     files: set[tuple[str, ...]] = set()
@@ -134,16 +134,16 @@ def accepted_entries(
         folders |= above
         if not entry.is_folder:
             files.add(parts)
-        if parts[0] != "__MACOSX":  # resource forks
+        if parts[0] != "__MACOSX":  # macOS resource forks
             yield entry, parts
 
 
 def parts_of(entry: ArchiveEntry) -> tuple[str, ...]:
-    """Return the name of an entry as folders and a file name.
+    """Return the name of an entry, split into folders and a file name.
 
     Raises:
-        ArchiveRefusedError: The entry is of a refused kind, or its name leads out of the folder or
-            is not a valid file name.
+        ArchiveRefusedError: The entry is of a refused kind, its name is not a valid file name, or
+            its path leads out of the folder.
     """
     why, name = entry.refused, entry.name
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
@@ -166,7 +166,7 @@ def parts_of(entry: ArchiveEntry) -> tuple[str, ...]:
 
 
 def contents_of(entries: Iterator[tuple[ArchiveEntry, tuple[str, ...]]]) -> ArchiveContents:
-    """Read all entries and return their summary."""
+    """Read all entries and return a summary of the contents."""
     files = content = 0
     wrapper: tuple[str, ...] | None = None
     for entry, parts in entries:
@@ -182,7 +182,7 @@ def contents_of(entries: Iterator[tuple[ArchiveEntry, tuple[str, ...]]]) -> Arch
 
 
 def write_entry(entry: ArchiveEntry, place: Path) -> None:
-    """Create a folder or a new file; existing files are never opened."""
+    """Create a folder or a new file, never opening an existing file."""
     with writing(place, option="--to"):
         if entry.is_folder:
             place.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Entries of tar and zip archives from untrusted sources.
 
-Values in headers are bounded before they are used, nothing is read backwards, and a tar must end
-with its end marker; gzip and zip have checksums. `download.archive` decides which entries are
-accepted.
+Header values are checked against limits before use, tar files are only read forwards and must have
+an end marker, and the checksums of gzip and zip are verified. `download.archive` decides which
+entries are accepted.
 """
 
 import gzip
@@ -19,42 +19,42 @@ ArchiveKind = Literal["tar", "tar.gz", "zip"]
 
 CHUNK_BYTES = 2**20
 TAR_BLOCK = 512
-"""Block size of a tar in bytes: headers and contents fill whole blocks, two zero blocks end it."""
+"""Block size of a tar in bytes. Headers and contents fill whole blocks; two zero blocks end it."""
 MAX_READ = 4 * CHUNK_BYTES
-"""Most bytes that tarfile may read at once; larger headers are meant to exhaust the memory."""
+"""Maximum number of bytes that tarfile may read at once: larger headers are an attack on memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveLimits:
-    """Limits on the content of an archive."""
+    """Limits on the contents of an archive."""
 
     entries: int = 1_000_000
-    content: int = 100 * 10**9  # bytes of all files
-    ratio: int = 200  # bytes of content per byte of the archive
+    content: int = 100 * 10**9  # total bytes of all files
+    ratio: int = 200  # bytes of contents per byte of the archive
     small: int = 2**24  # bytes up to which the ratio is ignored
 
     def allows(self, content: int, packed: int) -> bool:
-        """Return whether so much content may come from an archive of this size."""
+        """Return whether `content` bytes may come from an archive of `packed` bytes."""
         return content <= self.content and (content <= self.small or content <= self.ratio * packed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveEntry:
-    """One entry as described by its header."""
+    """An archive entry as described by its header."""
 
     name: str
     size: int = 0
     is_folder: bool = False
-    refused: str = ""  # why its kind is refused
+    refused: str = ""  # reason why its kind is refused, if it is
     content: Callable[[], Iterator[bytes]] = lambda: iter(())
 
 
 class ArchiveRefusedError(Exception):
-    """The reason why an archive is refused; becomes a DataError with its name."""
+    """A refused archive, with the reason; converted to a DataError with the archive's name."""
 
 
 def archive_kind(file: BinaryIO) -> ArchiveKind:
-    """Return the kind of an archive by its first bytes; refuse what is neither tar nor zip."""
+    """Return the archive's kind, detected from its first bytes; refuse any other file."""
     file.seek(0)
     head = file.read(TAR_BLOCK)
     if head[:2] == b"\x1f\x8b":
@@ -70,7 +70,7 @@ def archive_kind(file: BinaryIO) -> ArchiveKind:
 def open_entries(
     file: BinaryIO, kind: ArchiveKind, packed: int, limits: ArchiveLimits
 ) -> Generator[ArchiveEntry, None, None]:
-    """Yield every entry in the order of the archive; its content can be read until the next one."""
+    """Yield every entry in archive order; its contents can be read until the next is yielded."""
     file.seek(0)
     if kind == "zip":
         return zip_entries(file, limits)
@@ -81,12 +81,12 @@ def open_entries(
 
 
 class TarStream:
-    """Bytes of a tar in order, decompressed on the way, with the methods that tarfile needs."""
+    """Forward-only stream of a tar's bytes, decompressed if needed, for use by tarfile."""
 
     def __init__(self, file: IO[bytes], packed: int, limits: ArchiveLimits) -> None:
         self.file, self.packed, self.limits = file, packed, limits
         self.place = 0
-        self.last = b""  # the last read
+        self.last = b""  # bytes of the last read
 
     def tell(self) -> int:
         return self.place
@@ -104,7 +104,7 @@ class TarStream:
         return data
 
     def seek(self, place: int) -> int:
-        """Seek forwards; going backwards is refused."""
+        """Seek forwards; seeking backwards is refused."""
         if place < self.place:
             raise ArchiveRefusedError("its headers overlap")
         while self.place < place and self.read(min(CHUNK_BYTES, place - self.place)):
@@ -112,16 +112,16 @@ class TarStream:
         return self.place
 
     def content(self, start: int, size: int) -> Iterator[bytes]:
-        """Yield the bytes of one file."""
+        """Yield the bytes of one file in chunks."""
         self.seek(start)
         while size > 0 and (piece := self.read(min(CHUNK_BYTES, size))):
             size -= len(piece)
             yield piece
 
     def finish(self) -> None:
-        """Check that the last header block and everything after it are zeros.
+        """Check that the last header block and all bytes after it are zeros.
 
-        tarfile takes any invalid header for the end; then entries are missing.
+        tarfile treats any invalid header as the end, so entries could be missing.
         """
         if len(self.last) < TAR_BLOCK:
             raise ArchiveRefusedError("its end is missing")
@@ -135,13 +135,13 @@ class TarStream:
 def tar_entries(
     file: BinaryIO, packed: int, limits: ArchiveLimits, *, is_zipped: bool
 ) -> Generator[ArchiveEntry, None, None]:
-    """Yield the entries of a tar, read once from front to back."""
+    """Yield the entries of a tar, reading it once from front to back."""
     raw = gzip.GzipFile(fileobj=file) if is_zipped else file
     stream = TarStream(cast("IO[bytes]", raw), packed, limits)
-    # A TarStream has the methods that tarfile calls.
+    # TarStream has all methods that tarfile calls.
     with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:") as tar:
         while (member := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined] # else all members stay in memory
+            tar.members.clear()  # type: ignore[attr-defined] # do not keep all members in memory
             yield tar_entry(member, stream)
         stream.finish()
 
@@ -169,7 +169,7 @@ def tar_entry(member: tarfile.TarInfo, stream: TarStream) -> ArchiveEntry:
 
 
 def zip_entries(file: BinaryIO, limits: ArchiveLimits) -> Generator[ArchiveEntry, None, None]:
-    """Yield the entries of a zip in the order of its directory."""
+    """Yield the entries of a zip in the order of its central directory."""
     if directory_size(file) > 120 * limits.entries:  # zipfile reads the whole directory at once
         raise ArchiveRefusedError(f"it has more than {limits.entries:,} entries")
     with zipfile.ZipFile(file) as archive:

@@ -1,7 +1,7 @@
-"""Fetching of an image folder as an archive (`vitft data fetch`).
+"""Download of an image folder as an archive (`vitft data fetch`).
 
-The steps are: download into a `.part` file beside the folder, compare size and digest, unpack
-into a hidden folder, check that there is an image folder inside, and rename it last.
+The steps are: download into a `.part` file beside the folder, compare the size and digest, unpack
+into a hidden folder, check that it contains an image folder, and finally rename it.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedFolder:
-    """An image folder that was fetched."""
+    """A downloaded image folder."""
 
     root: Path
-    """The image folder: the target or a folder inside it."""
+    """Path of the image folder: the target or a folder inside it."""
     folder: Folder
-    sha256: str  # of the archive
+    sha256: str  # digest of the archive
     record: Path | None = None
-    """File in which the digest was recorded, if it was not known before."""
+    """Path of the file in which the digest was recorded, if it was unknown before."""
 
 
 def fetch_folder(
@@ -45,17 +45,17 @@ def fetch_folder(
     limits: ArchiveLimits | None = None,
     patience: DownloadLimits | None = None,
 ) -> FetchedFolder:
-    """Fetch an archive and make `target` from its content.
+    """Download an archive and create `target` from its contents.
 
-    A partial download of an earlier process is resumed. If the archive is refused, nothing is
-    left of it; after a broken connection or with a full disk the partial download is kept.
+    A partial download by an earlier process is resumed. A refused archive is deleted; after a lost
+    connection or on a full disk, the partial download is kept.
 
     Raises:
         RunError: `target` exists already, or cannot be written.
-        DataError: The archive cannot be fetched, has another digest, is refused (`archive.unpack`)
-            or contains no image folder.
-        ResourceError: The disk is or would be full.
-        LockedError: Another process fetches it.
+        DataError: The archive cannot be downloaded, has the wrong digest, is refused (see
+            `archive.unpack`) or contains no image folder.
+            ResourceError: The disk is full or too small.
+            LockedError: Another process is downloading to the same target.
     """
     check_target(target)
     part = target.with_name(f"{target.name}.part")
@@ -88,7 +88,7 @@ def fetch_folder(
 
 
 def check_target(target: Path) -> None:
-    """Raise a RunError if something exists at the target, even an empty folder."""
+    """Raise a RunError if the target exists, even as an empty folder."""
     if target.exists() or target.is_symlink():
         raise RunError(
             f"{target} exists already; nothing was fetched or overwritten",
@@ -98,10 +98,10 @@ def check_target(target: Path) -> None:
 
 @contextlib.contextmanager
 def locked_target(target: Path) -> Iterator[None]:
-    """Lock the target against other processes; the lock of a dead process has no effect."""
+    """Lock the target against other processes; a lock ends with its process."""
     try:
         import fcntl
-    except ImportError:  # a system without it
+    except ImportError:  # a system without fcntl
         yield
         return
     path = target.with_name(f".{target.name}.lock")
@@ -121,7 +121,7 @@ def locked_target(target: Path) -> Iterator[None]:
 
 
 def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
-    """Compare an archive with what is known about it; return the digest recorded earlier."""
+    """Check an archive's size and digest, and return the digest recorded earlier."""
     if archive.size not in (None, size):
         raise DataError(
             f"{archive.url} has {size:,} bytes instead of {archive.size:,}",
@@ -145,7 +145,7 @@ def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
 
 
 def read_record(record: Path) -> str:
-    """Return the recorded digests in the format of `sha256sum`; empty if there are none."""
+    """Return the recorded digests in `sha256sum` format, or an empty string if there are none."""
     try:
         return record.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -153,9 +153,9 @@ def read_record(record: Path) -> str:
 
 
 def image_root(folder: Path, name: str) -> Path:
-    """Return the first folder with classes in the unpacked archive, from the top down."""
+    """Return the topmost folder with classes in the unpacked archive."""
     place, problem = folder, ""
-    for _ in range(5):  # most folders that may wrap an image folder
+    for _ in range(5):  # maximum number of wrapping folders
         try:
             scan(place)
             return place
@@ -177,7 +177,7 @@ def image_root(folder: Path, name: str) -> Path:
 
 
 def folder_name(url: str) -> str:
-    """Return the folder name for an address: the last part of its path, without `.tar.gz`."""
+    """Return the folder name for an address: the last part of its path without the suffix."""
     last = PurePosixPath(unquote(urlsplit(url).path)).name
     name = re.sub(r"[^\w.-]+", "_", ARCHIVE_SUFFIX.sub("", last)).strip("._")
     if not name:
@@ -192,12 +192,12 @@ def select_archive(
     folder: str | None = None,
     sha256: str | None = None,
 ) -> Archive:
-    """Return the archive to download: a known one, also from another address, or any address.
+    """Return the archive to download: a known one, perhaps from a mirror, or one at any address.
 
-    The name of the folder is taken from the name or the address if `folder` is None.
+    If `folder` is None, the folder is named after the archive's name or address.
 
     Raises:
-        UsageError: The name is unknown, the address or the digest invalid, or both are missing.
+        UsageError: The name is unknown or missing, or the address or digest is invalid.
     """
     names = ", ".join(KNOWN_ARCHIVES)
     if name is None and url is None:

@@ -1,6 +1,6 @@
-"""Public image archives that `vitft data fetch` knows by name.
+"""Public image archives known to `vitft data fetch` by name.
 
-Size and digest are given only where a trustworthy publisher states them.
+Sizes and digests are included only if a trustworthy publisher states them.
 """
 
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """One archive that contains an image folder."""
+    """An archive that contains an image folder."""
 
-    name: str  # also of the folder
+    name: str  # also the folder's name
     url: str
-    size: int | None = None  # bytes, if known
-    sha256: str = ""  # of the archive; empty if unknown
+    size: int | None = None  # in bytes; None if unknown
+    sha256: str = ""  # digest of the archive; empty if unknown
     what: str = ""
     licence: str = ""
 
@@ -23,7 +23,7 @@ KNOWN_ARCHIVES: Mapping[str, Archive] = {
     "flower_photos": Archive(
         name="flower_photos",
         url="https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",
-        # Size and sha256 as TensorFlow Datasets states them (tf_flowers, checksums.tsv).
+        # Source of size and sha256: TensorFlow Datasets (tf_flowers, checksums.tsv).
         size=228_813_984,
         sha256="4c54ace7911aaffe13a365c34f650e71dd5bf1be0a58b464e5a7183e3e595d9c",
         what="3,670 photos of 5 kinds of flower",

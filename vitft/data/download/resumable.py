@@ -1,8 +1,8 @@
 """Resumable download of one large file.
 
-The bytes are collected in a `.part` file; `.part.json` beside it records which version of which
-address they belong to (ETag or Last-Modified), so that a later process resumes the download, or
-starts again if the file on the server has changed.
+The bytes are collected in a `.part` file; `.part.json` beside it records the address and version
+(ETag or Last-Modified) of the remote file, so that a later process can resume the download, or
+start again if the file on the server has changed.
 """
 
 import contextlib
@@ -33,45 +33,45 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadLimits:
-    """Limits of a download."""
+    """Limits on a download."""
 
     max_bytes: int = 100 * 10**9
     stall_s: float = 30.0
-    """Seconds in which `pace` bytes must arrive, or the first response."""
+    """Seconds within which the first response, and then each `pace` bytes, must arrive."""
     pace: int = 2**16
     attempts: int = 4
-    """Consecutive times that a connection may break off with fewer than `pace` bytes."""
-    wait_s: float = 1.0  # before the second attempt; doubles with every further one
+    """Maximum number of consecutive connections that deliver fewer than `pace` bytes."""
+    wait_s: float = 1.0  # seconds before the second attempt; doubled for each further one
 
 
 class BrokeOffError(Exception):
-    """A connection ended early; another attempt may succeed."""
+    """A connection that ended early; another attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteVersion:
-    """The version of a remote file that a partial download belongs to."""
+    """The version of a remote file to which a partial download belongs."""
 
     url: str
     etag: str = ""
     modified: str = ""
-    size: int | None = None  # bytes of the whole file
+    size: int | None = None  # bytes of the whole file; None if unknown
 
     @property
     def validator(self) -> str:
-        """Value for If-Range: not a weak ETag (RFC 9110, 13.1.5)."""
+        """Value of If-Range, which must not be a weak ETag (RFC 9110, 13.1.5)."""
         return self.etag if self.etag and not self.etag.startswith("W/") else self.modified
 
 
 def fetch_to_part(
     url: str, part: Path, *, size: int | None = None, limits: DownloadLimits | None = None
 ) -> None:
-    """Download a file into `part`, resuming from what is there.
+    """Download a file into `part`, resuming a partial download.
 
-    The part and its version file are left to the caller.
+    The caller must remove the part and its version file.
 
     Raises:
-        DataError: The file does not exist, has another size, is too large, or no bytes arrive.
+        DataError: The file does not exist, has the wrong size, is too large or does not arrive.
         ResourceError: The disk is full or too small.
         RunError: The part cannot be written.
     """
@@ -97,15 +97,15 @@ def fetch_to_part(
 
 
 def file_size(path: Path) -> int:
-    """Return the bytes of a file, 0 if it does not exist."""
+    """Return the size of a file in bytes, or 0 if it does not exist."""
     return path.stat().st_size if path.exists() else 0
 
 
 def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> None:
-    """Open one connection and keep what it delivers.
+    """Open one connection and store what it delivers.
 
     Raises:
-        BrokeOffError: It ended before the file did.
+        BrokeOffError: The connection ended before the file was complete.
         DataError: Another attempt would fail as well.
     """
     known = read_version(part, url)
@@ -121,7 +121,7 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
             with contextlib.closing(open_url(url, web, clock, headers)) as answer:
                 receive(answer, url, part, size, start, limits, clock)
         except urllib.error.HTTPError as error:
-            with error:  # closes the connection
+            with error:  # close the connection
                 raise error_for_status(url, part, error) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = connection_failure(error)
@@ -135,7 +135,7 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
 
 
 def error_for_status(url: str, part: Path, error: urllib.error.HTTPError) -> Exception:
-    """Return the error for a response other than the file."""
+    """Return the error for an unsuccessful response."""
     status = status_line(error)
     if error.code == 416:  # the remote file is shorter than the part
         remove_part(part)
@@ -154,7 +154,7 @@ def receive(
     limits: DownloadLimits,
     clock: Deadline,
 ) -> None:
-    """Append the body of a response to the part, or overwrite it from the start."""
+    """Append the body of a response to the part, or overwrite the part from the start."""
     total, start = body_range(answer, start)
     if size is not None and total not in (None, size):
         raise DataError(
@@ -194,7 +194,7 @@ def receive(
 
 
 def body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN401
-    """Return the bytes of the whole file, if known, and the start of this response."""
+    """Return the size of the whole file, if known, and the offset at which the body starts."""
     announced = answer.headers.get("Content-Length", "")
     if answer.status != 206:
         return (int(announced) if announced.isdecimal() else None), 0
@@ -213,7 +213,7 @@ def copy_body(
     limits: DownloadLimits,
     clock: Deadline,
 ) -> int:
-    """Copy the body until it ends, the deadline passes or it is too large; return the file size."""
+    """Copy the body until it ends, is too large or exceeds the deadline; return the file size."""
     done = paced = start
     label = f"fetching {console.visible(part.name.removesuffix('.part'))}"
     if start:
@@ -236,7 +236,7 @@ def copy_body(
 
 
 def file_too_large(url: str, limits: DownloadLimits) -> DataError:
-    """Return the error for a file above the size limit."""
+    """Return the error for a file that exceeds the size limit."""
     return DataError(
         f"{url} is larger than {limits.max_bytes / 1e9:g} GB",
         fix="download it by other means, and use its folder with --data",
@@ -244,7 +244,7 @@ def file_too_large(url: str, limits: DownloadLimits) -> DataError:
 
 
 def version_file(part: Path) -> Path:
-    """Return the file that records the version of a part."""
+    """Return the path of the file that records a part's version."""
     return part.with_name(f"{part.name}.json")
 
 

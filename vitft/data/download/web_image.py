@@ -1,7 +1,7 @@
-"""Fetching of one image by its address, with limits on size, time and redirects.
+"""Download of a single image, with limits on size, time and redirects.
 
-Only http and https are used, also after a redirect, and https never redirects to http. The bytes
-are decoded in `data.images`.
+Only http and https are allowed, including after redirects, and redirects from https to http are
+refused. The bytes are decoded in `data.images`.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ SCHEMES = ("http://", "https://")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebLimits:
-    """Limits of one request."""
+    """Limits on a request."""
 
     max_bytes: int = 64 * 2**20
-    seconds: float = 30.0  # from the first connection to the last byte, including redirects
+    seconds: float = 30.0  # from first connection to last byte, including redirects
     redirects: int = 5
 
 
 class Deadline:
-    """A deadline that shuts the connections of a request down, however slowly bytes arrive."""
+    """A deadline that shuts down a request's connections, however slowly bytes arrive."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -44,13 +44,13 @@ class Deadline:
         return self
 
     def set(self) -> None:
-        """Set the deadline to the full time from now on."""
+        """Set the deadline to the full time from now."""
         self.deadline = time.monotonic() + self.seconds
         self.timer = threading.Timer(self.seconds, self.cut)
         self.timer.daemon = True
 
     def renew(self) -> None:
-        """Restart the deadline."""
+        """Restart the deadline with the full time."""
         self.timer.cancel()
         self.set()
         self.timer.start()
@@ -59,7 +59,7 @@ class Deadline:
         self.timer.cancel()
 
     def cut(self) -> None:
-        """Shut down the open sockets, which wakes up their readers."""
+        """Shut down the open sockets, which wakes their readers."""
         for sock in self.sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -83,7 +83,7 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
     """Return the bytes at an address.
 
     Raises:
-        ImageError: With a short reason: the status of the response, no response in time, too large.
+        ImageError: The response has an error status, arrives too late or is too large.
     """
     limits = limits or WebLimits()
     with Deadline(limits.seconds) as clock:
@@ -93,7 +93,7 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
         except ImageError as error:
             reason = error.reason
         except urllib.error.HTTPError as error:
-            with error:  # closes the connection
+            with error:  # close the connection
                 reason = status_line(error)
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = connection_failure(error)
@@ -105,8 +105,8 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
 def open_url(
     url: str, limits: WebLimits, clock: Deadline, headers: Mapping[str, str] | None = None
 ) -> Any:  # noqa: ANN401 - urllib's response
-    """Return the response before its body is read."""
-    address = quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]")  # escapes blanks and accents
+    """Open an address and return the response, with its body not yet read."""
+    address = quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]")  # escape spaces and accents
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -138,17 +138,17 @@ def read_body(url: str, answer: Any, limits: WebLimits, clock: Deadline) -> byte
 
 
 def image_too_large(url: str, limits: WebLimits) -> ImageError:
-    """Return the error for a response above the size limit."""
+    """Return the error for a response that exceeds the size limit."""
     return ImageError(url, f"larger than {limits.max_bytes / 2**20:g} MB")
 
 
 def status_line(error: urllib.error.HTTPError) -> str:
-    """Return the status of a response as a reason."""
+    """Return a short reason from the status of a response."""
     return f"the server responded with {error.code} {error.reason}".splitlines()[0][:160]
 
 
 def connection_failure(error: Exception) -> str:
-    """Return a failure in a few words, without Python's class names."""
+    """Return a short description of a failure, without Python's class names."""
     cause = getattr(error, "reason", error)  # urllib wraps the cause
     if isinstance(cause, TimeoutError):
         return "no response in time"
@@ -161,9 +161,9 @@ def connection_failure(error: Exception) -> str:
 
 
 class LimitedRedirects(urllib.request.HTTPRedirectHandler):
-    """A few redirects, to http and https only, never from https to http."""
+    """Handler that follows only a few redirects, to http or https, never from https to http."""
 
-    max_repeats = max_redirections = 1000  # counted in redirect_request
+    max_repeats = max_redirections = 1000  # redirect_request counts them instead
 
     def __init__(self, most: int) -> None:
         self.left = most
@@ -189,7 +189,7 @@ class LimitedRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
-    """http and https over connections with a deadline."""
+    """Handler for http and https over connections with a deadline."""
 
     def __init__(self, clock: Deadline) -> None:
         super().__init__()

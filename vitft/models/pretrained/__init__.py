@@ -6,14 +6,14 @@ The steps, in order:
     read      a file -> tensors; nothing in it is executed
     convert   tensor names and layouts of other tools -> vitft's
     infer     tensor shapes -> the architecture
-    adapt     another class count, image size, patch size, channel count or pooling
-    load      all of it: `load_pretrained`, and `load_backbone` for timm models as well
+    adapt     tensors -> another class count, image size, patch size, channel count or pooling
+    load      all steps: `load_pretrained`, and `load_backbone` for timm models as well
 
-What they use:
+Supporting modules:
     catalog       entries of weights/catalog.toml                 (without torch)
     hub           huggingface_hub with readable errors
     sidecar       facts from the config.json next to a weight file
-    weights       `open_pretrained`: locate to infer, giving checked `PretrainedWeights`
+    weights       `open_pretrained`: locate to infer, returns checked `PretrainedWeights`
     timm_weights  timm:NAME, any timm model
-    report        what a file contains, and what loading it did or would do
+    report        the content of a file, and the effects of loading it
 """

@@ -1,8 +1,8 @@
-"""Adapt weights to another image size, patch size, class count, channel count or pooling.
+"""Adaptation of weights to another image size, patch size, class count, channel count or pooling.
 
 Pure functions over tensors with vitft's names.
 
-Letters: B images, P patches, N tokens, D width, C classes, g grid side in patches.
+Notation: B images, P patches, N tokens, D width, C classes, g grid side in patches.
 """
 
 import math
@@ -22,20 +22,20 @@ from vitft.system.text import count
 
 PosEmbed = Literal["bicubic", "jax"]
 Sides = int | tuple[int, int] | None
-"""Side or (height, width) in pixels; None: as trained."""
+"""Side or (height, width) in pixels; None for the size used in training."""
 Statistics = tuple[float, ...] | None
-"""One value per channel; None: those of the weights."""
+"""One value per channel; None for the statistics of the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapted:
-    """Tensors of the target model, and how they were obtained."""
+    """Tensors of the target model, with notes on how they were obtained."""
 
     tensors: Mapping[str, Tensor]
     loaded: int
     """Number of tensors that come from the file."""
     dropped: tuple[str, ...]
-    """Tensors that were left out, as names with shapes."""
+    """Names and shapes of the tensors that were not used."""
     notes: tuple[str, ...]
 
 
@@ -52,15 +52,15 @@ def resize_positions(
     Args:
         pos: Position table, (1, prefix + rows*columns, D), patches in row-major order.
         grid: Target rows and columns in patches (image side / patch side), not in pixels.
-        prefix: Number of leading rows for [CLS] and registers, which are not changed.
-        source_grid: Rows and columns that `pos` was trained with; default: a square.
-        mode: `bicubic` is timm's rule (antialiased); `jax` is Google's, scipy's zoom of order 1.
+        prefix: Number of leading rows for [CLS] and registers, which are left unchanged.
+        source_grid: Rows and columns with which `pos` was trained (default: a square).
+        mode: `bicubic` for timm's rule (antialiased), `jax` for Google's (scipy's order-1 zoom).
 
     Returns:
         The position table for the target grid, (1, prefix + rows*columns, D).
 
     Raises:
-        WeightsError: The patch rows do not form a square, or not the given `source_grid`.
+        WeightsError: The number of patch positions does not match `source_grid`, or is not square.
 
     Source: Dosovitskiy et al. 2021, section 3.2, https://arxiv.org/abs/2010.11929
     """
@@ -90,10 +90,10 @@ def adapt(
     new_head: bool,
     pos_embed: PosEmbed = "bicubic",
 ) -> Adapted:
-    """Turn the weights of `source` into weights of `target`; `tensors` are not modified.
+    """Convert weights from the architecture `source` to `target`; `tensors` are not modified.
 
     The configurations may differ in image size, patch size, channel count, class count, pre_logits
-    and pooling. `new_head` replaces the head by a zero head, even if the class counts are equal.
+    and pooling. `new_head` replaces the head with zeros, even if the class counts are equal.
     """
     result, dropped, notes = dict(tensors), [], []
     is_headless = new_head or not target.num_classes
@@ -136,7 +136,7 @@ def target_config(
 ) -> ViTConfig:
     """Return the configuration for another class count and image size; None keeps either.
 
-    A model with a new head has no distillation token: it becomes a register.
+    In a model with a new head, the distillation token becomes a register.
     """
     if num_classes is not None:
         registers = source.registers + source.distilled
@@ -147,7 +147,7 @@ def target_config(
 
 
 def adapt_statistics(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Return channel statistics for another number of channels, as `fit_channels` for kernels."""
+    """Adapt channel statistics to another number of channels, as `fit_channels` does kernels."""
     if channels == 1 and len(values) > 1:
         return (sum(values) / len(values),)
     return tuple(values[i % len(values)] for i in range(channels))
@@ -156,10 +156,10 @@ def adapt_statistics(values: tuple[float, ...], channels: int) -> tuple[float, .
 def check_statistics(
     mean: Statistics, std: Statistics, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return mean and std as given by the user; None if neither is given.
+    """Return the mean and std given by the user, or None if neither is given.
 
     Raises:
-        UsageError: Only one of them is given, or not one value per channel.
+        UsageError: Only one of mean and std is given, or there is not one value per channel.
     """
     if mean is None and std is None:
         return None
@@ -172,7 +172,7 @@ def check_statistics(
 
 
 def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfig) -> list[str]:
-    """Fit the kernels that read pixels to other channels and patches, in place; return notes."""
+    """Adapt the first kernels to other channels and patch sizes, in place; return notes."""
     notes = []
     if source.in_channels != target.in_channels:
         first = "patch_embed.proj.weight"
@@ -205,11 +205,11 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfi
 
 
 def fit_channels(kernel: Tensor, channels: int) -> Tensor:
-    """Return kernels (F, old, height, width) for another number of input channels.
+    """Adapt kernels (F, old, height, width) to another number of input channels.
 
-    One channel gets the sum, which responds to a grey image as the old kernels did to three equal
-    channels. More channels repeat the old kernels, scaled so that equal channels keep the magnitude
-    of the response. This is timm's `adapt_input_conv`.
+    For one channel, the kernels are summed, so the response to a grey image equals the former one
+    to three equal channels. For more channels, they are repeated and scaled, so that equal channels
+    keep the magnitude of the response. This is timm's `adapt_input_conv`.
     """
     old = kernel.shape[1]
     if channels == 1:
@@ -218,10 +218,10 @@ def fit_channels(kernel: Tensor, channels: int) -> Tensor:
 
 
 def resize_kernel(kernel: Tensor, sides: tuple[int, int]) -> Tensor:
-    """Return patch kernels (D, channels, h, w) for another patch size.
+    """Resize patch kernels (D, channels, h, w) to another patch size.
 
-    Resizing a patch is a matrix B; kernels times the pseudo-inverse of B respond to the resized
-    patch as the old kernels did to the original (exactly, if patches become larger).
+    Resizing a patch is a linear map B. The kernels multiplied by the pseudo-inverse of B respond to
+    the resized patch as the old kernels to the original (exactly, if patches become larger).
 
     Source: Beyer et al. 2023 (FlexiViT), section 3.4, https://arxiv.org/abs/2212.08013
     """

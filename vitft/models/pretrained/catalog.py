@@ -18,38 +18,38 @@ from vitft.system.files import resource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogEntry:
-    """One set of published weights and what is needed to use it."""
+    """Published weights and the facts needed to use them."""
 
     name: str
     licence: str
     architecture: str = ""
     """Name for `vitft.create_model`; empty if the file states its architecture."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `ViTConfig` in which the model differs from that architecture."""
+    """Values of the `ViTConfig` fields that differ from that architecture."""
     data: str = ""
-    """Training data, in the order of training."""
+    """Names of the training data, in the order of training."""
     repo: str = ""
-    """Hub repository, owner/name; empty for a file that is part of vitft."""
+    """Hub repository, owner/name; empty for a bundled file."""
     file: str = ""
-    """File in the repository."""
+    """Name of the file in the repository."""
     revision: str = "main"
     path: str = ""
-    """File in the folder of the catalogue, instead of `repo` and `file`."""
+    """Path relative to the catalogue's folder, instead of `repo` and `file`."""
     image_size: tuple[int, int] = (224, 224)
-    """Height and width in pixels that the weights were trained at."""
+    """Height and width in pixels of the images used in training."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     crop: float = CROP
     """Fraction of the resized image's side that the centre crop keeps."""
     interpolation: str = "bicubic"
     num_classes: int = 0
-    """Outputs of the head in the file; 0 if it has none."""
+    """Number of outputs of the head in the file; 0 if there is no head."""
     pre_logits: bool = False
-    """Whether the file contains the Linear + Tanh in front of the head."""
+    """Whether the file contains the Linear + Tanh before the head."""
     aliases: tuple[str, ...] = ()
     note: str = ""
     sha256: str = ""
-    """Digest that the publisher states; if empty, the hub announces one."""
+    """Digest stated by the publisher; if empty, the hub states one."""
     was: str = ""
     """File name of the same weights in older tools."""
 
@@ -60,16 +60,16 @@ class CatalogEntry:
 
     @property
     def is_timm(self) -> bool:
-        """Whether timm builds the model (timm:NAME) and describes it."""
+        """Whether this is a timm model (timm:NAME), which timm builds and describes."""
         return self.name.startswith("timm:")
 
     @property
     def size(self) -> str:
-        """Size: tiny, small, base, large or huge; empty if only the file states it."""
+        """Model size: tiny, small, base, large or huge; empty if only the file states it."""
         return self.architecture.split("_")[1] if self.architecture else ""
 
     def lines(self) -> list[str]:
-        """Return what is known without fetching the file, one fact per line."""
+        """Return a description that does not require fetching the file, one fact per line."""
         head = f"{self.num_classes} classes" if self.num_classes else "none in the file"
         rows = {
             "name": self.name,
@@ -99,13 +99,13 @@ def read_catalog() -> Mapping[str, Any]:
 
 @functools.cache
 def catalog_entries() -> tuple[CatalogEntry, ...]:
-    """Return all entries of the catalogue, in its order."""
+    """Return all entries of the catalogue, in order."""
     families = read_catalog()["family"]
     return tuple(parse_entry(row, families[row["family"]]) for row in read_catalog()["weights"])
 
 
 def parse_entry(row: Mapping[str, Any], family: Mapping[str, Any]) -> CatalogEntry:
-    """Return an entry of the catalogue, completed by the settings of its family."""
+    """Return an entry of the catalogue, completed with the settings of its family."""
     options = {**family.get("options", {}), **row.get("options", {})}
     fields: dict[str, Any] = {**family, **row, "options": options}
     del fields["family"]
@@ -119,7 +119,7 @@ def find_entry(name: str) -> CatalogEntry:
     """Return the entry with this name or alias.
 
     Raises:
-        WeightsError: The name is unknown; contains the five most similar ones.
+        WeightsError: The name is unknown. The message suggests the five most similar names.
     """
     rows = entries_by_name()
     if name not in rows:
@@ -139,7 +139,7 @@ def find_entry(name: str) -> CatalogEntry:
 
 @functools.cache
 def entries_by_name() -> Mapping[str, CatalogEntry]:
-    """Return the entries by their names and all their aliases."""
+    """Return a mapping from each name and alias to its entry."""
     rows: dict[str, CatalogEntry] = {}
     for entry in catalog_entries():
         for name in (entry.name, *entry.aliases):
@@ -151,9 +151,9 @@ def entries_by_name() -> Mapping[str, CatalogEntry]:
 def select_entries(
     *, size: str | None = None, licence: str | None = None, data: str | None = None
 ) -> list[CatalogEntry]:
-    """Return the entries that match all filters; `data` is part of the name of the training data.
+    """Return the entries that match all filters; `data` is a substring of the training data.
 
-    The licence `commercial` stands for all licences without a -nc clause.
+    The licence `commercial` stands for all licences without an -nc clause.
     """
     wanted = (licence or "").lower()
     return [

@@ -1,10 +1,10 @@
-"""Convert tensor names and layouts of other tools to vitft's, which are timm's.
+"""Conversion of other tools' tensor names and layouts to vitft's, which are timm's.
 
 Pure functions over dictionaries of tensors. Every name in a file is converted, listed as dropped or
-named in an error. Shapes are checked elsewhere (`infer`). Values do not change, with one exception:
-where register tokens follow, the class token's position is added to it, as in timm.
+listed in an error. Shapes are checked elsewhere (`infer`). Values do not change, with one
+exception: with register tokens, the class token's position is added to the token, as in timm.
 
-Letters: D width, H heads, K head width.
+Notation: D width, H heads, K head width.
 
 Sources: transformers' `modeling_vit.py` (old and new names), `modeling_deit.py` and
 `modeling_dinov2.py`; vit_jax `checkpoint.py`, big_vision `models/vit.py` (Google's layout); timm's
@@ -33,7 +33,7 @@ VITFT_NAMES = re.compile(
     r"|patch_embed\.backbone\.stages\.\d\.blocks\.\d{1,2}\."
     r"(conv[123]\.weight|norm[123]\.(weight|bias)|downsample\.(conv\.weight|norm\.(weight|bias)))"
 )
-"""Every name of vitft's Vision Transformers, except for `convs`, which only a card describes."""
+"""Pattern of vitft's tensor names, except for those of `convs`, which only a card describes."""
 
 HF_PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers)\.")
 HF_TOKENS = {
@@ -53,14 +53,14 @@ HF_OUTER = {
 HF_BLOCK = {
     "layernorm_before": "norm1",
     "layernorm_after": "norm2",
-    # as every file on the hub has it, and as transformers still writes it
+    # names in the files on the hub, which transformers still writes
     "attention.attention.query": "attn.q",
     "attention.attention.key": "attn.k",
     "attention.attention.value": "attn.v",
     "attention.output.dense": "attn.proj",
     "intermediate.dense": "mlp.fc1",
     "output.dense": "mlp.fc2",
-    # as transformers >= 5 names them in memory
+    # names in memory in transformers 5 and later
     "attention.q_proj": "attn.q",
     "attention.k_proj": "attn.k",
     "attention.v_proj": "attn.v",
@@ -122,21 +122,21 @@ class Converted:
     flavour: Flavour
     tensors: Mapping[str, Tensor]
     heads: int | None = None
-    """Number of attention heads, if the layout shows it."""
+    """Number of attention heads, if evident from the layout."""
     dropped: tuple[str, ...] = ()
-    """Unused tensors, as names with shapes."""
+    """Names and shapes of unused tensors."""
 
 
 def convert(tensors: Mapping[str, Tensor]) -> Converted:
-    """Recognise the flavour of tensors and convert names and layout, in float32.
+    """Detect the flavour of tensors and convert their names, layout and dtype (to float32).
 
     Raises:
-        WeightsError: An unknown flavour, or a name without a counterpart.
+        WeightsError: The flavour is unknown, or a name has no counterpart.
     """
     names = strip_prefixes(tensors)
     flavour = flavour_of(names)
     heads: int | None = None
-    masks = [n for n in ("mask_token", "embeddings.mask_token") if n in names]  # of pretraining
+    masks = [n for n in ("mask_token", "embeddings.mask_token") if n in names]  # from pretraining
     unused = tuple(f"{name} {tuple(names.pop(name).shape)}" for name in masks)
     if flavour == "hf":
         names = fuse_qkv(rename_all(names, hf_name))
@@ -151,7 +151,7 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
 
 
 def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove what DistributedDataParallel, torch.compile and training scripts add to every name."""
+    """Remove name prefixes added by DistributedDataParallel, torch.compile or training scripts."""
     names, known = dict(tensors), ("module.", "_orig_mod.", "model.")
     while prefix := next((p for p in known if names and all(n.startswith(p) for n in names)), ""):
         names = {name.removeprefix(prefix): value for name, value in names.items()}
@@ -159,7 +159,7 @@ def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def flavour_of(names: Iterable[str]) -> Flavour:
-    """Return the naming scheme of tensors."""
+    """Return the flavour of tensors, detected from their names."""
     present = set(names)
     if "cls_token" in present or any(VITFT_NAMES.fullmatch(n) and "blocks" in n for n in present):
         return "timm"
@@ -176,7 +176,7 @@ def flavour_of(names: Iterable[str]) -> Flavour:
 
 
 def hf_name(name: str) -> str | None:
-    """Return vitft's name of a Hugging Face tensor, with q, k and v still separate."""
+    """Return vitft's name for a Hugging Face tensor (q, k and v still separate), or None."""
     name = HF_PREFIX.sub("", name)
     if name in HF_TOKENS:
         return HF_TOKENS[name]
@@ -191,12 +191,12 @@ def hf_name(name: str) -> str | None:
 
 
 def convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
-    """Convert Google's layout and return the number of heads, which are axes of its kernels."""
+    """Return tensors converted from Google's layout, and the number of heads (an axis there)."""
     tensors = {re.sub(r"^(params/img|params|opt/target)/", "", n): t for n, t in tensors.items()}
     names = rename_all(unstacked(tensors), npz_name)
     queries = [t for n, t in names.items() if n.endswith("attn.q.weight") and t.ndim == 3]
     heads = queries[0].shape[1] if queries else None  # kernels of q, k, v are (D, H, K)
-    if not any("backbone.stages" in name for name in names):  # timm's name of a single root
+    if not any("backbone.stages" in name for name in names):  # timm's name for a root alone
         names = {n.replace("backbone.stem.", "backbone."): t for n, t in names.items()}
     return fuse_qkv({n: from_flax(n, t) for n, t in names.items()}), heads
 
@@ -213,14 +213,14 @@ def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def npz_name(name: str) -> str | None:
-    """Return vitft's name of one of Google's arrays, with q, k and v still separate."""
+    """Return vitft's name for one of Google's arrays (q, k and v still separate), or None."""
     if name in NPZ_TOKENS:
         return NPZ_TOKENS[name]
     stem, _, leaf = name.rpartition("/")
     block = re.fullmatch(r"Transformer/encoderblock_(\d{1,4})/(.+)", stem)
     unit = re.fullmatch(r"block(\d)/unit(\d{1,2})/(conv|gn)(\d|_proj)", stem)
     ours = NPZ_OUTER.get(stem)
-    if block:  # big_vision numbers attention and MLP by themselves
+    if block:  # big_vision numbers attention and MLP separately
         layer = block[2].replace("Attention_0/", "Attention_1/").replace("Block_0/", "Block_3/")
         ours = NPZ_BLOCK.get(layer)
     if unit:
@@ -235,7 +235,7 @@ def npz_name(name: str) -> str | None:
 
 
 def from_flax(name: str, array: Tensor) -> Tensor:
-    """Return one array in torch's layout."""
+    """Return an array converted to torch's layout."""
     if re.search(r"attn\.[qkv]\.weight$", name) and array.ndim == 3:
         return array.flatten(1).T  # (D, H, K) -> (H*K, D)
     if re.search(r"attn\.[qkv]\.bias$", name) or ("backbone" in name and "norm" in name):
@@ -252,7 +252,7 @@ def from_flax(name: str, array: Tensor) -> Tensor:
 def rename_all(
     tensors: Mapping[str, Tensor], rule: Callable[[str], str | None]
 ) -> dict[str, Tensor]:
-    """Return every tensor under the name that `rule` gives it."""
+    """Return the tensors under the names that `rule` returns."""
     pairs = [(name, rule(name)) for name in tensors]
     refuse_unmapped(name for name, ours in pairs if ours is None)
     result: dict[str, Tensor] = {}
@@ -289,7 +289,7 @@ def fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def refuse_unmapped(names: Iterable[str]) -> None:
-    """Refuse tensors without a counterpart and name the likely cause."""
+    """Refuse tensors without a counterpart and state the likely cause."""
     unknown = sorted(names)
     if not unknown:
         return

@@ -1,8 +1,8 @@
-"""Fetch a catalogue entry or hub repository to a local file and verify its content.
+"""Fetching of catalogue entries and hub repositories to verified local files.
 
-huggingface_hub downloads and caches. This module adds what it does not do: it checks the digest of
-the content (huggingface_hub checks the size only), retries after a reset connection or a server
-error during a download, and reports an unreachable hub within two seconds instead of 24.
+huggingface_hub downloads and caches the files. In addition, this module checks the digest of the
+content (huggingface_hub only checks the size), retries after a reset connection or a server error
+during a download, and reports an unreachable hub within two seconds instead of 24.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ log = logging.getLogger(__name__)
 ANSWER_S = 5.0
 """Seconds to wait for the response to a metadata request."""
 ATTEMPTS = 3
-"""Attempts at a request or download that huggingface_hub itself does not repeat."""
+"""Maximum number of attempts at a request or download that huggingface_hub does not retry."""
 FIRST_WAIT_S = 0.5
-"""Seconds before the second attempt; doubled before each further one."""
+"""Delay in seconds before the second attempt; doubled before each further attempt."""
 BUSY_PATIENCE_S = 60.0
-"""Seconds for which requests to a busy hub are repeated; the hub may state when to retry."""
+"""Time in seconds during which requests to a busy hub are retried; the hub may state a delay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """A local file and its origin."""
+    """Local file and its origin."""
 
     path: Path
     revision: str = ""
-    """Commit of the repository, not the branch; empty for a file that is part of vitft."""
+    """Commit of the repository, not the branch; empty for a bundled file."""
     sha256: str
 
 
@@ -47,7 +47,7 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
     A copy whose content differs from what the hub announced is deleted and fetched once more.
 
     Raises:
-        WeightsError: Offline, unknown to the hub, refused, interrupted, or damaged.
+        WeightsError: The hub is unreachable or refuses the request, or the file is damaged.
         ResourceError: The disk is full.
     """
     if entry.path:
@@ -84,10 +84,10 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
 
 
 def find_damage(path: Path, sha256: str, published: str) -> str:
-    """Describe how a cached file differs from what was announced; empty if it does not.
+    """Return how a cached file differs from the announced one, or an empty string.
 
-    The name under which huggingface_hub stores a file is the hub's ETag: the sha256 of a large
-    file, git's sha1 of a small one. `published` is the sha256 that the publisher states, if any.
+    huggingface_hub names a cached file after the hub's ETag: the sha256 of a large file, or git's
+    sha1 of a small one. `published` is the sha256 stated by the publisher, if any.
     """
     announced = path.resolve().name
     if published and published != sha256:
@@ -115,7 +115,7 @@ def sha256_of(path: Path) -> str:
 
 
 def with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEntry:
-    """Return the entry of a hub repository with the name of the weight file that it contains."""
+    """Return the entry of a hub repository, with the name of its weight file filled in."""
     try:
         cached_or_downloaded(entry)
     except WeightsError as error:
@@ -132,7 +132,7 @@ def with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEnt
 
 
 def fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
-    """Fetch the files that describe a repository's weights, if they exist, of the same commit."""
+    """Fetch the files that describe a repository's weights, if any, from the same commit."""
     for name in ("config.json", "preprocessor_config.json"):
         with contextlib.suppress(WeightsError):
             path = cached_or_downloaded(replace(entry, file=name, revision=revision))
@@ -141,7 +141,7 @@ def fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
 
 
 def log_leftovers(path: Path) -> None:
-    """Log partial downloads of this repository that killed processes left in the cache."""
+    """Log partial downloads of this repository left in the cache by killed processes."""
     partial = path.resolve().parent.glob("*.incomplete")
     parts = [part for part in partial if time.time() - part.stat().st_mtime > 600]  # seconds
     if parts:
@@ -153,7 +153,7 @@ def log_leftovers(path: Path) -> None:
 
 
 def cached_or_downloaded(entry: CatalogEntry) -> Path:
-    """Return the file in the hub's cache, downloaded if need be; its content is not verified."""
+    """Return the cached file, downloaded if necessary; its content is not verified."""
     from huggingface_hub import constants
 
     if constants.is_offline_mode():
@@ -168,7 +168,7 @@ def cached_or_downloaded(entry: CatalogEntry) -> Path:
 
 
 def from_cache(entry: CatalogEntry, *, why: str) -> Path:
-    """Return the file if an earlier run downloaded it."""
+    """Return the file from the cache, without network access."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -184,9 +184,9 @@ def from_cache(entry: CatalogEntry, *, why: str) -> Path:
 
 
 def check_reachable(entry: CatalogEntry) -> str:
-    """Request the metadata of the file; return why the hub cannot be reached, empty if it can.
+    """Return why the hub cannot be reached, or an empty string if it can.
 
-    The request is repeated if the hub is busy.
+    Requests the metadata of the file, and retries if the hub is busy.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
@@ -216,7 +216,7 @@ def check_reachable(entry: CatalogEntry) -> str:
 
 
 def download_from_hub(entry: CatalogEntry) -> Path:
-    """Download the file into the cache, again if the connection is interrupted."""
+    """Download the file to the cache; retry if the connection is interrupted."""
     from huggingface_hub import hf_hub_download
 
     options: Any = {"revision": entry.revision, "etag_timeout": ANSWER_S}
@@ -241,7 +241,7 @@ def download_from_hub(entry: CatalogEntry) -> Path:
 
 
 def retry_delay(error: Exception, attempt: int) -> float | None:
-    """Return the seconds to wait before another attempt; None if it would fail as well."""
+    """Return the delay in seconds before the next attempt, or None if retrying would not help."""
     status = hub.status_of(error)
     if status is not None and status not in (408, 429) and status < 500:
         return None
@@ -254,9 +254,9 @@ def retry_delay(error: Exception, attempt: int) -> float | None:
 
 
 def download_error(entry: CatalogEntry, error: Exception | None) -> WeightsError:
-    """Return the error for a download that failed."""
+    """Return the error for a failed download."""
     if type(error).__name__ == "TooManyRedirects" or hub.status_of(error or OSError()) == 404:
-        return hub.not_a_hub()  # a hub describes what it does not find
+        return hub.not_a_hub()  # a real hub explains a 404 response
     return WeightsError(
         f"download of {entry.repo}/{entry.file} failed: {hub.describe_failure(error)}; "
         "no partial file was kept",

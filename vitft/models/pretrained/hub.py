@@ -1,4 +1,4 @@
-"""The Hugging Face Hub client as vitft uses it: plain HTTP, readable errors, progress bar."""
+"""Use of the Hugging Face Hub client: plain HTTP, readable errors and a progress bar."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ from vitft.system.errors import ResourceError, WeightsError
 def plain_http() -> Iterator[None]:
     """Use plain HTTP instead of Xet, with few log messages, inside the `with` block.
 
-    The Xet client waits for ever if its storage cannot be reached. Every repository can also be
+    The Xet client waits indefinitely if its storage cannot be reached. Every repository can also be
     read over plain HTTP, and vitft verifies the digest in any case.
     """
     from huggingface_hub import constants
@@ -36,7 +36,7 @@ def plain_http() -> Iterator[None]:
 
 
 class DownloadBar:
-    """vitft's progress bar behind the part of tqdm's interface that huggingface_hub calls."""
+    """vitft's progress bar with the part of tqdm's interface that huggingface_hub uses."""
 
     def __init__(self, *, desc: str = "", total: int | None = None, **_: object) -> None:
         from huggingface_hub.utils.tqdm import are_progress_bars_disabled
@@ -68,7 +68,7 @@ class DownloadBar:
 
 @contextlib.contextmanager
 def readable_errors(entry: CatalogEntry) -> Iterator[None]:
-    """Turn refusals by the hub into `WeightsError`; connection errors pass through."""
+    """Convert refusals by the hub to `WeightsError`; let connection errors pass through."""
     from huggingface_hub import constants, errors
 
     url = f"{constants.ENDPOINT}/{entry.repo}"
@@ -101,7 +101,7 @@ def readable_errors(entry: CatalogEntry) -> Iterator[None]:
 
 
 def not_a_hub() -> WeightsError:
-    """Return the error for a response that no hub gives."""
+    """Return the error for a response that does not come from a hub."""
     from huggingface_hub import constants
 
     return WeightsError(
@@ -111,7 +111,7 @@ def not_a_hub() -> WeightsError:
 
 
 def check_disk(entry: CatalogEntry, error: Exception) -> None:
-    """Raise the error for a full disk or a missing permission, which retrying cannot solve."""
+    """Raise an error if the disk is full or not writable, as retrying would not help."""
     from huggingface_hub import constants
 
     number = error.errno if isinstance(error, OSError) else None
@@ -128,9 +128,9 @@ def check_disk(entry: CatalogEntry, error: Exception) -> None:
 
 
 def http_error() -> type[Exception]:
-    """Return the base class of the hub client's errors, which is httpx's or its successor's.
+    """Return the base class of the hub client's errors, from httpx or its successor.
 
-    huggingface_hub does not export it (tests/models/pretrained/test_hub.py).
+    huggingface_hub does not export it (see tests/models/pretrained/test_hub.py).
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -138,7 +138,7 @@ def http_error() -> type[Exception]:
 
 
 def status_of(error: Exception) -> int | None:
-    """Return the HTTP status of the response that caused an exception, if there was one."""
+    """Return the HTTP status of the response that caused an exception, or None."""
     return getattr(getattr(error, "response", None), "status_code", None)
 
 

@@ -1,4 +1,4 @@
-"""Infer the architecture of a Vision Transformer from the shapes of its tensors.
+"""Inference of a Vision Transformer's architecture from the shapes of its tensors.
 
 Pure functions over tensors that already have vitft's names.
 """
@@ -19,7 +19,7 @@ from vitft.system.errors import UsageError, WeightsError
 
 
 def square(count: int) -> tuple[int, int]:
-    """Return rows and columns of a square grid of `count` patches."""
+    """Return the rows and columns of a square grid of `count` patches."""
     side = math.isqrt(max(count, 0))
     if side == 0 or side * side != count:
         raise WeightsError(
@@ -30,10 +30,10 @@ def square(count: int) -> tuple[int, int]:
 
 
 def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfig:
-    """Infer the architecture from tensor shapes; only heads and eps are taken from `facts`.
+    """Return the architecture, inferred from tensor shapes and, where needed, from `facts`.
 
     Raises:
-        WeightsError: An essential tensor is missing, or the shapes contradict each other.
+        WeightsError: A required tensor is missing, or the shapes are inconsistent.
     """
     depth, stem = depth_of(tensors), stem_of(tensors)
     kernel = shape_of(tensors, "patch_embed.proj.weight", 4)  # (D, channels, height, width)
@@ -83,7 +83,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
 
 
 def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
-    """Return the bottlenecks per stage of a hybrid's ResNet; None for a plain model."""
+    """Return the bottlenecks per stage of a hybrid's ResNet, or None for a plain model."""
     place = re.compile(r"patch_embed\.backbone\.(?:stages\.(\d)\.blocks\.(\d{1,2})\.)?")
     found = [m for name in tensors if (m := place.match(name))]
     if not found:
@@ -100,7 +100,7 @@ def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
 
 
 def depth_of(tensors: Mapping[str, Tensor]) -> int:
-    """Return the number of blocks, which must be numbered from 0 without a gap."""
+    """Return the number of blocks, which must be numbered from 0 without gaps."""
     numbers = {int(m[1]) for name in tensors if (m := re.match(r"blocks\.(\d+)\.", name))}
     gap = next((i for i in range(len(numbers)) if i not in numbers), None)
     if not numbers or gap is not None:
@@ -112,7 +112,7 @@ def depth_of(tensors: Mapping[str, Tensor]) -> int:
 
 
 def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:
-    """Return the shape of an essential tensor."""
+    """Return the shape of a required tensor."""
     shape = tuple(tensors[name].shape) if name in tensors else None
     if shape is None or len(shape) != dimensions or 0 in shape:
         raise WeightsError(
@@ -127,7 +127,7 @@ def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple
 def grid_of(
     positions: int, prefix: int, patch: tuple[int, int], image_size: tuple[int, int] | None
 ) -> tuple[tuple[int, int], int]:
-    """Return rows and columns of patches, and how many of the positions belong to prefix tokens.
+    """Return the rows and columns of patches, and the number of positions for prefix tokens.
 
     Some models have positions for patches only. An image size that does not match is ignored.
     """
@@ -159,10 +159,10 @@ def heads_of(width: int, hinted: int | None) -> int:
 
 
 def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
-    """Refuse tensors that are not exactly those of `config`, and name the likely cause.
+    """Refuse tensors that are not exactly those of `config`, and state the likely cause.
 
     Raises:
-        WeightsError: Contains the first five missing, unexpected and misshapen tensors.
+        WeightsError: Tensors are missing, unexpected or of the wrong shape. The message lists them.
     """
     with torch.device("meta"):
         mismatch = state_mismatch(VisionTransformer(config), tensors)

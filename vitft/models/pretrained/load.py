@@ -31,7 +31,7 @@ from vitft.system.errors import UsageError, WeightsError
 PreLogits = Literal["keep", "drop"]
 
 
-def load_pretrained(  # noqa: PLR0913 - one choice each, all keyword-only
+def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     name_or_path: str | Path,
     *,
     num_classes: int | None = None,
@@ -53,25 +53,25 @@ def load_pretrained(  # noqa: PLR0913 - one choice each, all keyword-only
         name_or_path: A catalogue name; `hf:owner/name[@revision]`; a .safetensors, .npz or .pth
             file with the tensor names of timm, Hugging Face, Google or vitft; or a folder that
             contains model.safetensors.
-        num_classes: Outputs of a new zero head; 0 for no head; None keeps the head of the file.
-        image_size: Side or (height, width) in pixels; default, as for the next two: as trained.
-        patch_size: Side or (height, width) in pixels.
-        in_channels: Channels of the input image.
-        pre_logits: Whether to keep the Linear + Tanh in front of the pretrained head.
-        pool: Input of the head; default: as in the file.
+        num_classes: Number of classes of a new head of zeros; 0 for no head; None for the file's.
+        image_size: Side or (height, width) of the image in pixels (default: as trained).
+        patch_size: Side or (height, width) of a patch in pixels (default: as trained).
+        in_channels: Number of channels of the image (default: as trained).
+        pre_logits: Whether to keep the Linear + Tanh before the pretrained head.
+        pool: Input of the head (default: as in the file).
         pos_embed: Resampling of positions: timm's rule (bicubic) or Google's (jax).
-        drop_path: Stochastic depth of the last block, in [0, 1).
-        mean: Channel means in [0, 1], together with `std`; default: those of the weights.
+        drop_path: Stochastic depth rate of the last block, in [0, 1).
+        mean: Channel means in [0, 1], specified together with `std` (default: of the weights).
         std: Channel standard deviations.
-        allow_pickle: Also read .pth, .pt and .bin files (with `weights_only=True`).
-        sha256: Digest that the file must have.
+        allow_pickle: Whether to read .pth, .pt and .bin files too (with `weights_only=True`).
+        sha256: Expected digest of the file.
 
     Returns:
         The model in eval mode, on the CPU in float32, and a report of what was loaded.
 
     Raises:
-        WeightsError: Not found, refused, damaged, unknown tensors, or an impossible combination.
-        UsageError: An invalid image size, class count or statistic.
+        WeightsError: The weights are not found, refused, damaged or unsuited to the options.
+        UsageError: The image size, class count or a statistic is invalid.
     """
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle, sha256=sha256)
     check_head(weights, pre_logits, num_classes)
@@ -90,7 +90,7 @@ def load_pretrained(  # noqa: PLR0913 - one choice each, all keyword-only
     adapted = adapt(
         weights.tensors, source, target, new_head=num_classes is not None, pos_embed=pos_embed
     )
-    # Half-precision files are widened; float32 tensors stay memory-mapped, without a copy.
+    # Half precision is converted to float32; float32 tensors stay memory-mapped, uncopied.
     model = build_model({n: tensor.float() for n, tensor in adapted.tensors.items()}, target)
     return model, make_report(
         model, weights, adapted, keeps_head=num_classes is None, pos_embed=pos_embed
@@ -104,14 +104,14 @@ def load_backbone(
     image_size: int | tuple[int, int] | None = None,
     **options: Any,  # noqa: ANN401 - those of load_pretrained
 ) -> tuple[Model, LoadReport]:
-    """Load a model of either kind with a new zero head, ready to fine-tune.
+    """Load a model of either kind with a new zero-initialised head, ready for fine-tuning.
 
-    The arguments are those of `load_pretrained`; the name can also be `timm:NAME` or a run of a
-    timm model, which accepts mean and std and refuses what would change its architecture.
+    The arguments are those of `load_pretrained`, but the name can also be `timm:NAME` or a run of
+    a timm model. For timm models, options that would change the architecture are refused.
 
     Raises:
-        WeightsError: Not found, refused, damaged, or an impossible combination.
-        UsageError: An invalid image size, or an option that timm models do not support.
+        WeightsError: The weights are not found, refused, damaged or unsuited to the options.
+        UsageError: The image size is invalid, or timm models do not support an option.
     """
     found = locate(name_or_path)
     sizes: Any = {"num_classes": num_classes, "image_size": image_size}

@@ -1,4 +1,4 @@
-"""Resolve what the user typed to a catalogue entry or a weight file, before anything is read.
+"""Resolution of weight names and paths to catalogue entries and weight files.
 
 Does not import torch, so that a wrong name or path is reported at once.
 """
@@ -14,14 +14,14 @@ from vitft.system.files import resource
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
 WEIGHT_SUFFIXES = (".safetensors", ".npz", *PICKLE_SUFFIXES)
 FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".ckpt", ".gguf", ".zip")
-"""Suffixes by which a string that matches nothing counts as a path rather than as a name."""
+"""Suffixes that identify a string as a path rather than a name if nothing matches it."""
 
 
 def check_weights_name(name_or_path: str | Path, *, allow_pickle: bool = True) -> None:
-    """Check, without torch and without the network, that `load_backbone` could load this.
+    """Check that `load_backbone` can load these weights, without torch or network access.
 
     Raises:
-        WeightsError: Unknown name, missing file, or an unsupported kind of file.
+        WeightsError: The name is unknown, or the file is missing or of an unsupported kind.
     """
     found = locate(name_or_path)
     if isinstance(found, CatalogEntry):
@@ -32,10 +32,10 @@ def check_weights_name(name_or_path: str | Path, *, allow_pickle: bool = True) -
 
 
 def locate(name_or_path: str | Path) -> CatalogEntry | Path:
-    """Return the catalogue entry or the weight file; a catalogue name takes precedence over a file.
+    """Return the catalogue entry or weight file of that name; catalogue names take precedence.
 
     Raises:
-        WeightsError: Unknown name, missing file, or an unsupported kind of file.
+        WeightsError: The name is unknown, or the file is missing or of an unsupported kind.
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
@@ -66,11 +66,11 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
             f"weights not found: {path}",
             fix="check the path, or choose a name from `vitft weights list`",
         )
-    return find_entry(name)  # raises an error with similar names
+    return find_entry(name)  # raises an error that suggests similar names
 
 
 def parse_hub_name(name: str) -> CatalogEntry:
-    """Return an entry for hf:owner/name or hf:owner/name@revision."""
+    """Return a catalogue entry for hf:owner/name or hf:owner/name@revision."""
     pattern = r"hf:(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w][\w./-]*))?"
     match = re.fullmatch(pattern, name, re.ASCII)
     if match is None or ".." in name:
@@ -89,7 +89,7 @@ def parse_hub_name(name: str) -> CatalogEntry:
 
 
 def parse_timm_name(name: str) -> CatalogEntry:
-    """Return an entry for timm:architecture or timm:architecture.tag, without timm's metadata."""
+    """Return a catalogue entry for timm:NAME or timm:NAME.TAG, without timm's metadata."""
     if not re.fullmatch(r"timm:[a-z0-9_]{1,100}(\.[\w-]{1,100})?", name, re.ASCII):
         raise WeightsError(
             f"invalid timm name {name!r}",
@@ -113,7 +113,7 @@ def check_weight_file(path: Path) -> Path:
 
 
 def check_pickle(path: Path, *, allowed: bool) -> None:
-    """Refuse a pickle unless the user allowed it; the suffix decides."""
+    """Refuse a pickle, recognised by its suffix, unless the user has allowed it."""
     if path.suffix.lower() in PICKLE_SUFFIXES and not allowed:
         raise WeightsError(
             f"{path} is a Python pickle, which can contain programs",
@@ -123,7 +123,7 @@ def check_pickle(path: Path, *, allowed: bool) -> None:
 
 
 def bundled_file(entry: CatalogEntry) -> Path:
-    """Return the file of a catalogue entry that is part of vitft."""
+    """Return the path of a bundled file, given its catalogue entry."""
     path = resource("weights") / entry.path
     if not path.is_file():
         raise WeightsError(
@@ -134,7 +134,7 @@ def bundled_file(entry: CatalogEntry) -> Path:
 
 
 def locate_entry(name: str) -> CatalogEntry | Path:
-    """Return the same as `locate`, with timm's metadata in the entry of a timm model."""
+    """Return the result of `locate`; the entry of a timm model includes timm's metadata."""
     found = locate(name)
     if isinstance(found, CatalogEntry) and found.is_timm:
         from vitft.models.pretrained.timm_weights import complete_entry

@@ -1,6 +1,6 @@
-"""Read a weight file of any kind into named tensors, without executing anything in it.
+"""Reader for weight files of any supported kind; never executes anything in a file.
 
-Names and layouts stay as they are in the file; `convert` interprets them.
+Names and layouts remain as they are in the file; `convert` interprets them.
 """
 
 import math
@@ -28,7 +28,7 @@ WRAPPERS = ("state_dict", "model", "model_state_dict", "model_ema", "net", "modu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawWeights:
-    """Content of a weight file, unchanged."""
+    """Unchanged content of a weight file."""
 
     path: Path
     tensors: Mapping[str, Tensor]
@@ -43,13 +43,13 @@ def read_weights(
     """Read all tensors of a weight file; those of a .safetensors file are memory-mapped.
 
     Args:
-        path: The file; its suffix determines the format.
-        allow_pickle: Also read .pth, .pt and .bin, with `weights_only=True`.
-        sha256: Digest that the file must have.
-        digest: Digest that the file has, if it was computed already.
+        path: Path of the file; its suffix determines the format.
+        allow_pickle: Whether to read .pth, .pt and .bin files too (with `weights_only=True`).
+        sha256: Expected digest of the file.
+        digest: Actual digest of the file, if already computed.
 
     Raises:
-        WeightsError: Missing, damaged, refused, another digest, or values that are not finite.
+        WeightsError: The file is missing, damaged, refused or unexpected, or has non-finite values.
     """
     if not path.exists():
         raise WeightsError(f"weights not found: {path}", fix="check the path")
@@ -73,7 +73,7 @@ def read_weights(
 
 
 def check_published_digest(path: Path, digest: str) -> None:
-    """Refuse other content under the name of a published file whose name contains its digest."""
+    """Refuse a file named like a published one if its digest is not the one in the name."""
     published = {entry.was for entry in catalog_entries() if entry.was}
     digits = re.search(r"-([0-9a-f]{8})\.", path.name)
     if path.name in published and digits and not digest.startswith(digits[1]):
@@ -84,7 +84,7 @@ def check_published_digest(path: Path, digest: str) -> None:
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    """Return memory-mapped tensors and the metadata of the header."""
+    """Return the memory-mapped tensors and the metadata in the header."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -94,14 +94,14 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
-    """Return the state dict in a torch pickle, without what a training script wrapped around it."""
+    """Return the state dict in a torch pickle, without a training script's wrappers around it."""
     if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 10):
         raise WeightsError(
             f"torch {torch.__version__} reads pickles unsafely (CVE-2026-24747)",
             fix="update to torch 2.10 or later, or use a .safetensors file",
         )
     with path.open("rb") as file:
-        zipped = file.read(4) == b"PK\x03\x04"  # as in torch; older files are plain pickles
+        zipped = file.read(4) == b"PK\x03\x04"  # torch's format; older files are plain pickles
     if zipped:
         open_archive(path, "torch file").close()  # refuses zip bombs
     try:
@@ -120,7 +120,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN401
-    """Return the named tensors inside the structure of a training script."""
+    """Return the named tensors in an object that a training script has saved."""
     for _ in WRAPPERS:
         inner = [content[key] for key in WRAPPERS if isinstance(content, dict) and key in content]
         if not inner or not isinstance(inner[0], dict):
@@ -141,7 +141,7 @@ def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN40
 
 
 def read_npz_weights(path: Path) -> dict[str, Tensor]:
-    """Return the arrays of a NumPy archive, each verified against the archive before it is read."""
+    """Return the arrays of a NumPy archive, each checked against the archive's directory."""
     tensors: dict[str, Tensor] = {}
     with open_archive(path, ".npz file") as archive:
         for member in archive.infolist():
@@ -157,10 +157,10 @@ def read_npz_weights(path: Path) -> dict[str, Tensor]:
 
 
 def read_array(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
-    """Read one .npy file of `size` bytes; allocates no more than its header justifies.
+    """Read a .npy file of `size` bytes; check the shape in its header before allocating memory.
 
     Raises:
-        ValueError: Damaged, or not plain floating point numbers.
+        ValueError: The file is damaged or does not contain plain floating-point numbers.
     """
     npy = np.lib.format
     is_first = npy.read_magic(file) == (1, 0)
@@ -177,14 +177,14 @@ def read_array(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
 
 
 def open_archive(path: Path, kind: str) -> zipfile.ZipFile:
-    """Open a zip archive whose members, according to its directory, unpack to a plausible size."""
+    """Open a zip archive; refuse it if its directory states an implausible unpacked size."""
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise damaged_weights(kind, path, error) from error
     unpacked = sum(member.file_size for member in archive.infolist())
     packed = path.stat().st_size
-    if unpacked > min(16 * 2**30, 20 * packed):  # ViT-H has 2.5 GB; weights hardly compress
+    if unpacked > min(16 * 2**30, 20 * packed):  # ViT-H takes 2.5 GB; weights hardly compress
         archive.close()
         raise WeightsError(
             f"refused: {path} has {packed} bytes and unpacks to {unpacked}",
@@ -197,7 +197,7 @@ def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Refuse NaN and infinity, which would affect every prediction."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or bool(torch.isfinite(tensor.float().sum())):
-            continue  # a single value that is not finite makes the sum not finite
+            continue  # any non-finite value would make the sum non-finite
         number = int((~torch.isfinite(tensor.float())).sum())
         if number:
             raise WeightsError(
@@ -207,7 +207,7 @@ def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def damaged_weights(kind: str, path: Path, error: Exception) -> WeightsError:
-    """Return the error for a file that is not what its suffix says, with the likely cause."""
+    """Return the error for a file that does not match its suffix, with the likely cause."""
     reason = short_message(error)
     with path.open("rb") as file:
         start = file.read(64)

@@ -1,4 +1,4 @@
-"""Reports on weights: what a file contains, and what loading it did or would do."""
+"""Reports on weights: the content of a file, and the effects of loading it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +15,22 @@ from vitft.system.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """Everything that was kept, dropped, resized or assumed when a model was loaded."""
+    """Record of everything kept, dropped, resized or assumed when a model was loaded."""
 
     source: str
     flavour: str
     """Naming scheme of the file: timm, hf, npz or vitft."""
     architecture: str
-    """Description for people, e.g. "ViT-B/16 224 px"."""
+    """Human-readable description, e.g. "ViT-B/16 224 px"."""
     parameters: int
     loaded: int
     """Number of the model's tensors that come from the file."""
     dropped: tuple[str, ...]
-    """Tensors of the file that were left out, each with its shape."""
+    """Tensors of the file that were not used, each with its shape."""
     head: str
     pre_logits: Literal["kept", "dropped", "none"]
     positions: str
-    """For example "14x14 -> 24x24, bicubic" or "14x14 as loaded"."""
+    """Resampling of the positions, e.g. "14x14 -> 24x24, bicubic" or "14x14 as loaded"."""
     transform: EvalTransform
     statistics_source: str
     """Origin of mean and std."""
@@ -40,7 +40,7 @@ class LoadReport:
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return the report for a terminal, one fact per line."""
+        """Return the lines of the report, one fact per line."""
         rows = {
             "weights": f"{self.source} ({self.flavour})",
             "model": f"{self.architecture}, {self.parameters:,} parameters",
@@ -57,19 +57,19 @@ class LoadReport:
 
 
 def format_numbers(values: tuple[float, ...]) -> str:
-    """Format channel statistics; equal values are shown once."""
+    """Return channel statistics as text; equal values appear only once."""
     shown = values[:1] if len(set(values)) == 1 else values
     return " ".join(f"{value:.4g}" for value in shown)
 
 
 def describe_positions(source: ViTConfig, target: ViTConfig, pos_embed: PosEmbed) -> str:
-    """Describe how the position table was resampled."""
+    """Return a description of how the position table was resampled."""
     before, after = (f"{rows}x{columns}" for rows, columns in (source.grid, target.grid))
     return f"{before} as loaded" if before == after else f"{before} -> {after}, {pos_embed}"
 
 
 def describe_file(weights: PretrainedWeights) -> list[str]:
-    """Return what is in a weight file, one fact per line."""
+    """Return a description of a weight file's content, one fact per line."""
     config, transform = weights.architecture, weights.transform
     rows, columns = config.grid
     prefix = config.num_prefix if config.prefix_positions else 0
@@ -105,10 +105,10 @@ def inspect(
     pos_embed: PosEmbed = "bicubic",
     allow_pickle: bool = False,
 ) -> list[str]:
-    """Return what is in weights, and with `classes` or `image_size` what loading them would do.
+    """Return a description of weights and, given `classes` or `image_size`, of loading them.
 
     Raises:
-        WeightsError: Not found, refused, damaged, or not the weights of a supported ViT.
+        WeightsError: The weights are not found, refused, damaged, or not those of a supported ViT.
         UsageError: The image size is not a multiple of the patch size.
     """
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle)
@@ -142,7 +142,7 @@ def inspect(
 
 
 def describe_head(weights: PretrainedWeights) -> str:
-    """Describe the classification head in the file."""
+    """Return a description of the classification head in the file."""
     head = weights.tensors.get("head.weight")
     if head is None:
         return "none"

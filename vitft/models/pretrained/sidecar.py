@@ -1,7 +1,7 @@
-"""Read facts about weights from the config.json (and preprocessor_config.json) in the same folder.
+"""Facts about weights from the config.json (and preprocessor_config.json) in the same folder.
 
-The files are written by timm or transformers, or by an attacker: the type of every value is
-checked, nothing is built from them, and what concerns shapes is used only if the tensors agree.
+The files are written by timm, by transformers or possibly by an attacker: the type of every value
+is checked, nothing is constructed from them, and stated shapes are used only if the tensors agree.
 """
 
 import json
@@ -16,7 +16,7 @@ from vitft.system.errors import WeightsError
 
 MAX_IMAGE_SIDE = 16384
 PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers for filters, as transformers writes them."""
+"""Mapping from Pillow's filter numbers, which transformers writes, to names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +34,16 @@ class SidecarFacts:
     norm_eps: float | None = None
     """Epsilon of the LayerNorms."""
     averages: bool = False
-    """Whether the head reads the mean of the patches after the last LayerNorm, as timm can."""
+    """Whether the head reads the patch mean after the last LayerNorm, as in some timm models."""
     classes: tuple[str, ...] = ()
     source: str = ""
-    """Description of where the pixel statistics come from."""
+    """Origin of the pixel statistics."""
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class JsonTable:
-    """A JSON object with typed access to its values; errors name the file and the key."""
+    """JSON object with typed access to its values; errors state the file and the key."""
 
     path: Path
     values: Mapping[str, Any]
@@ -84,7 +84,7 @@ class JsonTable:
         return None if value is None else tuple(map(float, value))
 
     def size(self, key: str) -> tuple[int, int] | None:
-        """Return height and width from 224, [224, 224] or [3, 224, 224]."""
+        """Return height and width from a value such as 224, [224, 224] or [3, 224, 224]."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -100,10 +100,10 @@ def is_number(value: object) -> bool:
 
 
 def read_sidecar(path: Path) -> SidecarFacts:
-    """Return the facts from the folder of the weight file `path`; empty without a config.json.
+    """Return the facts stated in the folder of a weight file; defaults without a config.json.
 
     Raises:
-        WeightsError: A file that is not JSON, or a value of the wrong type, named by its key.
+        WeightsError: A file is not valid JSON, or a value (named by its key) has the wrong type.
     """
     config = read_table_file(path.parent / "config.json")
     if config is None:
@@ -130,12 +130,12 @@ def read_table_file(path: Path) -> JsonTable | None:
 
 
 def timm_facts(config: JsonTable) -> SidecarFacts:
-    """Return the facts of a config.json by timm; older ones have statistics at the top level."""
+    """Return the facts in timm's config.json; older files have statistics at the top level."""
     cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
     arguments = config.table("model_args")
     check_gelu(arguments, "act_layer")
     mean, std = cfg.numbers("mean"), cfg.numbers("std")
-    names = ("", "random", *RESAMPLING)  # "random" is a choice in training
+    names = ("", "random", *RESAMPLING)  # "random" is an option for training
     known = cfg.checked("interpolation", f"one of {', '.join(RESAMPLING)}", names.__contains__)
     pool = arguments.text("global_pool") or config.text("global_pool")
     return SidecarFacts(
@@ -153,7 +153,7 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
 
 
 def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
-    """Return the facts of a config.json and preprocessor_config.json by transformers."""
+    """Return the facts in transformers' config.json and preprocessor_config.json."""
     check_gelu(config, "hidden_act")
     return SidecarFacts(
         heads=config.whole("num_attention_heads", 1024),
@@ -167,7 +167,7 @@ def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
 
 
 def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
-    """Return the fields of `SidecarFacts` that the image processor of transformers states."""
+    """Return the fields of `SidecarFacts` that transformers' image processor states."""
     mean, std = processor.numbers("image_mean"), processor.numbers("image_std")
     if processor.values.get("do_normalize") is False:
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
@@ -194,7 +194,7 @@ def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
 
 
 def stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
-    """Return class names in the order of the head's outputs, from a list or from {"0": name}."""
+    """Return class names in the order of the head's outputs, given a list or {"0": name, ...}."""
     value = table.values.get(key)
     if value is None:
         return ()
@@ -208,7 +208,7 @@ def stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
 
 
 def check_gelu(table: JsonTable, key: str) -> None:
-    """Refuse another activation function, which would change the outputs but not the shapes."""
+    """Refuse activation functions other than GELU: they change the outputs but not the shapes."""
     name = table.text(key)
     if name not in (None, "gelu", "gelu_python"):
         raise WeightsError(

@@ -1,6 +1,6 @@
 """`timm:NAME`: any timm model as a backbone, with weights fetched and verified by vitft.
 
-timm builds the network and fits the file to the image size.
+timm builds the network and adapts the weights to the image size.
 """
 
 from dataclasses import replace
@@ -24,11 +24,11 @@ from vitft.system.errors import RunError, UsageError, WeightsError
 def load_timm(
     entry: CatalogEntry, *, num_classes: int, image_size: Sides, mean: Statistics, std: Statistics
 ) -> tuple[TimmModel, LoadReport]:
-    """Return a timm model with its pretrained weights and a zero head, and a report.
+    """Return a timm model with pretrained weights and a zero-initialised head, and a report.
 
     Raises:
-        WeightsError: timm or the hub does not know it, or the file does not match.
-        UsageError: It cannot be built at this size, or has no linear head.
+        WeightsError: timm or the hub does not have the model, or the file does not match it.
+        UsageError: The model cannot be built at this size, or it has no linear head.
     """
     entry = complete_entry(entry)
     fetched = fetch(entry)
@@ -59,11 +59,11 @@ def load_timm(
 
 
 def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[TimmModel, LoadReport]:
-    """Return the timm model of a vitft checkpoint with a new zero head, and a report.
+    """Return the timm model of a checkpoint with a new zero-initialised head, and a report.
 
     Raises:
         WeightsError: The checkpoint is damaged.
-        UsageError: `image_size` differs from the size it was trained at.
+        UsageError: `image_size` differs from the size at which the model was trained.
     """
     try:
         tensors, card = load_checkpoint(path)
@@ -89,7 +89,7 @@ def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[Tim
 def timm_report(
     model: TimmModel, old_classes: int, transform: EvalTransform, provenance: Provenance
 ) -> LoadReport:
-    """Return the report of a timm model whose weights had a head of `old_classes`, 0 for none."""
+    """Return the report of a timm model; the pretrained head had `old_classes`, 0 for no head."""
     config = model.config
     return LoadReport(
         source=provenance["source"],
@@ -108,10 +108,10 @@ def timm_report(
 
 
 def complete_entry(entry: CatalogEntry) -> CatalogEntry:
-    """Complete the entry of a `timm:NAME` with what timm knows about it.
+    """Return the entry of a `timm:NAME`, completed with timm's metadata.
 
     Raises:
-        WeightsError: timm does not know the name, or publishes no weights for it on the hub.
+        WeightsError: timm has no weights of this name, or does not publish them on the hub.
     """
     import timm
     from timm.models import get_pretrained_cfg
@@ -120,7 +120,7 @@ def complete_entry(entry: CatalogEntry) -> CatalogEntry:
     architecture = name.partition(".")[0]
     try:
         known: Any = get_pretrained_cfg(name) if timm.is_model(architecture) else None
-    except RuntimeError:  # a tag that the architecture does not have
+    except RuntimeError:  # the architecture does not have this tag
         known = None
     if known is None:
         near = get_close_matches(name, timm.list_models() + timm.list_pretrained(), n=5, cutoff=0.4)
@@ -154,7 +154,7 @@ def complete_entry(entry: CatalogEntry) -> CatalogEntry:
 def timm_transform(
     entry: CatalogEntry, sides: tuple[int, int], mean: Statistics, std: Statistics
 ) -> EvalTransform:
-    """Return timm's evaluation transform of this model, for the given height and width."""
+    """Return timm's evaluation transform for this model at the given height and width."""
     given = check_statistics(mean, std, len(entry.mean))
     known = entry.interpolation if entry.interpolation in RESAMPLING else "bicubic"
     return EvalTransform(

@@ -1,6 +1,6 @@
 """`open_pretrained`: find, fetch, read, convert and check pretrained weights.
 
-The result has vitft's tensor names and a known architecture; `adapt` makes it fit another image
+The result has vitft's tensor names and a known architecture; `adapt` adapts it to another image
 size or class count.
 """
 
@@ -35,7 +35,7 @@ class PretrainedWeights:
 
     name: str
     origin: str
-    """File or repository, for people."""
+    """Human-readable name of the file or repository."""
     flavour: Flavour
     tensors: Mapping[str, Tensor]
     """Exactly the tensors of a model built from `architecture`."""
@@ -48,7 +48,7 @@ class PretrainedWeights:
     dropped: tuple[str, ...] = ()
     """Tensors that vitft does not use, each with its shape."""
     unusable_head: str = ""
-    """Why the head cannot be used; empty if it can."""
+    """Reason that the head cannot be used; empty if it can."""
     notes: tuple[str, ...] = ()
 
 
@@ -58,7 +58,7 @@ def open_pretrained(
     """Find, fetch, read, convert and check pretrained weights.
 
     Raises:
-        WeightsError: Not found, refused, damaged, or not the weights of a supported ViT.
+        WeightsError: The weights are not found, refused, damaged, or not those of a supported ViT.
     """
     found = locate(name_or_path)
     if isinstance(found, CatalogEntry):
@@ -93,7 +93,7 @@ def provenance_of(entry: CatalogEntry, fetched: Fetched) -> Provenance:
 
 
 def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
-    """Return what the catalogue states about weights, in the form of a sidecar."""
+    """Return the facts that the catalogue states about weights."""
     size = SIZES.get(entry.size)
     return SidecarFacts(
         heads=size.heads if size else None,
@@ -108,7 +108,7 @@ def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
 
 
 def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> PretrainedWeights:
-    """Convert and check the tensors of a file together with what is known about them."""
+    """Return the weights in a file, converted and checked with the help of known facts."""
     if "vitft.card" in raw.metadata:
         return from_checkpoint(raw, facts, provenance)
     try:
@@ -145,11 +145,11 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
 
 
 def with_usual_statistics(facts: SidecarFacts, config: ViTConfig, flavour: Flavour) -> SidecarFacts:
-    """Complete unstated statistics if all published models of this kind have the same ones."""
+    """Fill in unstated statistics if all published models of this kind have the same values."""
     if facts.mean is not None or config.in_channels != 3:
         return facts
     if config.layer_scale or config.distilled:
-        mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+        mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
         source = "as in all published models with LayerScale or distillation"
     elif flavour == "npz" or config.stem is not None or config.pre_logits:
         mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
@@ -162,7 +162,7 @@ def with_usual_statistics(facts: SidecarFacts, config: ViTConfig, flavour: Flavo
 def from_checkpoint(
     raw: RawWeights, facts: SidecarFacts, provenance: Provenance
 ) -> PretrainedWeights:
-    """Load a vitft checkpoint, whose card states everything, and verify its digest."""
+    """Return the weights of a vitft checkpoint, which its card describes; verify its digest."""
     try:
         tensors, card = load_checkpoint(raw.path)
     except RunError as error:
@@ -190,7 +190,7 @@ def from_checkpoint(
 
 
 def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> EvalTransform:
-    """Return the evaluation transform that is stated, with timm's defaults for the rest."""
+    """Return the stated evaluation transform, with timm's defaults for unstated values."""
     half = (0.5,) * config.in_channels
     try:
         transform = EvalTransform(
@@ -215,7 +215,7 @@ def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> Eval
 
 
 def assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
-    """Return notes on what had to be assumed about the architecture."""
+    """Return notes on assumptions made about the architecture."""
     notes = []
     if facts.heads is None:
         notes.append(
