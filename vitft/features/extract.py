@@ -45,7 +45,7 @@ from vitft.system.errors import DataError, ImageError
 FEATURES_VERSION = "1"
 """Part of every key, incremented whenever the same settings give different values."""
 BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
-"""Number of images per forward pass; more are no faster on one CPU thread (docs/experiments.md)."""
+"""Number of images per forward pass; more do not help on one CPU thread (docs/experiments.md)."""
 IN_MEMORY_BYTES = 2**31
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PREDICT_BATCH_SIZE = 32
 """Number of images per call when torch spreads a call over all cores."""
 WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 128, "mps": 32}
-"""Images per call on each device; larger CPU batches are no faster (docs/experiments.md)."""
+"""Images per call on each device; larger batches do not help on a CPU (docs/experiments.md)."""
 CLOSE_CALL = 4.0
 """Gap between two logits, in typical bf16 errors, below which to recompute them in float32."""
 BF16_ERROR = 0.0155

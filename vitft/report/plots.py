@@ -172,7 +172,7 @@ def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:
     """Return the heights moved apart just enough that neighbours differ by `spacing`.
 
     Labels that would overlap form a block centred on the mean of their heights. Blocks stay between
-    0 and 100 if there is room.
+    0 and 100 if there is enough space.
     """
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     blocks: list[list[int]] = []

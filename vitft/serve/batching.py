@@ -39,7 +39,7 @@ Output = TypeVar("Output")
 
 
 class QueueFullError(Exception):
-    """Error raised when the queue has no room for further images."""
+    """Error raised when the queue is full."""
 
 
 @dataclass(eq=False, slots=True)
@@ -93,7 +93,7 @@ class BatchQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether the queue has no room for another image."""
+        """Whether the queue is full."""
         return self.admitted >= self.limits.queue
 
     @contextmanager
