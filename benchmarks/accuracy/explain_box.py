@@ -7,7 +7,7 @@ Three tests, on pictures that no run was trained on:
 whole    One flower picture. The fraction of a map inside the boxes of the flowers, relative to the fraction
          of the area that the boxes cover (lift, chance 1). AUC is the probability that a patch inside
          ranks above one outside (chance 0.5). Flowers are in the middle, so `centre`, a Gaussian that
-         ignores the picture, scores well here: a lower score is no argument for a method.
+         ignores the picture, scores well here: a lower score does not speak for a method.
 corner   The flower picture fills one quarter, the other three are backgrounds with clutter and without
          flowers. `centre` is at chance.
 kinds    Four kinds of flower in one picture, one of which is the target: the fraction of the map in its

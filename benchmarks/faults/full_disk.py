@@ -104,7 +104,7 @@ def sweep(home: Path, name: str, sizes: int) -> None:
         wrong = [f"exit code {code}"] if code not in (0, 6) else []
         wrong += ["a traceback"] if "Traceback" in text else []
         wrong += blobs(folder)[1]
-        if name != "fetch":  # its file is no real checkpoint
+        if name != "fetch":  # its file is not a real checkpoint
             wrong += [f"incomplete: {name}" for name in forked.incomplete(folder)]
         resize(folder, AMPLE)
         if code and forked.run(home, words()):

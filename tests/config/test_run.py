@@ -34,7 +34,7 @@ def test_settings_written_as_toml_read_back_equal() -> None:
     [
         pytest.param("optim.lr=-1", "invalid optim.lr=-1.0", id="negative rate"),
         pytest.param("optim.lr=0", "invalid optim.lr=0.0", id="no rate"),
-        pytest.param("optim.lr=nan", "invalid optim.lr=nan", id="rate is no number"),
+        pytest.param("optim.lr=nan", "invalid optim.lr=nan", id="rate is NaN"),
         pytest.param("optim.lr=inf", "invalid optim.lr=inf", id="infinite rate"),
         pytest.param("optim.lr=1e400", "invalid optim.lr=inf", id="rate too large for a float"),
         pytest.param("optim.lr=fast", "invalid optim.lr=fast", id="rate is a word"),

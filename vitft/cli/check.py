@@ -42,7 +42,10 @@ def add_check(parser: Parser) -> None:
         "--out", default=".", metavar="DIR", help="folder for fixes.csv (default: .)"
     )
     results.add_argument(
-        "--format", choices=("table", "json"), default="table", help="of stdout (default: table)"
+        "--format",
+        choices=("table", "json"),
+        default="table",
+        help="format of stdout (default: table)",
     )
     parser.set_defaults(command=check_command)
 

@@ -21,7 +21,10 @@ def add_compare(parser: Parser) -> None:
         "--out", metavar="FILE", help="HTML page to write (default: compare.html, compare-2.html)"
     )
     parser.add_argument(
-        "--format", choices=("table", "json"), default="table", help="of stdout (default: table)"
+        "--format",
+        choices=("table", "json"),
+        default="table",
+        help="format of stdout (default: table)",
     )
     parser.set_defaults(command=compare_command)
 

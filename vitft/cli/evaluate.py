@@ -32,7 +32,9 @@ def add_evaluate(parser: Parser) -> None:
         help="folder with one folder per class, or CSV with the columns path and label",
     )
     parser.add_argument(
-        "--subset", choices=("train", "val"), help="part of a folder with both (default: val)"
+        "--subset",
+        choices=("train", "val"),
+        help="part to evaluate of a folder with train/ and val/ (default: val)",
     )
     parser.add_argument(
         "--run", metavar="DIR", help="run directory or checkpoint (default: latest)"

@@ -23,7 +23,9 @@ def add_export(parser: Parser) -> None:
         )
     graphs = parser.add_argument_group("ONNX and PyTorch graphs")
     graphs.add_argument(
-        "--with-preprocessing", action="store_true", help="take uint8 images and normalise inside"
+        "--with-preprocessing",
+        action="store_true",
+        help="accept uint8 images and normalise them inside the graph",
     )
     graphs.add_argument(
         "--with-resize", action="store_true", help="ONNX only: take images of any size"
@@ -38,7 +40,7 @@ def add_export(parser: Parser) -> None:
         type=int,
         default=NUM_COMPARED,
         metavar="N",
-        help=f"validation images to compare the export with the run on (default: {NUM_COMPARED})",
+        help=f"number of validation images for comparing the export with the run (default: {NUM_COMPARED})",
     )
     hub = parser.add_argument_group("Hugging Face hub")
     hub.add_argument(

@@ -62,7 +62,10 @@ def add_option(group: OptionGroup, option: Option) -> None:
 def add_run_options(group: OptionGroup) -> None:
     """Add the options that do not correspond to a single setting."""
     group.add_argument(
-        "--seed", type=int, metavar="N", help="of split, batch order and augmentation (default: 0)"
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed for the split, batch order and augmentation (default: 0)",
     )
     group.add_argument("--out", metavar="DIR", help="run directory (default: runs/<time>-<data>)")
     group.add_argument("--resume", metavar="DIR", help="continue a run that was stopped or killed")
@@ -74,7 +77,7 @@ def add_run_options(group: OptionGroup) -> None:
     group.add_argument(
         "--dry-run",
         action="store_true",
-        help="check everything, print the settings as TOML and what would train, and stop",
+        help="check everything, print the settings as TOML and what would be trained, then stop",
     )
 
 

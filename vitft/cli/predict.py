@@ -59,7 +59,9 @@ def add_predict(parser: Parser) -> None:
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.add_argument("--top-k", type=int, default=1, metavar="K", help="classes per image")
     parser.add_argument(
-        "--format", choices=ROW_FORMATS, help="default: table, or by the suffix of --out"
+        "--format",
+        choices=ROW_FORMATS,
+        help="default: inferred from the suffix of --out, otherwise table",
     )
     parser.add_argument(
         "--out", metavar="FILE", help="write the rows to a file; never overwrites one"
@@ -88,7 +90,7 @@ def add_predict(parser: Parser) -> None:
         "--engine",
         choices=ENGINES,
         default="auto",
-        help="numpy does not import torch; auto uses it for a few images on a CPU",
+        help="numpy avoids importing torch; auto chooses numpy for a few images on a CPU",
     )
     parser.set_defaults(command=predict_command)
 

@@ -13,7 +13,10 @@ def add_recipes(parser: Parser) -> None:
     """Add the options of `vitft recipes`."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="print this recipe as it is")
     parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="of the list (default: text)"
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        help="format of the list (default: text)",
     )
     parser.set_defaults(command=recipes_command)
 

@@ -25,7 +25,9 @@ def add_serve(parser: Parser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on"
     )
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser.add_argument(
+        "--port", type=int, default=8000, help="port to listen on; 0 chooses a free one"
+    )
     parser.add_argument(
         "--allow-host",
         action="append",
@@ -38,10 +40,14 @@ def add_serve(parser: Parser) -> None:
         type=int,
         default=ServeLimits().max_bytes,
         metavar="N",
-        help="largest request",
+        help="maximum size of a request",
     )
     parser.add_argument(
-        "--queue", type=int, default=ServeLimits().queue, metavar="N", help="most images that wait"
+        "--queue",
+        type=int,
+        default=ServeLimits().queue,
+        metavar="N",
+        help="maximum number of waiting images",
     )
     parser.add_argument(
         "--threshold", type=float, metavar="P", help="note predictions below P as not sure"

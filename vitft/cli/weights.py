@@ -44,7 +44,12 @@ def add_inspect(actions: Commands) -> None:
         "inspect", help="show the origin of a file, and which tensors would be kept or resized"
     )
     inspected.add_argument("file", metavar="FILE", help="a .safetensors, .npz or .pth file")
-    inspected.add_argument("--classes", type=int, metavar="N", help="for a new head of N classes")
+    inspected.add_argument(
+        "--classes",
+        type=int,
+        metavar="N",
+        help="inspect as if loaded with a new head for N classes",
+    )
     inspected.add_argument(
         "--image-size", type=int, nargs="+", metavar="PX", help="for this side, or height and width"
     )
