@@ -40,7 +40,7 @@ def add_export(parser: Parser) -> None:
         type=int,
         default=NUM_COMPARED,
         metavar="N",
-        help=f"number of validation images for comparing the export with the run (default: {NUM_COMPARED})",
+        help=f"number of validation images for the comparison (default: {NUM_COMPARED})",
     )
     hub = parser.add_argument_group("Hugging Face hub")
     hub.add_argument(
