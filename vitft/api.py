@@ -106,7 +106,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     options = option_settings({k: v for k, v in locals().items() if k != "settings"})
     table = read_recipe(os.fspath(recipe)) if recipe else {}
     named = [*options, *(settings or {}).items()]
-    config = demo_data(config_from_table(merge_settings(table, named)))
+    config = config_from_table(merge_settings(table, named))
+    config = replace(config, data=demo_data(config.data))
     return run_finetuning(
         config, out=check_request(config, None if out is None else os.fspath(out))
     )

@@ -137,7 +137,7 @@ def ours(config: Config, limit: int) -> tuple[Callable[[], int], Manifest]:
         inputs.cut.suffix, config.optim, steps_per_epoch=math.ceil(len(manifest.train) / BATCH),
         precision=setup.pipeline.precision, seed=0,
     )  # fmt: skip
-    batches = training_batches(setup.config, inputs)
+    batches = training_batches(setup.config.train, setup.config.optim, inputs)
 
     def epoch() -> int:
         with freed_memory_kept(when=True):  # as in `train.finetune`

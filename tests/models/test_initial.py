@@ -300,7 +300,7 @@ def begin(config: Config) -> Start:
 
 def batches_of(config: Config, *, epoch: int, done: int = 0) -> list[tuple[Any, Any]]:
     start = begin(config)
-    batches = training_batches(start.setup.config, start.inputs)
+    batches = training_batches(start.setup.config.train, start.setup.config.optim, start.inputs)
     return [(batch.inputs, batch.labels) for batch in batches(epoch, done)]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from tests.conftest import draw_folder
 from vitft.cli.main import build_parser, main
-from vitft.config.run import config_from_table
+from vitft.config.sections import DataSpec, TrainSpec
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.features.head import solve_head
@@ -177,10 +177,8 @@ def test_the_baselines_hold_brightness_and_colours() -> None:
 
 
 def test_an_untrained_timm_model_needs_no_file() -> None:
-    config = config_from_table({})
-
-    model, transform = load_source("random:timm:resnet10t", 3, config)
-    again, _ = load_source("random:timm:resnet10t", 3, config)
+    model, transform = load_source("random:timm:resnet10t", 3)
+    again, _ = load_source("random:timm:resnet10t", 3)
 
     assert transform.image_size == (176, 176)  # as timm trained it
     for one, other in zip(model.parameters(), again.parameters(), strict=True):
@@ -331,7 +329,7 @@ def test_copies_reduce_the_possible_shots(image_folder: Path) -> None:
         str(image_folder), ["histogram"], [2, 8], seeds=1, out=str(image_folder.parent / "out")
     )
 
-    done = run_study(plan, config_from_table({}))
+    done = run_study(plan, data=DataSpec(), train=TrainSpec())
 
     assert plan.shots == (2, 8)
     assert done.plan.shots == (2,)
@@ -347,7 +345,7 @@ def test_a_difference_that_is_not_significant_is_reported_as_such(image_folder: 
         seeds=2,
         out=str(image_folder.parent / "out"),
     )
-    done = run_study(plan, config_from_table({}))
+    done = run_study(plan, data=DataSpec(), train=TrainSpec())
     curves = tuple(
         replace(curve, points=(point([0, 1] * 50, [0, 1] * 50),)) for curve in done.curves
     )

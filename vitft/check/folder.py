@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from vitft.check.audit import AuditedImage, audit_images, propose_fixes
 from vitft.config.run import Config, config_from_table, read_toml
+from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.fingerprint import quality_remarks
 from vitft.data.fixes import Fix
 from vitft.data.folder import Folder, scan
@@ -37,13 +38,20 @@ class CheckResult:
 
 
 def check_folder(
-    root: Path, config: Config, *, split: Mapping[str, str] | None = None
+    root: Path,
+    *,
+    weights: WeightsSpec,
+    train: TrainSpec,
+    max_pixels: int,
+    split: Mapping[str, str] | None = None,
 ) -> CheckResult:
     """Check the images of a folder and, if weights are given, the labels.
 
     Args:
         root: The data folder.
-        config: Settings for the weights (empty to skip the label check), cache, device and limits.
+        weights: Weights that compute the features; without a name, labels are not checked.
+        train: Settings for the device, precision, cache and seed.
+        max_pixels: Largest number of pixels of an image.
         split: Mapping from path to part in a run; None to use the parts of the folder itself.
 
     Raises:
@@ -56,10 +64,12 @@ def check_folder(
             f"no image of {root} is in the split of the run",
             fix="name the folder that the run was trained on",
         )
-    fingerprints, max_pixels = Fingerprints(config.train.cache), config.data.max_pixels
+    fingerprints = Fingerprints(train.cache)
     features = None
-    if config.weights.name:
-        inspected, features = inspect_with_features(folder, config, fingerprints)
+    if weights.name:
+        inspected, features = inspect_with_features(
+            folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
+        )
     else:
         with console.Progress("checking images", len(folder.files)) as progress:
             inspected = fingerprint_folder(
@@ -72,18 +82,10 @@ def check_folder(
         from vitft.features.label_errors import check_labels
 
         mislabels, probabilities = check_labels(
-            good, folder.classes, groups, features, seed=config.train.seed
+            good, folder.classes, groups, features, seed=train.seed
         )
     audit = audit_images(
-        [
-            AuditedImage(
-                path=file.path,
-                label=folder.classes[file.label],
-                split=file.part if split is None else split.get(file.path, ""),
-                sha256=file.sha256,
-            )
-            for file in good
-        ],
+        images_to_audit(inspected, split),
         bad=inspected.bad,
         odd=odd_images(inspected, fingerprints),
         groups=groups,
@@ -93,8 +95,28 @@ def check_folder(
     return CheckResult(audit=audit, fixes=fixes, labels_checked=bool(probabilities))
 
 
+def images_to_audit(
+    inspected: InspectedFolder, split: Mapping[str, str] | None
+) -> list[AuditedImage]:
+    """Return the readable images with their class names and parts."""
+    return [
+        AuditedImage(
+            path=file.path,
+            label=inspected.folder.classes[file.label],
+            split=file.part if split is None else split.get(file.path, ""),
+            sha256=file.sha256,
+        )
+        for file in inspected.good
+    ]
+
+
 def inspect_with_features(
-    folder: Folder, config: Config, fingerprints: Fingerprints
+    folder: Folder,
+    fingerprints: Fingerprints,
+    *,
+    weights: WeightsSpec,
+    train: TrainSpec,
+    max_pixels: int,
 ) -> tuple[InspectedFolder, Callable[[Sequence[str]], "Tensor"]]:
     """Inspect every image, computing its fingerprint and its feature in the same pass.
 
@@ -104,9 +126,11 @@ def inspect_with_features(
     from vitft.data.transforms import eval_view
     from vitft.features.pipeline import inspect_dataset, load_pipeline
 
-    pipeline, _ = load_pipeline(config, folder, "head")
-    max_pixels, view = config.data.max_pixels, eval_view(pipeline.transform)
-    extractor = pipeline.open_extractor(config.train, max_pixels=max_pixels)
+    pipeline, _ = load_pipeline(
+        folder, "head", weights=weights, model=ModelSpec(), train=train, max_pixels=max_pixels
+    )
+    view = eval_view(pipeline.transform)
+    extractor = pipeline.open_extractor(train, max_pixels=max_pixels)
     assert extractor is not None
     inspected = inspect_dataset(
         folder,

@@ -70,7 +70,13 @@ def check_command(args: argparse.Namespace) -> int:
         config = replace(config, weights=replace(config.weights, name=args.weights))
     named = {k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None}
     config = replace(config, train=replace(config.train, **named))
-    outcome = check_folder(root, config, split=split)
+    outcome = check_folder(
+        root,
+        weights=config.weights,
+        train=config.train,
+        max_pixels=config.data.max_pixels,
+        split=split,
+    )
     if outcome.fixes:
         with writing(fixes):
             fixes.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def finetune_command(args: argparse.Namespace) -> int:
     if args.resume:
         config, out = plan_resume(args)
     else:
-        config = demo_data(requested_config(args))
+        config = requested_config(args)
+        config = replace(config, data=demo_data(config.data))
         out = check_request(config, args.out)
     if config is None:
         output.note(f"{out} is already finished; there is nothing to resume")
@@ -135,7 +137,8 @@ def print_dry_run(args: argparse.Namespace) -> int:
             "--dry-run applies to a new run, not to --resume", fix="leave out one of them"
         )
     config = requested_config(args)
-    with temporary_demo_data(config) as ready:
+    with temporary_demo_data(config.data) as data:
+        ready = replace(config, data=data)
         out = check_request(ready, args.out)
         with heavy_imports():
             from vitft.training.setup import dry_run

@@ -61,9 +61,10 @@ def study_command(args: argparse.Namespace) -> int:
     }
     more = [name for name in BASELINES if name not in args.weights and not args.no_baselines]
     names, shots, seeds = [*args.weights, *more], args.shots, args.seeds
-    config = demo_data(config_from_table(settings))
+    config = config_from_table(settings)
+    data = demo_data(config.data)
     plan = check_study(
-        config.data.path, names, shots, seeds=seeds, out=args.out, allow_pickle=args.allow_pickle
+        data.path, names, shots, seeds=seeds, out=args.out, allow_pickle=args.allow_pickle
     )
     if plan.left_out:
         left_out = ", ".join(map(str, plan.left_out))
@@ -73,7 +74,7 @@ def study_command(args: argparse.Namespace) -> int:
         from vitft.study.results import heading, lead_sentences, short_rows, write_results
         from vitft.study.run import run_study
 
-    study = run_study(plan, config)
+    study = run_study(plan, data=data, train=config.train, allow_pickle=args.allow_pickle)
     words = ["--data", args.data, "--weights", *args.weights, "--shots", *map(str, plan.shots)]
     words += ["--seeds", str(seeds), *(["--no-baselines"] if args.no_baselines else [])]
     write_results(study, f"vitft study {shlex.join(words)}")

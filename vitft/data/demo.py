@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from vitft.config.run import Config
+from vitft.config.sections import DataSpec
 
 log = logging.getLogger(__name__)
 
@@ -349,23 +349,23 @@ def varied(rng: Rng, palette: tuple[Colour, ...]) -> Colour:
     return red, green, blue
 
 
-def demo_data(config: Config) -> Config:
+def demo_data(spec: DataSpec) -> DataSpec:
     """Replace `--data demo` with a folder of drawn flowers, creating it if it does not exist."""
-    if config.data.path != "demo":
-        return config
+    if spec.path != "demo":
+        return spec
     if not DEMO_FOLDER.exists():
         log.info(f"drawing flowers into {DEMO_FOLDER}/")
         draw_demo(DEMO_FOLDER)
-    return replace(config, data=replace(config.data, path=str(DEMO_FOLDER)))
+    return replace(spec, path=str(DEMO_FOLDER))
 
 
 @contextlib.contextmanager
-def temporary_demo_data(config: Config) -> Iterator[Config]:
+def temporary_demo_data(spec: DataSpec) -> Iterator[DataSpec]:
     """Do the same as `demo_data`, but delete the flowers at the end if they were drawn here."""
-    if config.data.path != "demo" or DEMO_FOLDER.exists():
-        yield demo_data(config)
+    if spec.path != "demo" or DEMO_FOLDER.exists():
+        yield demo_data(spec)
         return
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / DEMO_FOLDER
         draw_demo(place)
-        yield replace(config, data=replace(config.data, path=str(place)))
+        yield replace(spec, path=str(place))

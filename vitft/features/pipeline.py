@@ -12,8 +12,7 @@ from pathlib import Path
 
 import torch
 
-from vitft.config.run import Config
-from vitft.config.sections import TrainSpec
+from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFolder, inspect_folder
 from vitft.data.transforms import EvalTransform, View, eval_view
@@ -74,7 +73,14 @@ class FrozenPipeline:
 
 
 def load_pipeline(
-    config: Config, folder: Folder, stage: str, *, local_rank: int = 0
+    folder: Folder,
+    stage: str,
+    *,
+    weights: WeightsSpec,
+    model: ModelSpec,
+    train: TrainSpec,
+    max_pixels: int,
+    local_rank: int = 0,
 ) -> tuple[FrozenPipeline, LoadReport]:
     """Load the weights of a run and cut the model at the freeze boundary of a stage.
 
@@ -84,18 +90,18 @@ def load_pipeline(
         WeightsError: The weights cannot be found or read, or do not match the configuration.
         UsageError: The device or stage is not available.
     """
-    device = pick_device(config.train.device, number=local_rank)
-    precision = pick_precision(config.train.precision, device)
-    model, report = load_initial_model(
-        config.weights,
-        config.model,
+    device = pick_device(train.device, number=local_rank)
+    precision = pick_precision(train.precision, device)
+    initial, report = load_initial_model(
+        weights,
+        model,
         folder,
-        max_pixels=config.data.max_pixels,
-        drop_path=config.train.drop_path,
-        seed=config.train.seed,
+        max_pixels=max_pixels,
+        drop_path=train.drop_path,
+        seed=train.seed,
     )
     return build_pipeline(
-        model, report.transform, stage, config.train, device=device, precision=precision
+        initial, report.transform, stage, train, device=device, precision=precision
     ), report
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitft.config.run import Config
+from vitft.config.sections import DataSpec, TrainSpec
 from vitft.data.folder import File, Folder
 from vitft.data.images import open_image
 from vitft.data.inspection import InspectedFile, InspectedFolder
@@ -43,15 +43,25 @@ HISTOGRAM_LEVELS = 8
 class BackboneFeatures:
     """Features of the images of a folder, computed by one backbone."""
 
-    def __init__(self, source: FeatureSource, folder: Folder, config: Config) -> None:
-        self.folder, self.config = folder, config
-        model, transform = load_source(source.weights, len(folder.classes), config)
-        device = pick_device(config.train.device)
-        precision = pick_precision(config.train.precision, device)
-        pipeline = build_pipeline(
-            model, transform, "head", config.train, device=device, precision=precision
+    def __init__(
+        self,
+        source: FeatureSource,
+        folder: Folder,
+        *,
+        data: DataSpec,
+        train: TrainSpec,
+        allow_pickle: bool,
+    ) -> None:
+        self.folder, self.data = folder, data
+        model, transform = load_source(
+            source.weights, len(folder.classes), seed=train.seed, allow_pickle=allow_pickle
         )
-        extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
+        device = pick_device(train.device)
+        precision = pick_precision(train.precision, device)
+        pipeline = build_pipeline(
+            model, transform, "head", train, device=device, precision=precision
+        )
+        extractor = pipeline.open_extractor(train, max_pixels=data.max_pixels)
         assert extractor is not None
         self.extractor, self.view = extractor, eval_view(transform)
         self.is_complete = False  # whether the features of every image are cached
@@ -66,8 +76,8 @@ class BackboneFeatures:
             self.folder,
             extractor=self.extractor,
             view=self.view,
-            max_pixels=self.config.data.max_pixels,
-            allow_bad=self.config.data.allow_bad,
+            max_pixels=self.data.max_pixels,
+            allow_bad=self.data.allow_bad,
         )
         self.is_complete = True
         return inspected
@@ -86,7 +96,9 @@ class BackboneFeatures:
         return self.extractor.rows([file.sha256 for file in files], self.view)
 
 
-def load_source(weights: str, classes: int, config: Config) -> tuple[Model, EvalTransform]:
+def load_source(
+    weights: str, classes: int, *, seed: int = 0, allow_pickle: bool = False
+) -> tuple[Model, EvalTransform]:
     """Load a model and its preprocessing, without a download for random weights of timm models.
 
     Random weights are the same as in `finetune --weights random:NAME --seed 0`.
@@ -98,13 +110,11 @@ def load_source(weights: str, classes: int, config: Config) -> tuple[Model, Eval
         wanted = TimmConfig(
             timm=entry.architecture, image_size=entry.image_size, num_classes=classes
         )
-        torch.manual_seed(config.train.seed)
+        torch.manual_seed(seed)
         return untrained(wanted).eval(), timm_transform(entry, entry.image_size, None, None)
-    model, report = load_backbone(
-        name, num_classes=classes, allow_pickle=config.weights.allow_pickle
-    )
+    model, report = load_backbone(name, num_classes=classes, allow_pickle=allow_pickle)
     if is_random:
-        torch.manual_seed(config.train.seed)
+        torch.manual_seed(seed)
         model = untrained(model.config).eval()
     else:
         for line in report.lines():

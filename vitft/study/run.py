@@ -5,6 +5,7 @@ images are the same for all feature sources and numbers of shots and serve only 
 the penalty of each head is selected by cross-validation on its training images.
 """
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitft.config.run import Config
+from vitft.config.sections import DataSpec, TrainSpec
 from vitft.data.inspection import InspectedFile, InspectedFolder, log_inspection
 from vitft.features.cache import default_folder, prune
 from vitft.features.head import CV_FOLDS, choose_penalty
@@ -85,7 +86,9 @@ def few_shot_split(
     return FewShotSplit(tuple(rows[:most] for rows in order), np.sort(rest))
 
 
-def run_study(plan: Plan, config: Config) -> StudyResults:
+def run_study(
+    plan: Plan, *, data: DataSpec, train: TrainSpec, allow_pickle: bool = False
+) -> StudyResults:
     """Inspect the images, compute all features, fit all heads and return the results.
 
     Raises:
@@ -93,8 +96,11 @@ def run_study(plan: Plan, config: Config) -> StudyResults:
         WeightsError: The weights cannot be downloaded or read.
     """
     first = next((one for one in plan.sources if not one.is_baseline), None)
-    backbone = BackboneFeatures(first, plan.folder, config) if first else None
-    max_pixels, allow_bad = config.data.max_pixels, config.data.allow_bad
+    load = functools.partial(
+        BackboneFeatures, folder=plan.folder, data=data, train=train, allow_pickle=allow_pickle
+    )
+    backbone = load(first) if first else None
+    max_pixels, allow_bad = data.max_pixels, data.allow_bad
     inspected = (
         backbone.inspect()
         if backbone
@@ -119,22 +125,22 @@ def run_study(plan: Plan, config: Config) -> StudyResults:
             x = baselines[one.name]
         else:
             if backbone is None or one is not first:
-                backbone = BackboneFeatures(one, plan.folder, config)
+                backbone = load(one)
             x = backbone.rows(files)
         points = evaluate_heads(x, y, splits, plan, label=one.name)
         curves.append(
             FewShotCurve(name=one.name, weights=one.weights, features=x.shape[1], points=points)
         )
-    if first and not config.train.cache:
+    if first and not train.cache:
         prune(default_folder(), idle_s=3600)
-    device = pick_device(config.train.device)
+    device = pick_device(train.device)
     return StudyResults(
         plan=plan,
         images=len(files),
         test_images=len(splits[0].test),
         majority=float(np.bincount(y[splits[0].test].numpy()).max() / len(splits[0].test)),
         device=describe_device(device),
-        precision=pick_precision(config.train.precision, device),
+        precision=pick_precision(train.precision, device),
         curves=tuple(curves),
     )
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from vitft.config.run import Config
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import Shifts, default_padding, draw_shifts, shift_and_flip
 from vitft.data.sampling import images_per_epoch, repeat_counts, sample_order
@@ -84,12 +83,12 @@ def validation_batches(inputs: StageInputs) -> Iterator[Batch]:
     return (Batch(data.transform.normalise(pixels), data.labels(chunk)) for chunk, pixels in views)
 
 
-def training_batches(config: Config, inputs: StageInputs) -> EpochBatches:
+def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) -> EpochBatches:
     """Return the function that yields training batches; cached views alternate between epochs."""
-    train, size, data = config.train, config.optim.batch_size, inputs.data
+    size, data = optim.batch_size, inputs.data
     if not caches_views(inputs.cut, train):
         return fresh_training_batches(inputs, train, size)
-    rows, views = data.manifest.train, training_views(data.transform, train, config.optim)
+    rows, views = data.manifest.train, training_views(data.transform, train, optim)
 
     def batches(epoch: int, done: int) -> Iterator[Batch]:
         order, view = epoch_order(rows, train, epoch), views[epoch % len(views)]

@@ -48,7 +48,8 @@ def run_demo() -> DemoResults:
     Raises:
         Stopped: A signal stopped a run.
     """
-    config = demo_data(config_from_table(read_recipe("demo")))
+    config = config_from_table(read_recipe("demo"))
+    config = replace(config, data=demo_data(config.data))
     baseline = replace(config, weights=replace(config.weights, name="random:demo"))
     # The pretrained run is second, so that it is the latest run.
     _, random = finetune_demo(baseline)

@@ -91,7 +91,13 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
     folder, data_spec = apply_fixes(folder, replace(config.data, path=str(data)))
     config = replace(config, data=data_spec)
     pipeline, report = load_pipeline(
-        config, folder, config.train.stages[0], local_rank=group.local_rank
+        folder,
+        config.train.stages[0],
+        weights=config.weights,
+        model=config.model,
+        train=config.train,
+        max_pixels=config.data.max_pixels,
+        local_rank=group.local_rank,
     )
     model, precision = pipeline.model, pipeline.precision
     if config.optim.lr is None and config.optim.solver != "lbfgs":

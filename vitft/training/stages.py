@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitft.config.run import Config
+from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import batch_augmentation
 from vitft.data.transforms import View, eval_view
 from vitft.features.head import HeldOutLogits, SolvedHead, cross_validate, solve_head
@@ -149,7 +150,7 @@ class StepStage:
         self.data = inputs.data
         self.precision = "fp32" if inputs.cut.pooled else context.precision
         set_checkpointing(context.best.model, config.train.checkpointing)
-        self.trainer = make_trainer(config, inputs, self.precision)
+        self.trainer = make_trainer(config.train, config.optim, inputs, self.precision)
         self.metrics = RunningMetrics()
         self.epochs = 0
         """Number of finished and validated epochs."""
@@ -192,7 +193,7 @@ class StepStage:
 
     def train_epochs(self) -> None:
         """Train the remaining epochs, the first of which may be partly complete."""
-        batches = training_batches(self.config, self.inputs)
+        batches = training_batches(self.config.train, self.config.optim, self.inputs)
         for epoch in range(self.epochs, self.config.optim.epochs):
             done = self.trainer.steps - epoch * self.trainer.steps_per_epoch
             for batch in batches(epoch, done):
@@ -273,9 +274,11 @@ class StepStage:
         self.save_s = self.saved_at - started
 
 
-def make_trainer(config: Config, inputs: StageInputs, precision: str) -> Trainer:
+def make_trainer(
+    train: TrainSpec, optim: OptimSpec, inputs: StageInputs, precision: str
+) -> Trainer:
     """Return the trainer for a stage."""
-    data, cut, train, optim = inputs.data, inputs.cut, config.train, config.optim
+    data, cut = inputs.data, inputs.cut
     sharded = train.shard and data.group.size > 1 and not cut.pooled
     classes, reads_pixels = len(data.manifest.classes), cut.prefix is None
     return Trainer(
