@@ -291,7 +291,7 @@ WRONG = [
     (["--format", "parquet", "x"], 2, "Parquet cannot be written to the terminal"),
     (["--engine", "numpy", "--dtype", "bf16", "x"], 2, "--dtype bf16 needs torch"),
     (["--engine", "numpy", "--explain", "e", "x"], 2, "--explain needs torch"),
-    (["photos/*.gif"], 3, "no file matches"),
+    (["photos/*.gif"], 3, "no files match"),
     (["--list", "none.txt"], 3, "cannot read the list"),
     ([], 2, "no IMAGE was given"),
 ]

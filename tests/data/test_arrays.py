@@ -171,17 +171,17 @@ def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        pytest.param({"a": np.zeros(3)}, "no images with labels", id="other names"),
+        pytest.param({"a": np.zeros(3)}, "contains no labelled images", id="other names"),
         pytest.param({"x": np.zeros((4, 3, 3)), "y": np.arange(4)}, "float64", id="floats"),
-        pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(3)}, "4 all images",
+        pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(3)}, "of the 4 images",
                      id="too few labels"),
-        pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.zeros(4, int)}, "1 different",
-                     id="one class"),
+        pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.zeros(4, int)},
+                     "1 class name for 1 class", id="one class"),
         pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(4) - 1}, "from -1 to 2",
                      id="negative labels"),
         pytest.param({"x_train": np.zeros((4, 3, 3), np.uint8), "y_train": np.arange(4)},
-                     "none to validate", id="nothing to validate"),
-        pytest.param({"x": np.array([object()]), "y": np.arange(1)}, "cannot be read",
+                     "no validation or test images; parts found: train", id="nothing to validate"),
+        pytest.param({"x": np.array([object()]), "y": np.arange(1)}, "cannot read",
                      id="Python objects"),
     ],
 )  # fmt: skip
@@ -198,7 +198,7 @@ def test_arrays_that_are_not_images_are_refused(
 def test_a_damaged_npz_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "set.npz").write_bytes(content)
 
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot read"):
         scan(tmp_path / "set.npz")
 
 
@@ -207,7 +207,7 @@ def test_a_damaged_idx_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "set" / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-1])
 
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot read"):
         scan(tmp_path / "set")
 
 

@@ -92,8 +92,8 @@ def test_what_spreadsheets_make_of_the_table_is_read(
         pytest.param("../x.jpg,drop,", r"line 3: '../x.jpg' is not an image", id="path outside"),
         pytest.param("a/1.jpg,move,c", r"line 3: new_label is 'c'", id="unknown label"),
         pytest.param("a/1.jpg,move,", r"line 3: new_label is ''", id="move to nowhere"),
-        pytest.param("a/1.jpg,delete,", r"line 3: the action is 'delete'", id="unknown action"),
-        pytest.param("a/1.jpg", r"line 3: the action is ''", id="cut line"),
+        pytest.param("a/1.jpg,delete,", r"line 3: action is 'delete'", id="unknown action"),
+        pytest.param("a/1.jpg", r"line 3: action is ''", id="cut line"),
         pytest.param("a/2.jpg,keep,", r"line 3: 'a/2.jpg' is listed twice", id="twice"),
         pytest.param('"a/1.jpg,drop,', r"line 3: unexpected end", id="open quote"),
     ],
@@ -108,9 +108,9 @@ def test_a_row_that_does_not_fit_is_named_by_its_line(
 
 
 def test_another_file_is_refused(folder: Folder, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="line 1: no column action"):
+    with pytest.raises(DataError, match="line 1: the header has no action column"):
         applied(folder, tmp_path / "fixes.csv", "path,label\n")
-    with pytest.raises(DataError, match="line 1: no column path and action"):
+    with pytest.raises(DataError, match="line 1: the header has no path or action column"):
         applied(folder, tmp_path / "fixes.csv", "")
     with pytest.raises(DataError, match="cannot read"):
         apply_fixes(folder, DataSpec(fixes=str(tmp_path / "none.csv")))
@@ -125,5 +125,5 @@ def test_the_table_of_a_run_is_recognised_by_its_digest(folder: Folder, tmp_path
     table.write_text("path,action\na/2.jpg,drop\n")
 
     assert len(again.files) == 5
-    with pytest.raises(DataError, match=r"its sha256 is not data\.fixes_digest"):
+    with pytest.raises(DataError, match=r"its sha256 differs from data\.fixes_digest"):
         apply_fixes(folder, spec)

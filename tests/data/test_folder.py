@@ -159,7 +159,7 @@ def test_a_test_folder_is_unused_if_there_is_a_val_folder(tmp_path: Path) -> Non
     folder = scan(tmp_path)
 
     assert {path.split("/")[0] for path in paths(folder)} == {"train", "val"}
-    assert folder.notes == ("not used, neither for training nor for validation: test",)
+    assert folder.notes == ("not used for training or validation: test",)
 
 
 def test_a_test_folder_validates_if_there_is_no_val_folder(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_unlike_classes_in_train_and_val_are_listed(tmp_path: Path) -> None:
 
     assert "only in train/: dog" in text
     assert "only in val/: Dog" in text
-    assert "fix: give both folders the same class folders" in text
+    assert "fix: use the same class folders in both" in text
 
 
 def test_two_val_folders_are_one_too_many(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_two_val_folders_are_one_too_many(tmp_path: Path) -> None:
 def test_an_empty_class_of_the_val_folder_is_named(tmp_path: Path) -> None:
     touch(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/b/notes.txt")
 
-    assert "0 images in 1 of 4 class folders: val/b" in problem(tmp_path)
+    assert "no images in 1 of 4 class folders: val/b" in problem(tmp_path)
 
 
 def test_the_reference_split_cannot_be_drawn_from_a_split_folder(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_mistyped_folder_is_corrected(tmp_path: Path) -> None:
     text = problem(tmp_path / "flowers_photo")
 
     assert f"data folder not found: {tmp_path}/flowers_photo" in text
-    assert f"fix: did you mean {tmp_path}/flower_photos?" in text
+    assert f"fix: check the path: did you mean {tmp_path}/flower_photos?" in text
     assert f"did you mean {tmp_path}/flower_photos?" in problem(tmp_path / "flower_photo" / "train")
     assert "fix: check the path" in problem(tmp_path / "zzz")
     assert [p.name for p in tmp_path.iterdir()] == ["flower_photos"]
@@ -261,14 +261,16 @@ def test_one_class_is_not_enough(tmp_path: Path) -> None:
 def test_a_wrapping_folder_is_pointed_out(tmp_path: Path) -> None:
     touch(tmp_path, "flowers/rose/1.jpg", "flowers/tulip/1.jpg")
 
-    assert f"one folder deeper: use {tmp_path}/flowers" in problem(tmp_path)
+    assert f"fix: use {tmp_path}/flowers: the classes seem to be one folder deeper" in problem(
+        tmp_path
+    )
 
 
 def test_empty_classes_are_named(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", "b/1.jpg", "c/readme.txt")
     (tmp_path / "d").mkdir()
 
-    assert "0 images in 2 of 4 class folders: c and d" in problem(tmp_path)
+    assert "no images in 2 of 4 class folders: c and d" in problem(tmp_path)
 
 
 def as_nobody(tmp_path: Path, code: str) -> str:
@@ -347,7 +349,8 @@ def test_link_loops_end_and_dangling_links_are_listed(tmp_path: Path) -> None:
 
     assert time.monotonic() - before < 5
     assert paths(folder) == ["a/1.png", "b/1.png"]
-    assert folder.bad == (("a/dangling.jpg", "dangling link"), ("b/self.png", "dangling link"))
+    reason = "dangling symbolic link"
+    assert folder.bad == (("a/dangling.jpg", reason), ("b/self.png", reason))
     assert "3 circular links not followed" in folder.notes
 
 
@@ -407,7 +410,7 @@ def test_names_that_some_file_systems_treat_as_equal_are_reported(tmp_path: Path
     folder = scan(tmp_path)
 
     assert len(folder.classes) == 4
-    note = next(note for note in folder.notes if "differ only by case" in note)
+    note = next(note for note in folder.notes if "differ only in case or Unicode" in note)
     assert "Cat and cat" in note
     assert f"{apart} and {composed}" in note
 

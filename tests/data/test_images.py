@@ -100,7 +100,7 @@ def test_every_supported_format_is_read_whatever_its_suffix(
 def test_a_suffix_that_contradicts_the_content_is_remarked() -> None:
     png = encoded(gradient(), "PNG")
 
-    assert decode(png, "a/x.JPG").odd == ("content is PNG but the name says jpg",)
+    assert decode(png, "a/x.JPG").odd == ("content is PNG, but the suffix is .jpg",)
     assert decode(png, "a/x.PNG").odd == ()
     assert decode(png, "stdin").odd == ()
 
@@ -285,11 +285,11 @@ def test_gps_coordinates_are_removed() -> None:
 @pytest.mark.parametrize(
     ("kind", "remark"),
     [
-        ("GIF", "animated: first frame"),
-        ("PNG", "animated: first frame"),
-        ("WEBP", "animated: first frame"),
-        ("TIFF", "first of several"),
-        ("MPO", "first of several"),
+        ("GIF", "animated, first frame used"),
+        ("PNG", "animated, first frame used"),
+        ("WEBP", "animated, first frame used"),
+        ("TIFF", "several images, first one used"),
+        ("MPO", "several images, first one used"),
     ],
 )
 def test_the_first_of_several_frames_is_decoded(kind: str, remark: str) -> None:
@@ -321,7 +321,7 @@ def test_the_first_of_several_frames_is_decoded(kind: str, remark: str) -> None:
         ),
         (b"hello, world\n", "not an image (looks like text)"),
         (bytes(5000), "not an image (only zero bytes)"),
-        (b"\x01\x02\xfe\x9f" * 9, "not an image (unknown bytes)"),
+        (b"\x01\x02\xfe\x9f" * 9, "not an image (unknown content)"),
     ],
     ids=["empty", "html", "html later", "svg", "json", "lfs", "text", "zeros", "noise"],
 )
@@ -346,9 +346,9 @@ def test_other_files_get_a_reason_by_their_kind(data: bytes, expected: str) -> N
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_other_formats_are_named_and_not_opened(start: bytes, name: str) -> None:
-    accepted = "not accepted (JPEG, PNG, WebP, BMP, GIF, TIFF)"
+    supported = "(supported: JPEG, PNG, WebP, BMP, GIF, TIFF)"
 
-    assert reason(start + bytes(100)) == f"format {name} {accepted}"
+    assert reason(start + bytes(100)) == f"unsupported format {name} {supported}"
 
 
 def test_postscript_does_not_start_a_program(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_postscript_does_not_start_a_program(tmp_path: Path) -> None:
         check=False,
     )
 
-    assert "format EPS not accepted" in done.stderr
+    assert "unsupported format EPS" in done.stderr
     assert not marker.exists()
 
 

@@ -36,7 +36,7 @@ def test_every_image_is_decoded_hashed_and_measured_once(tmp_path: Path) -> None
     assert checked.odd == {
         "rotated by EXIF": 1,
         "converted from L": 1,
-        "content is PNG but the name says jpg": 1,
+        "content is PNG, but the suffix is .jpg": 1,
     }
     assert done == [1] * 5
     assert len({f.sha256 for f in checked.good}) == 4
@@ -84,7 +84,7 @@ def test_unreadable_entries_of_the_scan_are_reported(tmp_path: Path) -> None:
     draw(tmp_path, "a/1.png", "b/1.png")
     (tmp_path / "a" / "0.jpg").symlink_to("nowhere")
 
-    assert inspect_folder(scan(tmp_path)).bad == (("a/0.jpg", "dangling link"),)
+    assert inspect_folder(scan(tmp_path)).bad == (("a/0.jpg", "dangling symbolic link"),)
 
 
 def test_a_file_deleted_since_the_scan_is_reported(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_the_val_part_of_a_folder_is_the_default(
 
     assert len(found.images) == images
     assert found.classes == ("blue", "green", "red")
-    assert "are evaluated" in found.notes[0]
+    assert "evaluating the images in " in found.notes[0]
 
 
 def test_a_subset_of_data_without_parts_is_refused(image_folder: Path) -> None:
@@ -63,11 +63,13 @@ def test_a_table_names_images_relative_to_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [
-        pytest.param("", 1, "found: nothing", id="empty"),
-        pytest.param("file,class\na,b\n", 1, "needs the columns path and label", id="header"),
-        pytest.param("path;label\na;b\n", 1, "needs the columns path and label", id="semicolons"),
-        pytest.param("path,label\na,b\nc\n", 3, "1 cell for 2 columns", id="short row"),
-        pytest.param("path,label\na,\n", 2, "an empty path or label", id="no label"),
+        pytest.param("", 1, "has: nothing", id="empty"),
+        pytest.param("file,class\na,b\n", 1, "needs one path and one label column", id="header"),
+        pytest.param(
+            "path;label\na;b\n", 1, "needs one path and one label column", id="semicolons"
+        ),
+        pytest.param("path,label\na,b\nc\n", 3, "1 cell instead of 2", id="short row"),
+        pytest.param("path,label\na,\n", 2, "the path or label is empty", id="no label"),
         pytest.param("path,label\na,b\na,c\n", 3, "is listed twice", id="twice"),
         pytest.param('path,label\n"a,b\n', 2, "unexpected end of data", id="open quote"),
     ],
@@ -84,7 +86,7 @@ def test_a_bad_table_is_refused_with_its_line(
 def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("path,label\n")
 
-    with pytest.raises(DataError, match="is empty"):
+    with pytest.raises(DataError, match="lists no images"):
         find_labelled(tmp_path / "t.csv")
 
 

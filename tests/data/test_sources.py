@@ -80,7 +80,7 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(here: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "lists", "message"),
     [
-        pytest.param(["photos/*.gif"], [], "no file matches", id="pattern"),
+        pytest.param(["photos/*.gif"], [], "no files match", id="pattern"),
         pytest.param(["empty"], [], "no images in empty", id="folder"),
         pytest.param([], ["none.txt"], "cannot read the list none.txt", id="missing list"),
         pytest.param([], ["blank.txt"], "is empty", id="empty list"),
@@ -133,7 +133,7 @@ def test_the_column_of_paths_is_found(here: Path, table: str) -> None:
 def test_a_table_without_a_known_column_is_refused_with_the_columns(here: Path) -> None:
     (here / "t.csv").write_text("id,label\n1,rose\n")
 
-    with pytest.raises(UsageError, match=r"t.csv has no column of paths; its columns: id, label"):
+    with pytest.raises(UsageError, match=r"t.csv has no path column; columns found: id, label"):
         sources([], lists=["t.csv"])
 
 
@@ -146,7 +146,7 @@ def test_inside_a_list_nothing_ends_everything(here: Path) -> None:
     assert [s.name for s in found] == [
         "photos/a/2.jpg", "photos/a/b/1.jpg", "empty", "https://example.org/x.jpg", "nope.jpg",
     ]  # fmt: skip
-    assert found[2].error == "a folder without images"
+    assert found[2].error == "no images in this folder"
 
 
 def test_a_long_list_is_read_as_it_is_used(here: Path) -> None:
@@ -193,5 +193,5 @@ def test_a_name_with_a_line_break_survives_print0() -> None:
 
 
 def test_standard_input_can_be_named_only_once() -> None:
-    with pytest.raises(UsageError, match="named twice"):
+    with pytest.raises(UsageError, match="given more than once"):
         sources([STDIN, STDIN], stdin=io.BytesIO(PNG))

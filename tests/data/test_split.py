@@ -161,19 +161,19 @@ def test_a_small_class_is_validated_by_default_and_as_drawn_in_reference_mode() 
 
 
 def test_a_class_with_one_image_is_named_with_its_count() -> None:
-    with pytest.raises(DataError, match=r"1 of 2 classes .* too few .*: rare \(1\)"):
+    with pytest.raises(DataError, match=r"too few .* in 1 of 2 classes: rare \(1\)"):
         split(checked({"common": 9, "rare": 1}), DataSpec())
 
 
 def test_a_class_without_a_readable_image_is_named() -> None:
     bad = frozenset({"a/000.jpg", "a/001.jpg"})
 
-    with pytest.raises(DataError, match=r"a \(0\); unreadable: 2 files"):
+    with pytest.raises(DataError, match=r"a \(0\); 2 files could not be read"):
         split(checked({"a": 2, "b": 9}, bad=bad), DataSpec())
 
 
 def test_a_reference_split_without_validation_is_refused() -> None:
-    with pytest.raises(DataError, match=r"no image for validation"):
+    with pytest.raises(DataError, match=r"no images for validation"):
         split(checked({"a": 4, "b": 4}, reference=True), DataSpec(split="reference"))
 
 
@@ -241,13 +241,15 @@ HEAD = "path,label,split,sha256\n"
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        pytest.param("", "line 1: the header is not path,label,split,sha256", id="empty"),
+        pytest.param("", "line 1: the header must be path,label,split,sha256", id="empty"),
         pytest.param("path,label\n", "line 1: the header", id="columns missing"),
         pytest.param(f"{HEAD}a/1.jpg,a,train\n", "line 2: 3 cells instead of 4", id="cell missing"),
         pytest.param(f"{HEAD}a/1.jpg,a,test,{SHA}\n", "line 2: split is 'test'", id="split"),
         pytest.param(f"{HEAD}a/1.jpg,a,val,12\n", "line 2: '12' is not a sha256", id="sha256"),
-        pytest.param(f"{HEAD}/etc/x,a,val,{SHA}\n", "leads out of the data folder", id="absolute"),
-        pytest.param(f"{HEAD}a/../../x,a,val,{SHA}\n", "leads out", id="dots"),
+        pytest.param(
+            f"{HEAD}/etc/x,a,val,{SHA}\n", "does not point inside the data folder", id="absolute"
+        ),
+        pytest.param(f"{HEAD}a/../../x,a,val,{SHA}\n", "does not point inside", id="dots"),
         pytest.param(f"{HEAD}a,a,val,{SHA}\na,b,val,{SHA}\n", "line 3: 'a' is listed", id="twice"),
         pytest.param(f'{HEAD}"a,a,val,{SHA}\n', "line 2: unexpected end of data", id="open quote"),
         pytest.param(f"{HEAD}{'x' * 10**6},a,val,{SHA}\n", "field larger than", id="long field"),
@@ -397,7 +399,7 @@ def test_the_chart_has_a_bar_per_class(caplog: pytest.LogCaptureFixture) -> None
     log_split(Manifest(Path("d"), ("cat", "a\nb"), rows))
 
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == "6 images of 2 classes (█ training, ░ validation)"
+    assert lines[0] == "6 images in 2 classes (█ training, ░ validation)"
     assert lines[1].startswith("  cat ")
     assert lines[1].endswith("3 + 1")
     assert "a\\nb" in lines[2]

@@ -156,7 +156,7 @@ def test_unreadable_images_are_named_and_left_out(
 
     done = run_it(image_folder, tiny_weights, tmp_path / "run")
 
-    assert "left out: red/torn.png" in capsys.readouterr().err
+    assert "skipped red/torn.png" in capsys.readouterr().err
     assert "torn" not in (done.run / "split.csv").read_text()
 
 
@@ -169,7 +169,7 @@ def test_identical_files_on_both_sides_of_the_split_are_reported(
     # The default split keeps them on one side; the reference split is not ours to change.
     run_it(image_folder, tiny_weights, tmp_path / "run", data={"split": "reference"})
 
-    assert "identical files in training and in validation" in capsys.readouterr().err
+    assert "identical files in both training and validation" in capsys.readouterr().err
 
 
 def test_an_image_deleted_during_the_run_is_named(

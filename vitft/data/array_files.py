@@ -90,7 +90,7 @@ def read_arrays(source: Path) -> LoadedArrays:
         return read_torchvision(PICKLED[found.name], found.parent)
     except ARRAY_ERRORS as error:
         raise DataError(
-            f"{source} cannot be read: {' '.join(str(error).split())[:200]}",
+            f"cannot read {source}: {' '.join(str(error).split())[:200]}",
             fix="download or copy the file again",
         ) from error
 
@@ -100,7 +100,7 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
     with path.open("rb") as stream:
         file = np.load(stream, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
-            raise ValueError("a single array instead of a file of named arrays")
+            raise ValueError("it contains a single array instead of named arrays")
         by_case = {name.lower(): name for name in file.files}
         parts = [
             ArrayPart(name, channels_last(file[by_case[x]]), file[by_case[y]].squeeze())
@@ -109,9 +109,9 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
         ]
         if not parts:
             raise DataError(
-                f"{path} has no images with labels; "
-                f"its arrays: {', '.join(file.files[:8]) or 'none'}",
-                fix="name the arrays x and y, or x_train, y_train, x_test and y_test",
+                f"{path} contains no labelled images; "
+                f"arrays found: {', '.join(file.files[:8]) or 'none'}",
+                fix="rename the arrays to x and y, or to x_train, y_train, x_test and y_test",
             )
         return LoadedArrays(tuple(parts))
 
@@ -199,7 +199,7 @@ def read_torchvision(name: str, root: Path) -> LoadedArrays:
     if name not in CLASSES:
         raise DataError(
             f"torchvision:{name} is not supported",
-            fix=f"use one of {', '.join(CLASSES)}, or save the images as a folder",
+            fix=f"use one of {', '.join(CLASSES)}, or save the images in one folder per class",
         )
     from torchvision import datasets
 
@@ -221,7 +221,7 @@ def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  #
     """Open a torchvision data set, downloading it if it is not in the folder."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(RuntimeError):
         return kind(str(root), **which, download=False)
-    log.info(f"{kind.__name__} is not in {root}: fetching it")
+    log.info(f"fetching {kind.__name__}, which is not in {root}")
     folder = root / kind.__name__ / "raw" if hasattr(kind, "resources") else root
     waits, existed = socket.getdefaulttimeout(), root.exists()
     try:
@@ -230,7 +230,7 @@ def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  #
             return kind(str(root), **which, download=True)
     except (OSError, RuntimeError) as error:  # no network, or the source has disappeared
         raise DataError(
-            f"{kind.__name__} is missing or incomplete in {root}, and cannot be fetched "
+            f"{kind.__name__} is missing or incomplete in {root} and could not be fetched "
             f"({' '.join(str(error).split())[:120]})",
             fix=f"put {wanted_files(kind)} into {folder}",
         ) from error

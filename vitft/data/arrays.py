@@ -19,6 +19,7 @@ import numpy as np
 from vitft.data import array_files
 from vitft.data.array_files import TORCHVISION, ArrayPart
 from vitft.system.errors import DataError
+from vitft.system.text import count
 
 PixelArray = np.ndarray[Any, np.dtype[np.uint8]]
 Split = Literal["train", "val", ""]
@@ -127,9 +128,9 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
     given = read.classes or tuple(str(i) for i in range(max(present) + 1))
     if max(present) >= len(given) or min(present) < 0:
         raise DataError(
-            f"{source}: labels go from {min(present)} to {max(present)}, "
+            f"{source}: the labels range from {min(present)} to {max(present)}, "
             f"but there are {len(given)} class names",
-            fix="number the classes from 0",
+            fix="number the classes from 0, and provide a name for each",
         )
     width = max(len(name) for name in given) if all(n.isdecimal() for n in given) else 0
     names = [
@@ -138,8 +139,9 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
     classes = tuple(sorted(names))
     if len({*names}) < len(names) or len(names) < 2:
         raise DataError(
-            f"{source}: {len({*names})} different classes in {len(names)} labels",
-            fix="give at least two classes with different names",
+            f"{source}: found {count(len({*names}), 'class name')} for "
+            f"{count(len(names), 'class', 'classes')}",
+            fix="use at least two classes, each with its own name",
         )
     table = np.full(max(present) + 1, -1)
     table[present] = [classes.index(name) for name in names]
@@ -156,16 +158,16 @@ def choose_parts(
         return (by_name["all"],), []
     held_back = by_name.get("val", by_name.get("test"))
     if "train" not in by_name or held_back is None:
+        missing = "validation or test" if "train" in by_name else "training"
         raise DataError(
-            f"{source} has {' and '.join(by_name) or 'no'} images, but none to "
-            f"{'validate' if 'train' in by_name else 'train'} with",
-            fix="add the missing part",
+            f"{source} has no {missing} images; parts found: {', '.join(by_name) or 'none'}",
+            fix=f"add {missing} images",
         )
     notes = []
     if "val" not in by_name:
         notes.append("there is no validation part: the test part is used for validation")
     elif "test" in by_name:
-        notes.append("not used, neither for training nor for validation: test")
+        notes.append("not used for training or validation: test")
     return (by_name["train"], held_back), notes
 
 
@@ -176,18 +178,20 @@ def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
         images, labels = part.images, part.labels
         if images.ndim != 4 or images.dtype != np.uint8 or images.shape[3] not in (1, 3):
             raise DataError(
-                f"{source}: the {part.name} images are {images.dtype} {images.shape}",
-                fix="save them as uint8 (images, height, width) or (images, height, width, 1 or 3)",
+                f"{source}, part {part.name}: the images have dtype {images.dtype} and shape "
+                f"{images.shape}",
+                fix="save them as uint8 with the shape (images, height, width) or (images, height, "
+                "width, channels), with 1 or 3 channels",
             )
         whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
         if not whole or len(labels) != len(images) or not len(labels):
             raise DataError(
-                f"{source}: {len(images)} {part.name} images, and labels {labels.dtype} "
-                f"{labels.shape}",
-                fix="give one integer, the class, for each image",
+                f"{source}, part {part.name}: the labels of the {len(images)} images have dtype "
+                f"{labels.dtype} and shape {labels.shape}",
+                fix="provide one integer class index per image",
             )
     if len(shapes) > 1 or 0 in next(iter(shapes)):
         raise DataError(
-            f"{source} has images of several sizes: {' and '.join(map(str, shapes))}",
-            fix="resize all images to one size",
+            f"{source} has images of different or zero size: {' and '.join(map(str, shapes))}",
+            fix="resize all images to the same size",
         )

@@ -61,14 +61,15 @@ def apply_fixes(folder: Folder, spec: DataSpec) -> tuple[Folder, DataSpec]:
     path = Path(spec.fixes).expanduser()
     table = TableReader(
         path,
-        missing="give the fixes.csv that `vitft check` wrote",
-        fix="correct or remove that line, or write a new table with `vitft check`",
+        missing="use the fixes.csv that `vitft check` wrote",
+        fix="correct or remove the line, or write a new table with `vitft check`",
         separators=",;",  # some spreadsheets use semicolons
     )
     digest = hashlib.sha256(table.data).hexdigest()
     if spec.fixes_digest not in ("", digest):
         raise DataError(
-            f"{path} has changed: its sha256 is not data.fixes_digest={spec.fixes_digest[:12]}...",
+            f"{path} has changed: its sha256 differs from "
+            f"data.fixes_digest={spec.fixes_digest[:12]}...",
             fix="restore the table, or remove data.fixes_digest from the settings",
         )
     known = {file.path: folder.classes[file.label] for file in folder.files}
@@ -85,7 +86,7 @@ def decisions(
     lines = iter(table)
     header = [cell.strip() for cell in next(lines, [])]
     if lacking := [name for name in ("path", "action") if name not in header]:
-        raise table.error(f"no column {' and '.join(lacking)} in the header")
+        raise table.error(f"the header has no {' or '.join(lacking)} column")
     seen: set[str] = set()
     for cells in filter(any, lines):
         row = dict(zip(header, cells, strict=False))
@@ -113,7 +114,7 @@ def fix_problem(
     if name not in known:
         return f"{name!r} is not an image of the data folder"
     if action not in ACTIONS:
-        return f"the action is {action!r}, not keep, move or drop"
+        return f"action is {action!r} instead of keep, move or drop"
     if action == "move" and new not in classes:
         return f"new_label is {new!r}, which is not a class of the data folder"
     return ""

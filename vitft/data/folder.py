@@ -84,7 +84,7 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
     if walk.loops:
         notes.append(f"{count(walk.loops, 'circular link')} not followed")
     if twins := similar_names(classes):
-        notes.append(f"classes that differ only by case or accents: {twins}")
+        notes.append(f"class names that differ only in case or Unicode normalisation: {twins}")
     return Folder(
         root=root,
         classes=tuple(classes),
@@ -124,7 +124,7 @@ def check_is_folder(root: Path) -> None:
             fix="check the path and its permissions",
         ) from error
     if exists:
-        raise DataError(f"{root} is a file, not a folder", fix=f"use its folder: {root.parent}")
+        raise DataError(f"{root} is a file, not a folder", fix=f"use the folder {root.parent}")
     parent = root.parent
     while not parent.is_dir() and parent != parent.parent:
         parent = parent.parent
@@ -133,9 +133,9 @@ def check_is_folder(root: Path) -> None:
     except OSError:
         siblings = []
     near = difflib.get_close_matches(root.relative_to(parent).parts[0], siblings, n=1)
-    fix = f"did you mean {parent / near[0]}?" if near else "check the path"
+    fix = f"check the path: did you mean {parent / near[0]}?" if near else "check the path"
     if str(root) in KNOWN_ARCHIVES:
-        fix = f"fetch it first: vitft data fetch {root}"
+        fix = f"fetch it first with `vitft data fetch {root}`"
     raise DataError(f"data folder not found: {root}", fix=fix)
 
 
@@ -163,7 +163,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
         lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
         raise DataError(
             f"{root}: the classes of {train}/ and {val}/ differ ({lists})",
-            fix="give both folders the same class folders, with the same names",
+            fix="use the same class folders in both",
         )
     check_class_count(walk, root, train)
     notes = []
@@ -171,7 +171,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
         notes.append(f"there is no val folder: {val}/ is used for validation")
     unused = [name for name in walk.folders_of("")[0] if name not in (train, val)]
     if unused:
-        notes.append(f"not used, neither for training nor for validation: {listing(unused)}")
+        notes.append(f"not used for training or validation: {listing(unused)}")
     found = {f"{p}/{name}": walk.images_in(f"{p}/{name}") for name in classes for p in (train, val)}
     walk.raise_if_refused()
     check_classes_not_empty(root, found)
@@ -213,7 +213,7 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
     else:
         problem = f"need at least 2 classes, found 1 ({names[0]}) in {where}"
     if names and not folder and len(walk.folders_of(names[0])[0]) >= 2:
-        fix = f"the classes seem to be one folder deeper: use {where / names[0]}"
+        fix = f"use {where / names[0]}: the classes seem to be one folder deeper"
     else:
         fix = f"put each class in its own folder, e.g. {where}/cat/001.jpg and {where}/dog/001.jpg"
     raise DataError(problem, fix=fix)
@@ -224,7 +224,7 @@ def check_classes_not_empty(root: Path, found: Mapping[str, Sized]) -> None:
     empty = [name for name, paths in found.items() if not paths]
     if empty:
         raise DataError(
-            f"{root}: 0 images in {len(empty)} of {len(found)} class folders: {listing(empty)}",
+            f"{root}: no images in {len(empty)} of {len(found)} class folders: {listing(empty)}",
             fix="add images (jpg, png, webp, bmp, gif, tif) or remove these folders",
         )
 

@@ -83,7 +83,7 @@ OPEN_ERRORS: Mapping[int | None, str] = {
     errno.EPERM: "permission denied",
     errno.EISDIR: "not a regular file",
     errno.ENXIO: "not a regular file",
-    errno.ELOOP: "a circular symbolic link",
+    errno.ELOOP: "circular symbolic link",
 }
 
 
@@ -93,7 +93,7 @@ class Decoded:
 
     image: Image.Image
     odd: tuple[str, ...]
-    """Remarks such as `rotated by EXIF`, `converted from CMYK` or `animated: first frame`."""
+    """Remarks such as `rotated by EXIF`, `converted from CMYK` or `animated, first frame used`."""
 
 
 def open_image(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -207,10 +207,12 @@ def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[s
     odd = [f"converted from {image.mode}"] if image.mode != "RGB" else []
     suffix = Path(name).suffix.lower()
     if FORMAT_BY_SUFFIX.get(suffix, kind) != kind:
-        odd.append(f"content is {kind} but the name says {suffix[1:]}")
+        odd.append(f"content is {kind}, but the suffix is {suffix}")
     if has_more_frames(image):
         is_animated = kind in ("GIF", "PNG", "WebP")
-        odd.append("animated: first frame" if is_animated else "first of several")
+        odd.append(
+            "animated, first frame used" if is_animated else "several images, first one used"
+        )
     if orientation_of(image) is None:
         odd.append("damaged EXIF ignored")
     return odd

@@ -177,8 +177,8 @@ def log_inspection(inspected: InspectedFolder) -> None:
     for text in inspected.folder.notes:
         log.info(text)
     for path, reason in inspected.bad[:10]:
-        log.warning(f"left out: {path}: {reason}")
+        log.warning(f"skipped {path}: {reason}")
     if len(inspected.bad) > 10:
-        log.warning(f"left out: {len(inspected.bad) - 10} more unreadable files")
+        log.warning(f"skipped {count(len(inspected.bad) - 10, 'more unreadable file')}")
     for kind, number in sorted(inspected.odd.items()):
         log.info(f"{kind}: {count(number, 'image')}")

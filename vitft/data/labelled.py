@@ -67,7 +67,8 @@ def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
         found, parts = from_folder(source, part)
     if subset is not None and not parts:
         raise UsageError(
-            f"--subset {subset}, but {source} has no train and val parts", fix="omit --subset"
+            f"cannot use --subset {subset}: {source} has no train and val parts",
+            fix="omit --subset",
         )
     return found
 
@@ -84,16 +85,18 @@ def from_folder(root: Path, subset: str) -> tuple[LabelledImages, bool]:
     walk.raise_if_refused()
     where = root / part
     if not images and not walk.bad:
-        content = f"{len(classes)} class folders without images" if classes else "no class folders"
-        loosely = f"; {count(loose, 'image')} outside of them" if loose else ""
+        content = "no class folders"
+        if classes:
+            content = count(len(classes), "empty class folder")
+        loosely = f"; {count(loose, 'image')} outside the class folders" if loose else ""
         raise DataError(
             f"no labelled images in {where}: {content}{loosely}",
-            fix=f"put each class in its own folder, e.g. {where}/cat/001.jpg, or give a CSV file "
-            "with the columns path,label",
+            fix=f"put each class in its own folder, e.g. {where}/cat/001.jpg, or use a CSV file "
+            "with the columns path and label",
         )
-    notes = [f"the images of {part}/ are evaluated"] if part else []
+    notes = [f"evaluating the images in {part}/"] if part else []
     if loose:
-        notes.append(f"{count(loose, 'image')} outside of the class folders ignored")
+        notes.append(f"{count(loose, 'image')} outside the class folders ignored")
     return LabelledImages(
         source=root,
         root=os.fspath(root),
@@ -109,14 +112,12 @@ def from_table(source: Path) -> LabelledImages:
     table = TableReader(
         source,
         missing="check the path and its permissions",
-        fix="write a CSV file with the header path,label, one image per row, paths relative to the "
-        "file",
+        fix="use a CSV file with the header path,label and one image per row, with paths relative "
+        "to the file",
     )
     images = tuple(rows_of(table))
     if not images:
-        raise DataError(
-            f"the table {source} is empty", fix="add rows of path,label under the header"
-        )
+        raise DataError(f"the table {source} lists no images", fix="add rows with path and label")
     return LabelledImages(
         source=source,
         root=os.fspath(source.parent),
@@ -131,15 +132,15 @@ def rows_of(table: TableReader) -> Iterator[tuple[str, str]]:
     header = [cell.strip().lower() for cell in next(lines, [])]
     if header.count("path") != 1 or header.count("label") != 1:
         start = listing((cell[:40] for cell in header), most=6) or "nothing"
-        raise table.error(f"the header needs the columns path and label, found: {start}")
+        raise table.error(f"the header needs one path and one label column, but has: {start}")
     path, label = header.index("path"), header.index("label")
     seen: set[str] = set()
     for cells in filter(any, lines):
         if len(cells) != len(header):
-            problem = f"{count(len(cells), 'cell')} for {count(len(header), 'column')}"
+            problem = f"{count(len(cells), 'cell')} instead of {len(header)}"
             raise table.error(problem)
         if not cells[path] or not cells[label]:
-            raise table.error("an empty path or label")
+            raise table.error("the path or label is empty")
         if cells[path] in seen:
             raise table.error(f"{cells[path]!r} is listed twice")
         seen.add(cells[path])

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from vitft.system.text import count
+
 Order = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -19,8 +21,8 @@ def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
     A balanced epoch has the same number of images of each class; in total, that of the data set
     rounded down to a multiple of the number of classes.
     """
-    count = len(labels)
-    return count - count % len({*labels}) if balanced and count else count
+    total = len(labels)
+    return total - total % len({*labels}) if balanced and total else total
 
 
 def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) -> Order:
@@ -67,12 +69,12 @@ def describe_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
     each = images_per_epoch(labels, balanced=True) // len(counts)
     rarest, largest = min(counts, key=lambda c: counts[c]), max(counts, key=lambda c: counts[c])
     text = (
-        f"balanced sampling: an epoch is {each:,} images of each of {len(counts)} classes, "
-        f"{each * len(counts):,} in all"
+        f"balanced sampling: each epoch uses {count(each, 'image')} of each of {len(counts)} "
+        f"classes, {each * len(counts):,} in total"
     )
     if counts[rarest] == counts[largest]:
         return f"{text}; the classes have equal sizes, so every image is used once"
     return (
-        f"{text}; an image of {classes[rarest]} is used {each / counts[rarest]:.1f} times, "
-        f"one of {classes[largest]} {each / counts[largest]:.1f} times"
+        f"{text}; on average, an image of {classes[rarest]} is used {each / counts[rarest]:.1f} "
+        f"times and one of {classes[largest]} {each / counts[largest]:.1f} times"
     )

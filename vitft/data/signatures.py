@@ -71,7 +71,7 @@ def identify_format(data: bytes) -> str:
         return "WebP"
     foreign = foreign_kind(data)
     if foreign:
-        return f"format {foreign} not accepted (JPEG, PNG, WebP, BMP, GIF, TIFF)"
+        return f"unsupported format {foreign} (supported: JPEG, PNG, WebP, BMP, GIF, TIFF)"
     return f"not an image ({looks_like(data)})"
 
 
@@ -99,7 +99,9 @@ def looks_like(data: bytes) -> str:
         if head.startswith(start):
             return f"looks like {kind}"
     printable = sum(byte >= 32 or byte in b"\t\n\r" for byte in head)
-    return "looks like text" if printable == len(head) and b"\x7f" not in head else "unknown bytes"
+    return (
+        "looks like text" if printable == len(head) and b"\x7f" not in head else "unknown content"
+    )
 
 
 def declared_length(kind: str, data: bytes) -> int | None:

@@ -59,9 +59,7 @@ def sources(
         UsageError: Standard input is given twice, or a table has no path column.
     """
     if inputs.count(STDIN) > 1:
-        raise UsageError(
-            "standard input (-) is named twice", fix="name it once: it can be read only once"
-        )
+        raise UsageError("standard input (-) is given more than once", fix="use - only once")
     parts = [argument_sources(name, stdin) for name in inputs]
     return chain.from_iterable([*parts, *map(from_list, lists)])
 
@@ -78,7 +76,7 @@ def argument_sources(name: str, stdin: BinaryIO | None) -> Iterable[ImageSource]
     if glob.has_magic(name) and not os.path.lexists(name):
         found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - keeps names as typed
         if not found:
-            raise DataError(f"no file matches {name}", fix="check the pattern and the folder")
+            raise DataError(f"no files match {name}", fix="check the pattern and the folder")
         return (source for match in found for source in named_sources(match, match))
     if Path(name).suffix.lower() in LISTS and is_list(name):
         return from_list(name)
@@ -107,7 +105,7 @@ def folder_images(root: str) -> Iterator[ImageSource]:
     images = walk_images(Walk(root), "", frozenset())
     first = next(images, None)
     if first is None:
-        raise DataError(f"no images in {root}", fix="give a folder with .jpg, .png or .webp files")
+        raise DataError(f"no images in {root}", fix="use a folder with .jpg, .png or .webp files")
     return chain([first], images)
 
 
@@ -130,7 +128,7 @@ def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[I
         elif walk.has_image_name(entry.name):
             names.append(entry.name)
     for refused in walk.refused:
-        yield ImageSource(refused, error="a folder without read permission")
+        yield ImageSource(refused, error="permission denied")
     walk.refused.clear()
     names.sort()
     for name in names:
@@ -146,10 +144,10 @@ def named_sources(name: str, path: str) -> Iterable[ImageSource]:
     if is_url(name):
         return [ImageSource(name)]
     if not name:
-        return [ImageSource(name, error="an empty line")]
+        return [ImageSource(name, error="empty line")]
     if os.path.isdir(path):  # noqa: PTH112
         images = walk_images(Walk(path), "", frozenset())
-        return chain([next(images, ImageSource(name, error="a folder without images"))], images)
+        return chain([next(images, ImageSource(name, error="no images in this folder"))], images)
     return [ImageSource(name, path)]
 
 
@@ -182,7 +180,7 @@ def from_list(name: str) -> Iterable[ImageSource]:
     """
     first = next(iter(list_entries(name)), None)
     if first is None:
-        raise DataError(f"the list {name} is empty", fix="write one path per line")
+        raise DataError(f"the list {name} is empty", fix="add one path per line")
     home = list_folder(name)
     if not os.path.lexists(home + first) and os.path.lexists(first):
         home = ""
@@ -211,7 +209,7 @@ def list_entries(name: str) -> Iterator[str]:
     except OSError as error:
         raise DataError(
             f"cannot read the list {name}: {(error.strerror or '').lower()}",
-            fix="give a text file with one path per line, or a CSV file with a column path",
+            fix="use a text file with one path per line, or a CSV file with a path column",
         ) from error
 
 
@@ -229,8 +227,8 @@ def table_paths(file: TextIO, name: str) -> Iterator[str]:
         column = next((known.index(title) for title in PATH_COLUMNS if title in known), None)
         if column is None and len(header) > 1:
             raise UsageError(
-                f"{name} has no column of paths; its columns: {', '.join(header)[:200]}",
-                fix=f"name the column path (or one of {', '.join(PATH_COLUMNS[1:])})",
+                f"{name} has no path column; columns found: {', '.join(header)[:200]}",
+                fix=f"rename the column of paths to path (or one of {', '.join(PATH_COLUMNS[1:])})",
             )
         if column is None and header:
             yield header[0]
@@ -258,7 +256,9 @@ def from_stdin(stdin: BinaryIO) -> Iterable[ImageSource]:
         if is_image(head) or b"\n" in head:
             break
     if not head:
-        raise DataError("standard input is empty", fix="pipe an image or a list of paths into it")
+        raise DataError(
+            "standard input is empty", fix="pipe an image or a list of paths to the command"
+        )
     if is_image(head):
         data = head + stdin.read(MAX_STDIN)
         error = f"larger than {MAX_STDIN / 2**20:g} MB" if len(data) > MAX_STDIN else ""

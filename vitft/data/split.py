@@ -90,12 +90,12 @@ class Manifest:
         """
         table = TableReader(
             path,
-            missing="give the split.csv of a run directory",
-            fix="restore the file that vitft wrote",
+            missing="use the split.csv of a run directory",
+            fix="restore the file written by vitft",
         )
         lines = iter(table)
         if tuple(next(lines, ())) != MANIFEST_COLUMNS:
-            raise table.error(f"the header is not {','.join(MANIFEST_COLUMNS)}")
+            raise table.error(f"the header must be {','.join(MANIFEST_COLUMNS)}")
         found: dict[str, list[str]] = {}
         for cells in lines:
             if problem := row_problem(cells, found):
@@ -113,14 +113,14 @@ class Manifest:
 def row_problem(cells: Sequence[str], seen: Container[str]) -> str:
     """Return the problem with a row, or an empty string if there is none."""
     if len(cells) != len(MANIFEST_COLUMNS):
-        return f"{len(cells)} cells instead of {len(MANIFEST_COLUMNS)}"
+        return f"{count(len(cells), 'cell')} instead of {len(MANIFEST_COLUMNS)}"
     name, _, part, sha256 = cells
     if not name or name.startswith("/") or ".." in name.split("/"):
-        return f"the path {name!r} leads out of the data folder"
+        return f"the path {name!r} does not point inside the data folder"
     if name in seen:
         return f"{name!r} is listed twice"
     if part not in ("train", "val"):
-        return f"split is {part!r}, not train or val"
+        return f"split is {part!r} instead of train or val"
     return "" if re.fullmatch("[0-9a-f]{64}", sha256) else f"{sha256[:70]!r} is not a sha256 digest"
 
 
@@ -212,16 +212,17 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
         if not train or not (val or checked.folder.reference):
             lacking.append(f"{name} ({train + val})" if drawn_here else f"{name} ({train} + {val})")
     if lacking:
-        unread = f"; unreadable: {count(len(checked.bad), 'file')}" if checked.bad else ""
+        unread = f"; {count(len(checked.bad), 'file')} could not be read" if checked.bad else ""
         raise DataError(
-            f"{len(lacking)} of {len(manifest.classes)} classes have too few readable images to "
-            f"train and validate with: {listing(lacking)}{unread}",
-            fix="give each class at least 2 readable images, or remove its folder",
+            f"too few readable images for training and validation in {len(lacking)} of "
+            f"{len(manifest.classes)} classes: {listing(lacking)}{unread}",
+            fix="provide at least 2 readable images per class, or remove the folders of classes "
+            "with fewer",
         )
     if not manifest.val:
         raise DataError(
-            "the reference split leaves no image for validation",
-            fix="raise data.val_rate, add images, or use the default split",
+            "the reference split leaves no images for validation",
+            fix="increase data.val_rate, add images, or use the default split",
         )
 
 
@@ -252,13 +253,13 @@ def log_split(manifest: Manifest) -> None:
         counts[manifest.classes[row.label]][row.split == "val"] += 1
     widest = max(len(visible(name)) for name in counts)
     largest = max(map(sum, counts.values()))
-    title = f"{len(manifest.rows)} images of {len(manifest.classes)} classes"
+    title = f"{count(len(manifest.rows), 'image')} in {len(manifest.classes)} classes"
     log.info(f"{title} (█ training, ░ validation)")
     for name, (train, val) in counts.items():
         bar = "█" * round(40 * train / largest) + "░" * round(40 * val / largest)
         log.info(f"  {visible(name):<{widest}}  {bar} {train} + {val}")
     found = leaks(manifest)
-    kinds = {"in training and in validation": found.across, "under two labels": found.labels}
+    kinds = {"in both training and validation": found.across, "with different labels": found.labels}
     for kind, groups in kinds.items():
         if groups:
             example = " and ".join(groups[0][:2])

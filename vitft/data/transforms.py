@@ -56,13 +56,14 @@ class EvalTransform:
     def __post_init__(self) -> None:
         if not 0 < self.crop <= 1:
             raise UsageError(
-                f"crop is {self.crop}, but must be a fraction of the image's side",
-                fix="use a number above 0 and up to 1, e.g. 0.9",
+                f"crop is {self.crop}, but must be a fraction of the image side",
+                fix="use a number greater than 0 and at most 1, e.g. 0.9",
             )
         if self.interpolation not in RESAMPLING or self.fit not in ("crop", "squash"):
             raise UsageError(
                 f"unknown interpolation {self.interpolation!r} or fit {self.fit!r}",
-                fix=f"use interpolation {', '.join(RESAMPLING)}, and fit crop or squash",
+                fix=f"set interpolation to one of {', '.join(RESAMPLING)}, and fit to crop or "
+                "squash",
             )
         if len(self.mean) != len(self.std) or not all(
             math.isfinite(m) and math.isfinite(s) and s > 0
@@ -70,7 +71,7 @@ class EvalTransform:
         ):
             raise UsageError(
                 f"invalid normalisation: mean {self.mean}, std {self.std}",
-                fix="give a mean and a positive standard deviation per channel, e.g. 0.5 0.5 0.5",
+                fix="use one mean and one positive standard deviation per channel, e.g. 0.5",
             )
 
     @property

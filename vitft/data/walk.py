@@ -71,7 +71,9 @@ class Walk:
                     waiting.append(path)
                 elif self.has_image_name(entry.name):
                     link = entry.is_symlink()
-                    self.bad.append((path, "dangling link" if link else "not a regular file"))
+                    self.bad.append(
+                        (path, "dangling symbolic link" if link else "not a regular file")
+                    )
                 else:
                     self.ignored += 1
         return sorted(found)

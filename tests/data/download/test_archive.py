@@ -99,8 +99,8 @@ def test_special_permissions_are_not_restored(tmp_path: Path) -> None:
 LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
 BOMB = b"\0" * 20_000
 A15 = {
-    "up": (lambda: tar_bytes(plain("a/1"), plain("../evil")), "'../evil' leads out"),
-    "up inside": (lambda: tar_bytes(plain("a/../../evil")), "'a/../../evil' leads out"),
+    "up": (lambda: tar_bytes(plain("a/1"), plain("../evil")), "'../evil' points outside"),
+    "up inside": (lambda: tar_bytes(plain("a/../../evil")), "'a/../../evil' points outside"),
     "absolute": (lambda: tar_bytes(plain("/evil")), "'/evil' is an absolute path"),
     "drive": (lambda: tar_bytes(plain("C:/evil")), "'C:/evil' is an absolute path"),
     "backslash": (lambda: zip_bytes(("..\\evil", b"x")), "has a backslash"),
@@ -120,20 +120,26 @@ A15 = {
     "block device": (lambda: tar_bytes((member("sda", type=tarfile.BLKTYPE), b"")), "'sda' is a"),
     "pipe": (lambda: tar_bytes((member("p.jpg", type=tarfile.FIFOTYPE), b"")), "'p.jpg' is a"),
     "pipe in a zip": (lambda: zip_bytes(("p.jpg", b""), mode=0o010644), "'p.jpg' is a device"),
-    "bomb by ratio": (lambda: tar_bytes(plain("b.jpg", BOMB * 10), gz=True), "the entry 'b.jpg'"),
-    "bomb in a zip": (lambda: zip_bytes(("b.jpg", BOMB * 10)), "the entry 'b.jpg'"),
+    "bomb by ratio": (
+        lambda: tar_bytes(plain("b.jpg", BOMB * 10), gz=True),
+        "up to 'b.jpg' unpack to",
+    ),
+    "bomb in a zip": (lambda: zip_bytes(("b.jpg", BOMB * 10)), "up to 'b.jpg' unpack to"),
     "bomb behind the end": (
         lambda: gzip.compress(tar_bytes(plain("a/1")) + b"\0" * 2**21),
         "unpacks to more than",
     ),
     "twice": (lambda: tar_bytes(plain("a/1"), plain("./a//1")), "'./a//1' occurs twice"),
-    "file and folder": (lambda: tar_bytes(plain("a"), plain("a/1")), "'a/1' needs the file 'a'"),
+    "file and folder": (
+        lambda: tar_bytes(plain("a"), plain("a/1")),
+        "'a/1' is inside 'a', which is a file",
+    ),
     "long name": (lambda: tar_bytes(plain("n" * 300)), "a name that is too long"),
     "nothing": (lambda: tar_bytes((member("a", type=tarfile.DIRTYPE), b"")), "contains no files"),
     "cut tar": (lambda: tar_bytes(plain("a/1", b"x" * 5000))[:3000], "incomplete or damaged"),
     "tar cut between entries": (
         lambda: tar_bytes(plain("a/1"), plain("a/2"))[: 2 * 512],
-        "its end is missing",
+        "its end marker is missing",
     ),
     "cut gzip": (
         lambda: tar_bytes(plain("a/1", bytes(range(256)) * 20), gz=True)[:-20],
@@ -147,7 +153,7 @@ A15 = {
         lambda: zip_bytes(("a/1", b"x" * 999), ("a/2", b"x"))[:-30],
         "incomplete or damaged",
     ),
-    "web page": (lambda: b"<!doctype html><p>log in", "but a web page"),
+    "web page": (lambda: b"<!doctype html><p>log in", "looks like a web page"),
     "empty file": (lambda: b"", "not a .tar, .tar.gz or .zip archive"),
 }
 
@@ -177,7 +183,7 @@ def test_a_bomb_by_size_is_refused_by_its_header(tmp_path: Path) -> None:
     huge = member("huge.bmp", size=10**15)
 
     with pytest.raises(
-        DataError, match=r"'huge\.bmp' it unpacks 1,536 bytes to 1,000,000,000,000,000"
+        DataError, match=r"'huge\.bmp' unpack to 1,000,000,000,000,000 bytes, from 1,536"
     ):
         unpacked(tmp_path, huge.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
 
@@ -185,7 +191,7 @@ def test_a_bomb_by_size_is_refused_by_its_header(tmp_path: Path) -> None:
 def test_a_header_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
     header = member("x", type=tarfile.XHDTYPE, size=10**11)
 
-    with pytest.raises(DataError, match="would exhaust the memory"):
+    with pytest.raises(DataError, match="headers is too large"):
         unpacked(tmp_path, header.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
 
 

@@ -192,7 +192,7 @@ def test_a_broken_download_is_resumed(site: Site, tmp_path: Path, fault: str) ->
 def test_a_later_process_resumes_the_download_of_an_earlier_one(site: Site, tmp_path: Path) -> None:
     part, once = tmp_path / "x.part", DownloadLimits(wait_s=0.01, attempts=1, pace=1)
     site.faults = ["drop"]
-    with pytest.raises(DataError, match=r"MB are kept\n.*run it again later to resume"):
+    with pytest.raises(DataError, match=r"MB were kept\n.*run the command again later to resume"):
         fetch_to_part(site.url, part, limits=once)
     left = part.stat().st_size
 
@@ -276,9 +276,9 @@ def test_a_file_above_the_limit_is_refused_by_its_announced_size(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        pytest.param(tar_bytes(plain("../evil")), "'../evil' leads out", id="hostile"),
+        pytest.param(tar_bytes(plain("../evil")), "'../evil' points outside", id="hostile"),
         pytest.param(tar_bytes(plain("a/1.txt")), "contains no image folder", id="no images"),
-        pytest.param(b"<html>log in</html>", "but a web page", id="login page"),
+        pytest.param(b"<html>log in</html>", "looks like a web page", id="login page"),
     ],
 )
 def test_a_refused_archive_leaves_nothing(
@@ -315,7 +315,7 @@ def test_an_existing_target_is_never_touched(site: Site, tmp_path: Path, kind: s
     else:
         target.symlink_to(tmp_path / "nowhere")
 
-    with pytest.raises(RunError, match="exists already"):
+    with pytest.raises(RunError, match="already exists"):
         fetch_folder(known(site), target, patience=QUICK)
 
     assert site.asked == []
@@ -389,9 +389,13 @@ def test_the_command_fetches_a_known_archive_from_another_address(
     [
         pytest.param([], "no dataset given", id="nothing"),
         pytest.param(["flower_photo"], "did you mean flower_photos", id="near"),
-        pytest.param(["http://x/y.tgz"], "use --url for an address", id="an address as a name"),
+        pytest.param(
+            ["http://x/y.tgz"],
+            "pass the address of any archive with --url",
+            id="an address as a name",
+        ),
         pytest.param(["--url", "ftp://x/y.tgz"], "is not a web address", id="ftp"),
-        pytest.param(["--url", "http://127.0.0.1/"], "has no file name", id="no name"),
+        pytest.param(["--url", "http://127.0.0.1/"], "cannot derive a folder name", id="no name"),
         pytest.param(["flower_photos", "--sha256", "12"], "invalid --sha256", id="digest"),
         pytest.param(["flower_photos", "--to", ".."], "invalid --to", id="up"),
     ],
@@ -407,7 +411,7 @@ def test_the_error_for_a_missing_known_folder_names_the_fetch_command(
     monkeypatch.chdir(tmp_path)
 
     for name in KNOWN_ARCHIVES:
-        with pytest.raises(DataError, match=f"fix: fetch it first: vitft data fetch {name}"):
+        with pytest.raises(DataError, match=f"fix: fetch it first with `vitft data fetch {name}`"):
             scan(Path(name))
 
 

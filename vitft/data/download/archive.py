@@ -56,7 +56,7 @@ def unpack(
     Raises:
         DataError: The file is not an archive, is incomplete or damaged, or has a refused entry.
             Only damage inside a file of a zip is detected after something has been written.
-            ResourceError: The disk is full or too small.
+        ResourceError: The disk is full or too small.
     """
     limits = limits or ArchiveLimits()
     with archive.open("rb") as file, as_data_error(name):
@@ -68,9 +68,9 @@ def unpack(
         free = shutil.disk_usage(folder).free
         if inside.content > free:
             raise ResourceError(
-                f"{name} takes {inside.content / 1e9:.1f} GB unpacked, but only "
-                f"{free / 1e9:.1f} GB are free in {folder.parent}",
-                fix="free some space, or choose a folder on another disk with --to",
+                f"{name} takes up {inside.content / 1e9:.1f} GB when unpacked, but only "
+                f"{free / 1e9:.1f} GB is free in {folder.parent}",
+                fix="free some disk space, or choose a folder on another disk with --to",
             )
         with contextlib.closing(open_entries(file, kind, packed, limits)) as entries:
             for entry, parts in accepted_entries(entries, packed, limits):
@@ -86,17 +86,16 @@ def as_data_error(name: str) -> Iterator[None]:
         yield
     except ArchiveRefusedError as refusal:
         raise DataError(
-            f"{name} was refused: {refusal}",
-            fix="nothing was kept; get the archive from another source, or unpack the files "
-            "that you trust yourself",
+            f"{name} was refused: {refusal}; nothing was kept",
+            fix="get the archive from another source, or unpack the files that you trust yourself",
         ) from refusal
     except (*ARCHIVE_ERRORS, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise  # EINVAL: zipfile seeks to a negative position
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise DataError(
-            f"{name} is incomplete or damaged ({reason})",
-            fix="nothing was kept; fetch it again, or get it from another source",
+            f"{name} is incomplete or damaged ({reason}); nothing was kept",
+            fix="fetch it again, or get it from another source",
         ) from error
 
 
@@ -118,8 +117,8 @@ def accepted_entries(
         content += entry.size
         if not limits.allows(content, packed):
             raise ArchiveRefusedError(
-                f"up to the entry '{entry.name}' it unpacks {packed:,} bytes to {content:,}; the "
-                f"limits are {limits.content / 1e9:g} GB and {limits.ratio} times its size"
+                f"its entries up to '{entry.name}' unpack to {content:,} bytes, from {packed:,}; "
+                f"the limits are {limits.content / 1e9:g} GB and {limits.ratio} times its size"
             )
         if entry.is_folder and not parts:
             continue
@@ -129,7 +128,7 @@ def accepted_entries(
         if blocking := above & files:
             blocked = "/".join(min(blocking))
             raise ArchiveRefusedError(
-                f"the entry '{entry.name}' needs the file '{blocked}' to be a folder"
+                f"the entry '{entry.name}' is inside '{blocked}', which is a file"
             )
         folders |= above
         if not entry.is_folder:
@@ -150,9 +149,9 @@ def parts_of(entry: ArchiveEntry) -> tuple[str, ...]:
     if not why and (name.startswith("/") or name[1:3] in (":/", ":\\")):
         why = "is an absolute path"
     elif not why and ".." in parts:
-        why = "leads out of the folder"
+        why = "points outside the target folder"
     elif not why and ("\\" in name or "\0" in name):
-        why = "has a backslash or a zero byte in its name"
+        why = "has a backslash or a null byte in its name"
     elif not why and (
         any(len(os.fsencode(part)) > 255 for part in parts) or len(os.fsencode(name)) > 1000
     ):

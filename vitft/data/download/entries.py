@@ -63,7 +63,7 @@ def archive_kind(file: BinaryIO) -> ArchiveKind:
         return "zip"
     if head[257:262] == b"ustar":
         return "tar"
-    seems = " but a web page" if head.lstrip()[:1] == b"<" else ""
+    seems = " (it looks like a web page)" if head.lstrip()[:1] == b"<" else ""
     raise ArchiveRefusedError(f"it is not a .tar, .tar.gz or .zip archive{seems}")
 
 
@@ -93,7 +93,7 @@ class TarStream:
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= MAX_READ:
-            raise ArchiveRefusedError("one of its headers would exhaust the memory")
+            raise ArchiveRefusedError("one of its headers is too large")
         data = self.file.read(size)
         self.place, self.last = self.place + len(data), data
         if not self.limits.allows(self.place, self.packed):
@@ -124,7 +124,7 @@ class TarStream:
         tarfile treats any invalid header as the end, so entries could be missing.
         """
         if len(self.last) < TAR_BLOCK:
-            raise ArchiveRefusedError("its end is missing")
+            raise ArchiveRefusedError("its end marker is missing")
         while True:
             if self.last.strip(b"\0"):
                 raise ArchiveRefusedError(f"it is damaged at byte {self.place - len(self.last):,}")

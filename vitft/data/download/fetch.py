@@ -54,8 +54,8 @@ def fetch_folder(
         RunError: `target` exists already, or cannot be written.
         DataError: The archive cannot be downloaded, has the wrong digest, is refused (see
             `archive.unpack`) or contains no image folder.
-            ResourceError: The disk is full or too small.
-            LockedError: Another process is downloading to the same target.
+        ResourceError: The disk is full or too small.
+        LockedError: Another process is downloading to the same target.
     """
     check_target(target)
     part = target.with_name(f"{target.name}.part")
@@ -91,7 +91,7 @@ def check_target(target: Path) -> None:
     """Raise a RunError if the target exists, even as an empty folder."""
     if target.exists() or target.is_symlink():
         raise RunError(
-            f"{target} exists already; nothing was fetched or overwritten",
+            f"{target} already exists; nothing was fetched or overwritten",
             fix=f"use it with --data {target}, or choose another folder with --to DIR",
         )
 
@@ -112,7 +112,7 @@ def locked_target(target: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise LockedError(
-                f"another process is fetching {target}", fix="wait until it ends, or stop it"
+                f"another process is fetching {target}", fix="wait until it finishes, or stop it"
             ) from error
         try:
             yield
@@ -124,13 +124,13 @@ def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
     """Check an archive's size and digest, and return the digest recorded earlier."""
     if archive.size not in (None, size):
         raise DataError(
-            f"{archive.url} has {size:,} bytes instead of {archive.size:,}",
-            fix="nothing was kept; check whether the network requires a login page",
+            f"{archive.url} has {size:,} bytes instead of {archive.size:,}; nothing was kept",
+            fix="check whether the network requires a login",
         )
     if archive.sha256 and archive.sha256 != sha256:
         raise DataError(
-            f"{archive.url} has the sha256 {sha256} instead of {archive.sha256}",
-            fix="nothing was kept; run it again, or use another source with --url",
+            f"{archive.url} has the sha256 {sha256} instead of {archive.sha256}; nothing was kept",
+            fix="run the command again, or use another source with --url",
         )
     lines = (line.partition("  ") for line in read_record(record).splitlines())
     known = next((digest for digest, _, address in lines if address == archive.url), "")
@@ -138,8 +138,8 @@ def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
     if recorded and recorded != sha256:
         raise DataError(
             f"{archive.url} has changed: its sha256 is {sha256}, but {recorded} was recorded in "
-            f"{record} when it was first fetched",
-            fix=f"nothing was kept; to accept the new version, remove {record}",
+            f"{record} when it was first fetched; nothing was kept",
+            fix=f"remove {record} to accept the new version",
         )
     return recorded
 
@@ -170,9 +170,8 @@ def image_root(folder: Path, name: str) -> Path:
             break
         place = inner[0]
     raise DataError(
-        f"{name} contains no image folder ({problem})",
-        fix="nothing was kept; use an archive with one folder per class, or arrange the images "
-        "yourself",
+        f"{name} contains no image folder ({problem}); nothing was kept",
+        fix="use an archive with one folder per class, or arrange the images yourself",
     )
 
 
@@ -181,7 +180,9 @@ def folder_name(url: str) -> str:
     last = PurePosixPath(unquote(urlsplit(url).path)).name
     name = re.sub(r"[^\w.-]+", "_", ARCHIVE_SUFFIX.sub("", last)).strip("._")
     if not name:
-        raise UsageError(f"the address {url} has no file name", fix="name a folder with --to DIR")
+        raise UsageError(
+            f"cannot derive a folder name from {url}", fix="choose a folder with --to DIR"
+        )
     return name
 
 
@@ -201,17 +202,18 @@ def select_archive(
     """
     names = ", ".join(KNOWN_ARCHIVES)
     if name is None and url is None:
-        raise UsageError("no dataset given", fix=f"give a name ({names}), or an address with --url")
+        raise UsageError("no dataset given", fix=f"pass a name ({names}), or an address with --url")
     if name is not None and name not in KNOWN_ARCHIVES:
         near = get_close_matches(name, KNOWN_ARCHIVES, n=1)
-        also = "use --url for an address" if ":" in name else f"known datasets: {names}"
+        also = "pass the address of any archive with --url"
+        also = also if ":" in name else f"use a known dataset ({names}), or {also}"
         raise UsageError(
             f"unknown dataset {name!r}",
-            fix=f"did you mean {near[0]}?" if near else f"{also}; --url accepts any archive",
+            fix=f"check the name: did you mean {near[0]}?" if near else also,
         )
     if url is not None and not is_url(url):
         raise UsageError(
-            f"{url!r} is not a web address", fix="give one that begins with https:// or http://"
+            f"{url!r} is not a web address", fix="use one that starts with https:// or http://"
         )
     if name is not None:
         archive = replace(KNOWN_ARCHIVES[name], url=url or KNOWN_ARCHIVES[name].url)

@@ -26,7 +26,7 @@ KNOWN_ARCHIVES: Mapping[str, Archive] = {
         # Source of size and sha256: TensorFlow Datasets (tf_flowers, checksums.tsv).
         size=228_813_984,
         sha256="4c54ace7911aaffe13a365c34f650e71dd5bf1be0a58b464e5a7183e3e595d9c",
-        what="3,670 photos of 5 kinds of flower",
-        licence="CC-BY 2.0, photographers in LICENSE.txt",
+        what="3,670 photos of five kinds of flower",
+        licence="CC BY 2.0; the photographers are listed in LICENSE.txt",
     ),
 }

@@ -85,14 +85,14 @@ def fetch_to_part(
         except BrokeOffError as broke:
             failures = failures + 1 if file_size(part) - before < limits.pace else 1
             if failures >= limits.attempts:
-                kept = f"; {file_size(part) / 1e6:.1f} MB are kept" if file_size(part) else ""
-                again = "check the address and the network, and run it again"
+                kept = f"; {file_size(part) / 1e6:.1f} MB were kept" if file_size(part) else ""
+                again = "check the address and the network, and run the command again"
                 raise DataError(
-                    f"{url} cannot be fetched: {broke}{kept}",
-                    fix="run it again later to resume" if kept else again,
+                    f"cannot fetch {url}: {broke}{kept}",
+                    fix="run the command again later to resume" if kept else again,
                 ) from broke
             wait = limits.wait_s * 2 ** (failures - 1)
-            log.info(f"{broke!s}; trying again in {wait:g} s")
+            log.info(f"{broke!s}; retrying in {wait:g} s")
             time.sleep(wait)
 
 
@@ -126,11 +126,9 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = connection_failure(error)
             if clock.is_up or isinstance(getattr(error, "reason", error), TimeoutError):
-                reason = f"no data within {limits.stall_s:g} s"
+                reason = f"no data received within {limits.stall_s:g} s"
             elif isinstance(error, ValueError):  # a refused redirect
-                raise DataError(
-                    f"{url} cannot be fetched: {reason}", fix="check the address"
-                ) from error
+                raise DataError(f"cannot fetch {url}: {reason}", fix="check the address") from error
             raise BrokeOffError(reason) from error
 
 
@@ -139,10 +137,10 @@ def error_for_status(url: str, part: Path, error: urllib.error.HTTPError) -> Exc
     status = status_line(error)
     if error.code == 416:  # the remote file is shorter than the part
         remove_part(part)
-        return BrokeOffError(f"{status}: starting again")
+        return BrokeOffError(f"{status} (restarting from the beginning)")
     if error.code in (408, 425, 429) or error.code >= 500:
         return BrokeOffError(status)
-    return DataError(f"{url} cannot be fetched: {status}", fix="check the address")
+    return DataError(f"cannot fetch {url}: {status}", fix="check the address")
 
 
 def receive(
@@ -159,16 +157,16 @@ def receive(
     if size is not None and total not in (None, size):
         raise DataError(
             f"{url} has {total:,} bytes instead of {size:,}",
-            fix="check the address, and whether the network requires a login page",
+            fix="check the address, and whether the network requires a login",
         )
     if (total or 0) > limits.max_bytes:
         raise file_too_large(url, limits)
     needed, free = (total or size or 0) - start, shutil.disk_usage(part.parent).free
     if needed > free:
         raise ResourceError(
-            f"the download takes {needed / 1e9:.1f} GB more, but only {free / 1e9:.1f} GB are "
+            f"the download needs another {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB is "
             f"free in {part.parent}",
-            fix="free some space, or choose a folder on another disk with --to",
+            fix="free some disk space, or choose a folder on another disk with --to",
         )
     header = answer.headers.get
     version = RemoteVersion(
@@ -186,11 +184,11 @@ def receive(
     if done > limits.max_bytes:
         raise file_too_large(url, limits)
     if clock.is_up:
-        raise BrokeOffError(f"fewer than {limits.pace} bytes within {limits.stall_s:g} s")
+        raise BrokeOffError(f"received fewer than {limits.pace} bytes within {limits.stall_s:g} s")
     if total is None:
         write_atomically(version_file(part), json.dumps(asdict(version) | {"size": done}))
     elif done < total:
-        raise BrokeOffError(f"the connection ended after {done:,} of {total:,} bytes")
+        raise BrokeOffError(f"the connection was closed after {done:,} of {total:,} bytes")
 
 
 def body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN401
@@ -200,7 +198,7 @@ def body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN4
         return (int(announced) if announced.isdecimal() else None), 0
     match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
     if match is None or int(match[1]) != start:
-        raise BrokeOffError("the server sends another range than requested")
+        raise BrokeOffError("the server sent a different range than requested")
     return int(match[2]), start
 
 
@@ -239,7 +237,7 @@ def file_too_large(url: str, limits: DownloadLimits) -> DataError:
     """Return the error for a file that exceeds the size limit."""
     return DataError(
         f"{url} is larger than {limits.max_bytes / 1e9:g} GB",
-        fix="download it by other means, and use its folder with --data",
+        fix="download and unpack it by other means, and pass its folder with --data",
     )
 
 

@@ -156,7 +156,7 @@ def connection_failure(error: Exception) -> str:
         return "no such host"
     if isinstance(cause, ConnectionRefusedError):
         return "connection refused"
-    text = getattr(cause, "strerror", None) or str(cause) or "the connection ended"
+    text = getattr(cause, "strerror", None) or str(cause) or "the connection was closed"
     return " ".join(text.split())[:120]
 
 
