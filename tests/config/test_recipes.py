@@ -45,7 +45,7 @@ def test_every_recipe_can_be_dry_run_and_keeps_its_settings(
             if (section, key) not in {("weights", "image_size"), ("train", "freeze")} | NAMED:
                 assert printed[section][key] == value, key
     config_from_table(printed)  # what it prints is a recipe itself
-    assert "parameters train" in err
+    assert "trainable parameters" in err
     assert "nothing was trained" in err
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -112,8 +112,8 @@ def test_a_dry_run_logs_what_each_stage_would_do(
     code, out, err = dry_run(capsys, *data, *place, *steps)
 
     assert code == 0, err
-    assert "30 files in 3 classes, not opened yet: about 24 for training, 6 for" in err
-    assert "head: 99 parameters train, solved by lbfgs" in err
+    assert "30 files in 3 classes, not opened yet: about 24 for training and 6 for" in err
+    assert "--freeze head: 99 trainable parameters, solved by L-BFGS" in err
     assert "adamw with learning rate 0.0005: 10 epochs of 3 steps of 10 images" in err
     assert tomllib.loads(out)["optim"]["lr"] == 5e-4  # defaults are filled in
     assert not (tmp_path / "run").exists()

@@ -296,7 +296,7 @@ def test_invalid_methods_are_refused(options: dict[str, Any], message: str) -> N
 def test_a_model_without_classes_has_rollout_but_no_relevance() -> None:
     model = random_model(num_classes=0)
 
-    with pytest.raises(UsageError, match=r"no classes\n.*rollout"):
+    with pytest.raises(UsageError, match=r"classes, but these weights have none\n.*rollout"):
         relevance_map(model, images_for(model))
     assert explain(model, images_for(model), Method(name="rollout")).values.shape == (2, 4, 4)
 

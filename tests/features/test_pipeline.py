@@ -39,7 +39,7 @@ def test_the_size_of_the_tokens_is_logged_first(
     check_disk_space(extractor, VIEW, images=1000)
 
     said = " ".join(capsys.readouterr().err.split())
-    assert f"1,000 images x {tokens} tokens x {width} values x 2 bytes = " in said
+    assert f"(1,000 images x {tokens} tokens x {width} values x 2 bytes)" in said
 
 
 def test_tokens_that_do_not_fit_on_the_disk_are_refused_first(

@@ -127,7 +127,7 @@ def test_a_file_is_renamed_when_it_is_complete(style: str, tmp_path: Path) -> No
 
     assert not out.exists()
     assert part_path(out, shard).exists()
-    with pytest.raises(RunError, match="unfinished run"):
+    with pytest.raises(RunError, match="already exists: another run is incomplete"):
         check_output(out, shard, resume=False)
     check_output(out, shard, resume=True)
 
@@ -157,9 +157,9 @@ def test_a_file_of_other_images_or_columns_is_not_resumed(style: str, tmp_path: 
     write(tmp_path / "o", style, PREDICTIONS, ProcessShard())
     (tmp_path / "o").rename(part)
 
-    with pytest.raises(RunError, match=r"row 3 is .*, but should be another"):
+    with pytest.raises(RunError, match=r"row 3 is for .*, but should be for another"):
         find_resume_point(part, style, 2, iter([*itertools.islice(names(), 2), "another"]), 4)
-    with pytest.raises(RunError, match=r"row 50 is .*, but should be no further image"):
+    with pytest.raises(RunError, match=r"row 50 is for .*, but there are no more images"):
         find_resume_point(part, style, 2, itertools.islice(names(), 49), 4)
     with pytest.raises(RunError, match=r"columns|classes"):
         find_resume_point(part, style, 1, names(), 4)

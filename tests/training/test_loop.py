@@ -129,7 +129,7 @@ def test_gradients_are_clipped_to_their_norm() -> None:
 def test_a_loss_that_is_not_finite_stops_with_step_and_learning_rate() -> None:
     poison = Batch(torch.full((2, 3), math.nan), torch.tensor([0, 1]))
 
-    with pytest.raises(DivergedError, match="the loss of step 0 is nan"):
+    with pytest.raises(DivergedError, match="the loss is nan at step 0, with a learning rate of"):
         run(nn.Linear(3, 3), lambda *_: [poison], steps_per_epoch=1)
 
 

@@ -255,7 +255,7 @@ def test_a_second_run_extracts_nothing_and_has_the_same_results(
     capsys.readouterr()
     second = run_it(image_folder, tiny_weights, tmp_path / "two", train=cache)
 
-    assert "30 of 30 images were in the cache" in capsys.readouterr().err
+    assert "features from the cache: 30 of 30 images" in capsys.readouterr().err
     assert first.figures | {"seconds": 0} == second.figures | {"seconds": 0}
 
 

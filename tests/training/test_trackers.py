@@ -170,7 +170,7 @@ def test_an_unreachable_server_stops_a_new_run_before_it_starts(
 ) -> None:
     notebook.unreachable = True
 
-    with pytest.raises(UsageError, match="--tracker mlflow cannot start: OSError: no way") as error:
+    with pytest.raises(UsageError, match="mlflow failed to start: OSError: no way") as error:
         start(few, tiny_weights, tmp_path / "run", told_by("mlflow"))
 
     assert "secret" not in str(error.value)

@@ -86,8 +86,8 @@ def explain(
     values = torch.cat(maps).float().cpu().numpy()
     if not np.isfinite(values).all():
         raise RunError(
-            "the attention of this model contains infinite or NaN values",
-            fix="repeat the training with a lower learning rate, because the weights have diverged",
+            "the attention of this model contains infinite or NaN values: its training diverged",
+            fix="train again with a lower learning rate",
         )
     return Attribution(values=values, logits=torch.cat(logits).float().cpu().numpy())
 
@@ -99,11 +99,11 @@ def check_method(config: ViTConfig, method: Method) -> None:
         if number is not None and not 0 <= number < count:
             raise UsageError(
                 f"the model has no {part} {number}",
-                fix=f"use --{part} with a number from 0 to {count - 1}",
+                fix=f"use --{part} with an integer from 0 to {count - 1}",
             )
     if method.name == "relevance" and not config.num_classes:
         raise UsageError(
-            "relevance needs a model with classes, and these weights have no classes",
+            "relevance needs a model with classes, but these weights have none",
             fix="use --method rollout or --method attention, or fine-tune the weights first",
         )
 

@@ -49,7 +49,7 @@ class ExplainedImage:
         if self.probability is not None:
             parts.append(f"{visible(self.answer)} {percent(self.probability, 0)}")
         if self.shown not in ("", self.answer):
-            parts.append(f"shown for {visible(self.shown)}")
+            parts.append(f"relevance to {visible(self.shown)}")
         return ": ".join(filter(None, (", ".join(parts), visible(Path(self.path).name))))
 
 

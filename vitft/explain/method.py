@@ -30,6 +30,6 @@ class Method:
                 raise UsageError(f"unknown {kind} {value!r}", fix=f"use one of {', '.join(known)}")
         if not 0 <= self.discard < 1:
             raise UsageError(
-                f"invalid --discard {self.discard}: a fraction of the connections is needed",
-                fix="use a number from 0 up to, but not including, 1, e.g. --discard 0.9",
+                f"invalid --discard {self.discard}",
+                fix="use a number of at least 0 and less than 1, e.g. --discard 0.9",
             )

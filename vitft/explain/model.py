@@ -56,7 +56,7 @@ class ExplainedModel:
             f"the model has no class {name!r}",
             fix=f"use one of its classes, e.g. {', '.join(near)}"
             if near
-            else "the model has no classes: omit --class and use --method rollout",
+            else "remove --class and use --method rollout, because the model has no classes",
         )
 
 
@@ -94,9 +94,9 @@ def load_weights_model(
     found = locate(name)
     if found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found):
         raise UsageError(
-            f"cannot explain {name}: only the attention of vitft's own Vision Transformer can be "
-            "read, and these weights are for a timm model",
-            fix="use weights of `vitft weights list`, without timm: before the name",
+            f"cannot explain {name}: these weights are for a timm model, whose attention is not "
+            "accessible",
+            fix="use weights from `vitft weights list` without the timm: prefix",
         )
     source = open_pretrained(name, allow_pickle=allow_pickle)
     tensors, config = source.tensors, source.architecture

@@ -44,7 +44,9 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
     from vitft.report.plots import distance_png, filters_png, positions_png
 
     filters = filters_png(*patch_filters(model.vit), title=f"{model.name}: filters")
-    positions = positions_png(position_similarity(model.vit), title=f"{model.name}: positions")
+    positions = positions_png(
+        position_similarity(model.vit), title=f"{model.name}: position embeddings"
+    )
     figures = {"filters.png": filters, "positions.png": positions}
     some = images[:: max(1, len(images) // MAX_DISTANCE_IMAGES)][:MAX_DISTANCE_IMAGES]
     views = decode_images(some, lambda _, image: model.transform.pixels(image))

@@ -105,8 +105,8 @@ def result_of(results: RunResults, data: str) -> dict[str, Any]:
             {
                 "type": "accuracy",
                 "value": round(results["top1"], 6),
-                "name": f"accuracy on {results['images']} validation images, 95 % interval "
-                f"{interval(results['top1_interval'])}",
+                "name": f"accuracy on {count(results['images'], 'validation image')}, 95 % "
+                f"interval {interval(results['top1_interval'])}",
             }
         ],
     }
@@ -117,9 +117,9 @@ def introduction(trained: TrainedRun) -> list[str]:
     card = trained.card
     shape, transform = card.architecture, card.transform
     kind = (
-        f"timm's {markdown_text(shape.timm)}"
+        f"timm model {markdown_text(shape.timm)}"
         if isinstance(shape, TimmConfig)
-        else f"Vision Transformer, {shape.depth} blocks of width {shape.width}, patches of "
+        else f"Vision Transformer with {shape.depth} blocks of width {shape.width} and patches of "
         f"{shape.patch_size[0]} pixels"
     )
     origin = Path(card.weights.get("name", "")).name
@@ -132,11 +132,11 @@ def introduction(trained: TrainedRun) -> list[str]:
         + (f" from {markdown_text(origin)}" if origin not in ("", "model") else "")
         + f" with vitft {version('vitft')}.",
         "",
-        f"An image is {'resized and cut' if transform.fit == 'crop' else 'resized'} to "
+        f"Images are {'resized and cropped' if transform.fit == 'crop' else 'resized'} to "
         f"{transform.image_size[0]} x {transform.image_size[1]} pixels "
         f"({transform.interpolation}, crop {transform.crop:g}) and normalised with mean "
-        f"{list(transform.mean)} and std {list(transform.std)}; every library below reads this "
-        "from the repository.",
+        f"{list(transform.mean)} and std {list(transform.std)}. The libraries below read these "
+        "settings from the repository.",
         "",
     ]
 
@@ -149,7 +149,7 @@ def usage_section(card: Card, repo: str, form: str) -> list[str]:
             "    from transformers import pipeline",
             f'    pipeline("image-classification", "{repo}")("photo.jpg")',
             "",
-            "(`pip install transformers timm torchvision`; the preprocessing is timm's.)",
+            "This needs `pip install transformers timm torchvision`; timm preprocesses the images.",
         ]
     else:
         lines += [f"    vitft predict --run hf:{repo} photo.jpg"]
@@ -165,10 +165,12 @@ def usage_section(card: Card, repo: str, form: str) -> list[str]:
 
 def results_section(results: RunResults | None, row: ExportComparison) -> list[str]:
     """Return the lines on the accuracy, overall and by class, and on the export's fidelity."""
-    on = count(row.images, "validation image") if row.images else "noise (the images are missing)"
+    noise = "noise, because the validation images were missing"
+    on = count(row.images, "validation image") if row.images else noise
     same = (
-        f"The file was opened by {row.by} and compared with the run on {on}: largest "
-        f"difference of a logit {row.difference:.1e}, {row.changed} changed predictions."
+        f"The exported model was opened with {row.by} and compared with the original on {on}: "
+        f"largest logit difference {row.difference:.1e}, "
+        f"{count(row.changed, 'changed prediction')}."
     )
     if not results:
         return [same]
@@ -189,9 +191,9 @@ def results_section(results: RunResults | None, row: ExportComparison) -> list[s
         "## Results",
         "",
         f"Accuracy {percent(results['top1'])} (95 % interval "
-        f"{interval(results['top1_interval'])}) on {results['images']} held-out validation images; "
-        "always predicting the largest class "
-        f"reaches {percent(results.get('majority', 0))}.{selected}",
+        f"{interval(results['top1_interval'])}) on "
+        f"{count(results['images'], 'held-out validation image')}; baseline (largest class): "
+        f"{percent(results.get('majority', 0))}.{selected}",
         "",
         "| class | validation images | recall | precision |",
         "|---|---:|---:|---:|",

@@ -23,7 +23,7 @@ BATCH_SIZE = 8
 MAX_ERROR = 1e-4
 """Maximum difference of a float32 logit, relative to the larger of 1 and the largest logit."""
 MAX_ERROR_RESIZED = 1e-2
-"""Maximum difference for graphs that resize, where views may differ by single grey levels."""
+"""Maximum difference for graphs that resize, where views may differ by one or two grey levels."""
 MAX_CHANGED = 0.05
 """Maximum fraction of images whose predicted class may differ after conversion to int8."""
 
@@ -58,8 +58,8 @@ class ExportComparison:
         before, after = (number / self.images for number in self.correct)
         bounds = wilson_interval(self.correct[1], self.images)
         return (
-            f"--{self.name} has an accuracy of {percent(after)} on {self.images} validation images "
-            f"(95 % interval {interval(bounds)}), the original {percent(before)}"
+            f"--{self.name}: accuracy {percent(after)} on {count(self.images, 'validation image')} "
+            f"(95 % interval {interval(bounds)}), compared with {percent(before)} for the original"
         )
 
 
@@ -96,8 +96,8 @@ def compare_exports(
     for name, model in exports.items():
         if model.classes != original.classes:
             raise RunError(
-                f"the --{name} export has other class names than the run",
-                fix="this is a bug: please keep the run folder and report it",
+                f"the class names of the --{name} export differ from those of the run",
+                fix="report this as a bug, and keep the run directory",
             )
     return [
         comparison_row(name, exports[name].by, logs[name], logs[""], labels, sizes[name])
@@ -143,19 +143,19 @@ def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> 
     Raises:
         RunError: The difference exceeds the tolerance of the format.
     """
-    on = count(row.images, "validation image") if row.images else "noise"
+    on = f"of {count(row.images, 'validation image')}" if row.images else "noise images"
     problem = (
-        f"the --{row.name} export predicts differently: logits differ by up to "
-        f"{row.difference:.2g}, the predicted class on {row.changed} of {on}; it was removed"
+        f"the predictions of the --{row.name} export differ from those of the run (logits by up to "
+        f"{row.difference:.2g}, classes on {row.changed} {on}); the export was removed"
     )
     if row.name == "int8":
         if not row.images:
             raise RunError(
                 "the accuracy of --int8 cannot be measured because the validation images no longer "
                 "exist",
-                fix="restore them at data.path in the run's config.toml, or export without --int8",
+                fix="restore them at the data.path in the run's config.toml, or remove --int8",
             )
         if row.changed > max(1, MAX_CHANGED * row.images) or not np.isfinite(row.difference):
-            raise RunError(problem, fix="export without --int8; 8 bits are too few for this model")
+            raise RunError(problem, fix="remove --int8, because 8 bits are too few for this model")
     elif row.difference > max_error * max(1.0, row.largest):
-        raise RunError(problem, fix="this is a bug: please keep the run folder and report it")
+        raise RunError(problem, fix="report this as a bug, and keep the run directory")

@@ -21,7 +21,7 @@ from vitft.export.trained import TrainedRun, comparison_images, load_trained
 from vitft.system.errors import RunError
 from vitft.system.files import atomic_folder, writing
 from vitft.system.signals import Stopper
-from vitft.system.text import percent
+from vitft.system.text import count, percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +63,9 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         if reason := each.obstacle(trained.card):
             raise RunError(
                 f"--{name} cannot represent this model exactly: {reason}",
-                fix="export it with --safetensors, --onnx or --torch-export, which support every "
-                "model",
+                fix="use --with-preprocessing instead of --with-resize"
+                if plan.with_resize
+                else "use --safetensors, --onnx or --torch-export, which support every model",
             )
     with Stopper(), atomic_folder(plan.out) as fresh:
         opened: dict[str, OpenedModel] = {}
@@ -95,15 +96,16 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
         notes.append(f"only vitft can open the file, and no config.json is written: {reason}")
     if "transformers" in plan.formats:
         notes.append(
-            "opening the folder with transformers requires timm, whose transform equals that of "
-            "the run"
+            "transformers needs timm to open the folder, because only timm's image processor "
+            "reproduces the transform of the run"
         )
     if plan.with_resize:
         images = comparison_images(trained, plan.images)
         found = view_difference(trained.card.transform, images, OPSET)
         notes.append(
-            f"the graph's views differ from vitft's by at most {found.levels} grey levels of 255, "
-            f"in {percent(found.fraction, 2)} of the values"
+            f"images resized by the graph differ from vitft's by at most "
+            f"{count(found.levels, 'grey level')} (out of 255), in {percent(found.fraction, 2)} of "
+            "the values"
         )
     return notes
 

@@ -12,12 +12,12 @@ from vitft.system.imports import require_extra
 from vitft.system.rundir import plan_run
 
 EXPORT_FORMATS = {
-    "safetensors": "one self-describing file, and a config.json for timm",
+    "safetensors": "one self-describing file, with a config.json for timm",
     "timm": "a folder for timm.create_model('local-dir:DIR', pretrained=True) and the hub",
-    "transformers": "a folder for transformers' pipeline('image-classification', DIR)",
-    "onnx": "an ONNX graph for onnxruntime and others, any batch size",
-    "torch-export": "a program for torch.export.load, any batch size",
-    "int8": "an ONNX graph with 8-bit weights, for CPUs; costs some accuracy",
+    "transformers": "a folder for transformers.pipeline('image-classification', DIR)",
+    "onnx": "an ONNX graph of any batch size for onnxruntime and other tools",
+    "torch-export": "a program of any batch size for torch.export.load",
+    "int8": "an ONNX graph with 8-bit weights for CPUs, with slightly lower accuracy",
 }
 """Mapping from the name of each format, which is also its option, to a description."""
 
@@ -71,16 +71,17 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
         )
     if plan.with_preprocessing and not {*plan.formats} <= {*GRAPH_FORMATS}:
         raise UsageError(
-            "--with-preprocessing is only for formats that contain the computation",
-            fix=f"use it with {', '.join(f'--{f}' for f in GRAPH_FORMATS)} only; the other formats "
+            "--with-preprocessing can only be used with formats that contain a computation graph",
+            fix=f"use it only with {', '.join(f'--{f}' for f in GRAPH_FORMATS)}; the other formats "
             "describe the preprocessing in their config.json",
         )
     if plan.with_resize and plan.formats != ("onnx",):
         raise UsageError(
-            "--with-resize is only for --onnx", fix="use it with --onnx and no other format"
+            "--with-resize can only be used with --onnx",
+            fix="use it with --onnx and no other format",
         )
     if plan.images < 1:
-        raise UsageError(f"invalid --images {plan.images}", fix="use a number from 1")
+        raise UsageError(f"invalid --images {plan.images}", fix="use an integer of 1 or more")
     check_push(plan)
     for name in plan.formats:
         if name in NEEDED_EXTRAS:
@@ -98,22 +99,24 @@ def check_push(plan: ExportPlan) -> None:
             )
         return
     if not REPO_NAME.fullmatch(repo) or ".." in repo:
-        raise UsageError(f"invalid --push-to-hub {repo!r}", fix="write owner/name, e.g. me/flowers")
+        raise UsageError(
+            f"invalid --push-to-hub {repo!r}", fix="use the form owner/name, e.g. me/flowers"
+        )
     if len(plan.formats) > 1 or plan.formats[0] not in HUB_FORMATS:
         raise UsageError(
-            "a hub repository can contain only one format, which a library opens by its name",
-            fix=f"push with exactly one of {', '.join(f'--{f}' for f in HUB_FORMATS)}",
+            "--push-to-hub needs exactly one format, which a library can load from the hub",
+            fix=f"use one of {', '.join(f'--{f}' for f in HUB_FORMATS)}",
         )
     from huggingface_hub import constants, get_token
 
     if constants.is_offline_mode():
         raise UsageError(
-            "--push-to-hub is impossible because HF_HUB_OFFLINE is set",
-            fix="unset it, or omit --push-to-hub",
+            "--push-to-hub cannot be used while HF_HUB_OFFLINE is set",
+            fix="unset HF_HUB_OFFLINE, or remove --push-to-hub",
         )
     if not get_token():
         raise UsageError(
-            "--push-to-hub needs a hub token, and none is set",
+            "--push-to-hub needs a hub token, but none is set",
             fix="create a token with write access at huggingface.co/settings/tokens, then set "
             "HF_TOKEN or run `hf auth login`",
         )

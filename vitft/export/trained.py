@@ -52,7 +52,7 @@ def load_trained(run: str | None) -> TrainedRun:
     state, card = load_checkpoint(source)
     if not card.classes:
         raise RunError(
-            "the checkpoint holds a backbone without classes",
+            "the checkpoint contains a backbone without classes",
             fix="fine-tune it first: vitft finetune --data DIR --weights FILE",
         )
     return TrainedRun(source.parent, {n: t.float() for n, t in state.items()}, without_paths(card))

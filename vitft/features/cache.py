@@ -39,7 +39,8 @@ def default_folder() -> Path:
         return Path.home() / ".cache" / "vitft" / "features"
     except RuntimeError as error:
         raise RunError(
-            "no home folder for cached features", fix="name a folder with --cache DIR"
+            "cannot find a home directory for cached features",
+            fix="choose a cache folder with --cache DIR",
         ) from error
 
 
@@ -160,7 +161,7 @@ class Store:
     def write_shard(self, rows: Mapping[bytes, CachedRows]) -> None:
         """Write rows as a new shard and add it to the store."""
         path = self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.rows"
-        with writing(path, option="--cache DIR, or --cache none"):
+        with writing(path, option="--cache DIR, or use --cache none"):
             write_atomically(path, shard_bytes(rows))
         self.open_shard(path)
 
@@ -261,5 +262,5 @@ def open_store(root: Path, space: Mapping[str, str], shape: Sequence[int], dtype
     Raises:
         RunError: The folder is not writable.
     """
-    with writing(root, option="--cache DIR, or --cache none"):
+    with writing(root, option="--cache DIR, or use --cache none"):
         return Store(root, space, shape, dtype)

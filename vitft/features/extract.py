@@ -250,9 +250,9 @@ class Extractor:
             row = store.get(key_of(digest, view.name))
             if row is None:
                 raise DataError(
-                    f"the features of an image (sha256 {digest[:12]}...) are not in the cache any "
-                    "more",
-                    fix="an image or the cache changed during the run: start it again",
+                    f"the cached features of an image (sha256 {digest[:12]}...) are missing: the "
+                    "image or the cache changed during the run",
+                    fix="run the command again",
                 )
             if row.dtype == np.uint16:  # bf16: upper half of the bits of a float32
                 row = (row.astype(np.uint32) << 16).view(np.float32)
@@ -269,5 +269,5 @@ def vanished_error(error: ImageError) -> DataError:
     """Return the error for a file that is no longer the image it was when the run began."""
     return DataError(
         f"{error.path} was deleted or replaced during the run ({error.reason})",
-        fix="restore the file, or start again without it",
+        fix="restore the file and run the command again, or start a new run without it",
     )

@@ -126,7 +126,7 @@ def read_reference(run: Path, width: int) -> Reference | None:
         raise damaged_reference(path, str(error)) from error
     shapes = (found.centre.shape, found.within.shape, found.means.shape[1:])
     if shapes != ((width,), (width, width), (width,)) or not np.isfinite(found.limit):
-        raise damaged_reference(path, f"its features do not have {width} dimensions")
+        raise damaged_reference(path, f"expected features of {width} dimensions")
     return found
 
 
@@ -134,5 +134,5 @@ def damaged_reference(path: Path, reason: str) -> RunError:
     """Return the error for a damaged reference file."""
     return RunError(
         f"damaged run: {path} ({reason})",
-        fix="restore it from a copy, or delete it to do without this check",
+        fix="restore the file from a copy, or delete it to disable out-of-distribution notes",
     )

@@ -28,6 +28,7 @@ from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.device import pick_device, pick_precision
 from vitft.system.errors import ResourceError, RunError
+from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +149,7 @@ def inspect_dataset(
     Raises:
         DataError: Too many files are unreadable (see `inspection.inspect_folder`).
     """
-    label = "checking images" if extractor is None else "images to features"
+    label = "checking images" if extractor is None else "extracting features"
     with console.Progress(label, len(folder.files)) as progress:
         if extractor is not None and view is not None:
             inspect = functools.partial(extractor.inspect, view=view, fingerprints=fingerprints)
@@ -162,7 +163,7 @@ def inspect_dataset(
             )
         inspected = inspect(folder, allow_bad=allow_bad, progress=progress.advance)
     if extractor is not None and (cached := len(inspected.good) - extractor.computed):
-        log.info(f"{cached} of {len(inspected.good)} images were in the cache")
+        log.info(f"features from the cache: {cached:,} of {count(len(inspected.good), 'image')}")
     return inspected
 
 
@@ -179,17 +180,18 @@ def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
         return
     store = extractor.store(view)
     each, here = math.prod(shape) * store.dtype.itemsize, min(images, len(store.places))
-    sizes = " x ".join([f"{images:,} images", f"{shape[0]:,} tokens", f"{shape[1]:,} values"])
-    words = f"{sizes} x {store.dtype.itemsize} bytes = {format_bytes(images * each)}"
-    found = f", {here:,} of them cached already" if here else ""
-    log.info(f"tokens of the frozen blocks are cached: {words}, in {extractor.folder}{found}")
+    sizes = [count(images, "image"), count(shape[0], "token"), count(shape[1], "value")]
+    words = " x ".join([*sizes, f"{store.dtype.itemsize} bytes"])
+    words = f"{format_bytes(images * each)} ({words})"
+    found = f"; already cached: {count(here, 'image')}" if here else ""
+    log.info(f"caching the tokens of the frozen blocks in {extractor.folder} takes {words}{found}")
     free = shutil.disk_usage(extractor.folder).free
     if (images - here) * each > free:
         raise ResourceError(
-            f"the tokens of the frozen blocks take {words}, but {extractor.folder} has only "
-            f"{format_bytes(free)} free",
-            fix="name a folder with more space with --cache DIR, or cache less: --freeze head "
-            "caches one feature per image, --freeze none nothing",
+            f"caching the tokens of the frozen blocks takes {words}, but only "
+            f"{format_bytes(free)} are free in {extractor.folder}",
+            fix="choose a cache folder with more space (--cache DIR), or use --freeze head, which "
+            "caches one feature vector per image, or --freeze none, which caches nothing",
         )
 
 

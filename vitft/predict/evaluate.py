@@ -41,12 +41,12 @@ from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
 from vitft.system.files import write_atomically
 from vitft.system.rundir import RunDir, create_run
-from vitft.system.text import csv_line, listing
+from vitft.system.text import count, csv_line, listing
 
 log = logging.getLogger(__name__)
 
-TRAINED_NOTE = "trained this model"
-"""Note on an image that was left out because the model was trained on it."""
+TRAINED_NOTE = "training image of this model"
+"""Note on an image that was skipped because the model was trained on it."""
 MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 PREDICTION_COLUMNS = (
     "path", "label", "class", "probability", "label_probability", "correct", "notes", "error",
@@ -121,7 +121,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     predictions: list[LabelledPrediction] = []
     logits: list[ScoreArray] = []
     digests: list[str] = []
-    with console.Progress("evaluate", len(data.images)) as progress:
+    with console.Progress("evaluating", len(data.images)) as progress:
         for group in image_groups(data, predictor.card, splits):
             usable = [image for image in group if image.view is not None]
             scored: Iterator[Prediction] = iter(())
@@ -162,12 +162,12 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     unknown, missing = sorted({*data.classes} - {*known}), sorted({*known} - {*data.classes})
     if not unknown:
         return
-    fix = "use the model's class names, and leave other classes out"
+    fix = "use the class names of the model, and remove images of other classes"
     if near := difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.75):
-        fix = f"rename {unknown[0]} to {near[0]}, if that is meant"
+        fix = f"rename {unknown[0]} to {near[0]} if they are the same class"
     raise DataError(
-        f"the classes of {data.source} differ from the model's: unknown to the model: "
-        f"{listing(unknown, 10)}; missing from the data: {listing(missing, 10) or 'none'}",
+        f"the classes of {data.source} differ from those of the model (unknown to the model: "
+        f"{listing(unknown, 10)}; missing from the data: {listing(missing, 10) or 'none'})",
         fix=fix,
     )
 
@@ -184,8 +184,8 @@ def read_splits(folder: Path, card: Card) -> Mapping[str, str] | None:
     manifest = Manifest.read(path, folder)
     if hashlib.sha256(path.read_bytes()).hexdigest() != card.split:
         raise RunError(
-            f"the model was trained with another split than {path}",
-            fix="restore the file, or evaluate a copy of the model in another folder",
+            f"{path} is not the split with which the model was trained",
+            fix="restore the original file, or evaluate a copy of the model in another folder",
         )
     rows = (*manifest.val, *manifest.train)  # training takes precedence
     return {row.sha256: row.split for row in rows}
@@ -219,16 +219,16 @@ def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]
     """Return the error for data without any images to evaluate."""
     total = len(predictions)
     if trained := sum(TRAINED_NOTE in row.prediction.notes for row in predictions):
-        unread = f" and {total - trained} are unreadable" if total > trained else ""
+        unread = f", and {total - trained:,} cannot be read" if total > trained else ""
         return DataError(
-            f"{trained} of {total} images of {data.source} trained this model{unread}, so none is "
-            "left to evaluate it on",
-            fix="use images that the model has not seen",
+            f"no images left to evaluate: the model was trained on {trained:,} of "
+            f"{count(total, 'image')} in {data.source}{unread}",
+            fix="use images on which the model was not trained",
         )
     examples = "; ".join(f"{p.path}: {p.error}" for _, p in predictions[:3])
     return DataError(
-        f"none of {total} images of {data.source} can be read ({examples})",
-        fix="check the paths: those of a table are relative to its folder",
+        f"cannot read any image of {data.source} ({examples})",
+        fix="check the paths: in a table, they are relative to the folder of the table",
     )
 
 
@@ -272,22 +272,27 @@ def warn_of_bias(results: EvaluationResults) -> None:
     data, images = results["data"], results["images"]
     unreadable = data["unreadable"]
     for row in unreadable[:MOST_NAMED]:
-        log.warning(f"left out: {row['path']}: {row['reason']}")
+        log.warning(f"skipped {row['path']}: {row['reason']}")
     if len(unreadable) > MOST_NAMED:
-        log.warning(f"left out: {len(unreadable) - MOST_NAMED} more unreadable files")
+        more = count(len(unreadable) - MOST_NAMED, "more unreadable file")
+        log.warning(f"skipped {more}")
     if data["trained"] is None:
         log.warning(
-            "the model has no split.csv beside it, so some of these images may have trained it"
+            "there is no split.csv next to the model, which may have been trained on some of these "
+            "images"
         )
     elif data["trained"]:
         total = images + data["trained"] + len(unreadable)
-        log.warning(f"left out: {data['trained']:,} of {total:,} images, which trained this model")
+        log.warning(
+            f"skipped {data['trained']:,} of {count(total, 'image')} because the model was trained "
+            "on them"
+        )
     if data["validated"]:
         log.warning(
-            f"{data['validated']:,} of the {images:,} evaluated images were validation images of "
-            "the run, on which the model was selected, so the results are slightly optimistic"
+            "the results are slightly optimistic: the model was selected on "
+            f"{data['validated']:,} of the {count(images, 'image')} (validation images of the run)"
         )
     if data["copies"]:
         log.warning(
-            f"duplicates among the images: {data['copies']:,}, so the intervals are too narrow"
+            f"{count(data['copies'], 'duplicate')} among the images: the intervals are too narrow"
         )

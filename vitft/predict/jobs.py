@@ -91,10 +91,10 @@ def run_prediction(
         for prediction in predictions:
             rows.add(prediction)
     if request.out is not None:
-        errors = f", {count(rows.errors, 'error')} among them" if rows.errors else ""
-        log.info(f"{count(rows.count, 'row')}{errors}: {request.out}")
+        errors = f", including {count(rows.errors, 'error')}," if rows.errors else ""
+        log.info(f"wrote {count(rows.count, 'row')}{errors} to {request.out}")
     if pictures is not None:
-        log.info(f"pictures: {pictures}/")
+        log.info(f"wrote overlays to {pictures}/")
     return rows.errors
 
 
@@ -121,8 +121,8 @@ def choose_engine(
     )
     if request.engine == "numpy":
         raise UsageError(
-            "the NumPy engine does not support this model (a hybrid, or one of timm's)",
-            fix="leave --engine numpy out",
+            "the NumPy engine does not support this model (a hybrid or timm model)",
+            fix="remove --engine numpy",
         )
     if are_few:  # too few for a batch per core: all cores score one batch at a time
         predictor.in_workers = False
@@ -135,7 +135,7 @@ def finished_job(request: PredictRequest, shard: ProcessShard) -> int | None:
         return None
     out = Path(request.out)
     if out.exists():
-        log.info(f"{request.out} is already finished")
+        log.info(f"{request.out} is already complete")
         return count_errors(out, request.style)
     if finished_path(out, shard).exists():
         merge_shards(out, request.style, shard)

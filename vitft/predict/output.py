@@ -152,17 +152,20 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
     if not out.parent.is_dir():
         raise RunError(
             f"cannot write {out.name}: the folder {out.parent} does not exist",
-            fix="create the folder, or choose another --out",
+            fix="create the folder, or choose another file with --out",
         )
     if resume:
         return
     if out.exists():
-        raise RunError(f"{out} already exists", fix="choose another --out; nothing is overwritten")
+        raise RunError(
+            f"{out} already exists",
+            fix="choose another file with --out, because files are never overwritten",
+        )
     part = part_path(out, shard)
     if part.exists() or finished_path(out, shard).exists():
         raise RunError(
-            f"{part} already exists: an unfinished run, perhaps one that is still active",
-            fix="continue it with --resume, or remove the file",
+            f"{part} already exists: another run is incomplete or still in progress",
+            fix="continue that run with --resume, or remove the file",
         )
 
 
@@ -200,8 +203,8 @@ def find_resume_point(
                 raise cannot_resume(
                     path,
                     f"its columns are {visible(found)}, not {expected.decode().strip()}",
-                    fix="repeat the options of the first run; if an older vitft wrote the file, "
-                    "remove it or choose another --out",
+                    fix="use the options of the first run, or choose another file with --out if an "
+                    "older version of vitft wrote this one",
                 )
             size = len(header)
             point = ResumePoint(0, size, 0)
@@ -209,12 +212,14 @@ def find_resume_point(
             found, classes, is_error = parse_record(record, style, path)
             name = next(names, None)
             if name is None or found != (escape_formula(name) if style == "csv" else name):
-                wanted = "no further image" if name is None else visible(name)
-                raise cannot_resume(
-                    path, f"row {done + 1} is {visible(found)}, but should be {wanted}"
+                wanted = (
+                    "there are no more images" if name is None else f"should be for {visible(name)}"
                 )
+                raise cannot_resume(path, f"row {done + 1} is for {visible(found)}, but {wanted}")
             if style == "jsonl" and not is_error and classes > top_k:
-                raise cannot_resume(path, f"row {done + 1} has {classes} classes, not {top_k}")
+                raise cannot_resume(
+                    path, f"row {done + 1} has {classes} classes, but --top-k is {top_k}"
+                )
             done, size, errors = done + 1, size + len(record), errors + is_error
             if done % chunk == 0:
                 point = ResumePoint(done, size, errors)
@@ -230,7 +235,7 @@ def parse_record(record: bytes, style: str, path: Path) -> tuple[str, int, bool]
         cells = next(csv.reader([record.decode("utf-8", "surrogateescape")]))
         return cells[0], 0, bool(cells[-1])
     except (ValueError, KeyError, TypeError, IndexError, StopIteration, csv.Error) as error:
-        raise cannot_resume(path, f"vitft did not write this row: {record[:60]!r}") from error
+        raise cannot_resume(path, f"a row was not written by vitft: {record[:60]!r}") from error
 
 
 def count_errors(path: Path, style: str) -> int:
@@ -246,7 +251,7 @@ def cannot_resume(
     path: Path,
     reason: str,
     *,
-    fix: str = "repeat the images and options of the first run, or choose another --out",
+    fix: str = "use the images and options of the first run, or choose another file with --out",
 ) -> RunError:
     """Return the error for a file that does not match the request."""
     return RunError(f"cannot resume {path}: {reason}", fix=fix)

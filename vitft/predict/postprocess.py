@@ -70,7 +70,8 @@ class Postprocess:
         """
         if not np.isfinite(scores.logits).all():
             raise RunError(
-                "the model's logits are not finite numbers: it diverged or is damaged",
+                "the logits of the model are not finite: the training diverged or the file is "
+                "damaged",
                 fix="train again with a lower learning rate",
             )
         probabilities = softmax(scores.logits.astype(np.float64))  # (B, C)

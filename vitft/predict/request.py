@@ -54,18 +54,20 @@ class PredictRequest:
     def __post_init__(self) -> None:
         if not self.images and not self.lists:
             raise UsageError(
-                "no IMAGE was given", fix="name files, folders, addresses, - or --list FILE"
+                "no images given",
+                fix="pass files, folders, URLs, - for standard input, or --list FILE",
             )
         if self.top_k < 1:
-            raise UsageError(f"invalid --top-k {self.top_k}", fix="use at least 1")
+            raise UsageError(f"invalid --top-k {self.top_k}", fix="use an integer of 1 or more")
         if self.threshold is not None and self.precision is not None:
             raise UsageError(
-                "--threshold and --precision both set the threshold", fix="leave one of them out"
+                "--threshold and --precision cannot be used together", fix="remove one of them"
             )
         for option, value in (("threshold", self.threshold), ("precision", self.precision)):
             if value is not None and not 0 < value <= 1:
                 raise UsageError(
-                    f"invalid --{option} {value}", fix="use a number above 0, up to 1, e.g. 0.95"
+                    f"invalid --{option} {value}",
+                    fix="use a number greater than 0 and at most 1, e.g. 0.95",
                 )
         self.check_combinations()
 
@@ -74,18 +76,21 @@ class PredictRequest:
         is_resumable = self.out is not None and self.style in RESUMABLE
         if self.resume and not is_resumable:
             raise UsageError(
-                "--resume needs a file of rows", fix="add --out FILE.jsonl or FILE.csv"
+                "--resume needs a JSONL or CSV output file",
+                fix="add --out FILE.jsonl or --out FILE.csv",
             )
         if self.shard.world > 1 and (not is_resumable or "-" in self.images):
             raise UsageError(
-                "several processes need inputs that all can read, and rows that can be merged",
-                fix="add --out FILE.jsonl (or .csv), and give a list instead of standard input",
+                "several processes cannot read standard input, and need a JSONL or CSV output file",
+                fix="use --out FILE.jsonl or --out FILE.csv, and --list FILE instead of -",
             )
         if self.engine == "numpy":
             used = ["--explain"] * (self.explain is not None)
             used += ["--dtype bf16"] * (self.dtype != "fp32")
             if used:
-                raise UsageError(f"{used[0]} needs torch", fix="leave --engine numpy out")
+                raise UsageError(
+                    f"the NumPy engine does not support {used[0]}", fix="remove --engine numpy"
+                )
 
 
 def choose_format(wanted: str | None, out: str | None) -> str:
@@ -99,9 +104,9 @@ def choose_format(wanted: str | None, out: str | None) -> str:
     )
     if not style:
         raise UsageError(
-            f"the suffix of --out {out} implies no format; known suffixes are "
-            f"{', '.join(FORMAT_OF_SUFFIX)}",
-            fix="add --format jsonl (or csv, json, table, parquet)",
+            f"cannot infer a format from the suffix of --out {out}",
+            fix=f"use one of the suffixes {', '.join(FORMAT_OF_SUFFIX)}, or add --format, e.g. "
+            "--format csv",
         )
     if style == "parquet":
         if out is None:

@@ -53,7 +53,7 @@ class Predictor:
     ) -> None:
         if not card.classes:
             raise RunError(
-                "the checkpoint holds a backbone without classes",
+                "the checkpoint contains a backbone without classes",
                 fix="fine-tune it first: vitft finetune --data DIR --weights FILE",
             )
         self.device = pick_device(local_device(device))

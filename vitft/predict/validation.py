@@ -65,7 +65,7 @@ def damaged_file(path: Path, reason: str) -> RunError:
     """Return the error for a damaged file of a run."""
     return RunError(
         f"damaged run: {path} ({reason})",
-        fix="copy the run again from where it came, or train again",
+        fix="copy the run again from its source, or train again",
     )
 
 
@@ -77,7 +77,8 @@ def read_classes(run: Path) -> tuple[str, ...]:
     try:
         return tuple(str(table[str(i)]) for i in range(len(table)))
     except (KeyError, TypeError) as error:
-        raise damaged_file(RunDir(run).class_indices, f"no class {error}") from error
+        reason = "the class names are not numbered 0, 1, 2, ..."
+        raise damaged_file(RunDir(run).class_indices, reason) from error
 
 
 def read_rows(run: Path, classes: Sequence[str]) -> tuple[Row, ...]:
@@ -116,7 +117,8 @@ def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
         raise damaged_file(path, str(error)) from error
     if logits.shape != (images, classes) or not np.isfinite(logits).all():
         raise damaged_file(
-            path, f"logits {logits.shape} for {images} validation images of {classes} classes"
+            path,
+            f"logits must be finite and of shape {(images, classes)}, not {logits.shape}",
         )
     return logits
 
@@ -210,7 +212,7 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
     if not predictions:
         raise RunError(
             f"cannot choose a threshold: {run} has no validation predictions",
-            fix="give the probability itself: --threshold 0.8",
+            fix="set the threshold directly, e.g. --threshold 0.8",
         )
     threshold = smallest_threshold(predictions, precision)
     if threshold is None:
@@ -218,7 +220,7 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
         raise UsageError(
             f"no threshold reaches a precision of {percent(precision)}: a validation image was "
             f"misclassified with a probability of {percent(highest)}",
-            fix="ask for a lower --precision, or check the doubtful labels: vitft report",
+            fix="use a lower --precision, or check the labels of the mistakes with `vitft report`",
         )
     return threshold
 

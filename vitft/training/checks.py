@@ -30,19 +30,22 @@ def check_request(config: Config, out: str | None) -> Path:
         RunError: The run directory is not empty or not writable.
     """
     if not config.data.path:
-        raise UsageError("no data given", fix="name an image folder: --data DIR (or --data demo)")
+        raise UsageError(
+            "no data given", fix="choose an image folder with --data DIR, or use --data demo"
+        )
     if not config.weights.name:
         raise UsageError(
             "no weights given",
-            fix="name pretrained weights: --weights NAME (see `vitft weights list`; or demo)",
+            fix="choose pretrained weights with --weights NAME (run `vitft weights list` for "
+            "names), or use --weights demo",
         )
     data = data_path(config.data.path, config.data.root)
     folder = scan(data, reference=config.data.split == "reference")
     apply_fixes(folder, config.data)
     if config.data.group_duplicates and folder.layout == "split":
         raise UsageError(
-            f"--group-duplicates has no effect: {config.data.path} has its own split",
-            fix="leave the option out; `vitft check` lists copies on both sides of the split",
+            f"--group-duplicates cannot be used: {config.data.path} has its own split",
+            fix="remove the option; `vitft check` lists copies on both sides of the split",
         )
     if config.weights.name != "none":
         check_weights_name(
@@ -52,7 +55,8 @@ def check_request(config: Config, out: str | None) -> Path:
     planned = plan_run(out, config.data.path)
     if data.resolve() in planned.resolve().parents:
         raise UsageError(
-            f"the run directory {planned} lies inside the data", fix="choose another --out"
+            f"the run directory {planned} is inside the data directory",
+            fix="choose another run directory with --out",
         )
     return planned
 
@@ -70,7 +74,7 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
     if not settings.is_file() or not run.split.is_file():
         raise RunError(
             f"cannot resume: {path} is not a run directory",
-            fix="give the directory of a stopped run (it holds config.toml and split.csv)",
+            fix="use the directory of a stopped run, which contains config.toml and split.csv",
         )
     before = read_toml(settings)
     after = merge_settings(before, named)
@@ -86,10 +90,11 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
     extended = more_epochs(before, changed)
     refused = sorted(changed.keys() - allowed - extended)
     if refused:
-        words = ", ".join(f"{key} was {changed[key][0]}, now {changed[key][1]}" for key in refused)
+        pairs = [(key, *changed[key]) for key in refused]
+        words = ", ".join(f"{key} was {old} and is now {new}" for key, old, new in pairs)
         raise RunError(
-            f"resuming with other settings would change the result: {words}",
-            fix="leave these options out, or start a new run; only these may change: "
+            f"cannot resume with settings that would change the results: {words}",
+            fix="remove these options, or start a new run; only these settings may change: "
             f"{', '.join(sorted(allowed))}",
         )
     try:

@@ -117,7 +117,7 @@ class Dataset:
             return None
         table = torch.empty((len(rows), *size, channels), dtype=torch.uint8, device=self.device)
         done = 0
-        with console.Progress("images to memory", len(rows)) as progress:
+        with console.Progress("loading images", len(rows)) as progress:
             for chunk, pixels in self.decode(rows, EVAL_BATCH * 8):
                 table[done : done + len(chunk)] = pixels[..., :channels]
                 done += len(chunk)

@@ -73,7 +73,7 @@ def run_demo() -> DemoResults:
 def finetune_demo(config: Config) -> tuple[Path, RunResults]:
     """Fine-tune once, and return the run directory and the results."""
     out = check_request(config, None)
-    log.info(f"--weights {config.weights.name}")
+    log.info(f"fine-tuning with --weights {config.weights.name}")
     result = run_finetuning(config, out=out)
     if result.interrupted:
         raise Stopped(result.exit_code)

@@ -137,15 +137,15 @@ def lost_process(message: str) -> ResourceError:
     pair = distributed.is_initialized() and distributed.get_world_size() == 2
     who = f"process {1 - distributed.get_rank()}" if pair else "another process"
     reason = re.sub(r"^(\[[^\]]*\] )+", "", message.splitlines()[0])[:120]  # omits C++ locations
-    again = "start again with --resume, or let torchrun restart it: --max-restarts 3"
+    again = "resume the run with --resume, or let torchrun restart it with --max-restarts 3"
     if "timed out" in message.lower():
         return ResourceError(
-            f"{who} of the run does not respond ({reason})",
-            fix=f"find out what it waits for, end it (kill -9), then {again}; for work that takes "
-            "longer: --set train.timeout=SECONDS",
+            f"{who} of the run is not responding ({reason})",
+            fix=f"check what it is waiting for, stop it (kill -9), then {again}; if it only needs "
+            "more time, increase the limit with --set train.timeout=SECONDS",
         )
     return ResourceError(
-        f"{who} of the run ended ({reason})", fix=f"read its error message, then {again}"
+        f"{who} of the run has ended ({reason})", fix=f"check its error message, then {again}"
     )
 
 
@@ -208,11 +208,11 @@ def check_sharding(
     if found := [what for what, is_used in others.items() if is_used]:
         raise UsageError(
             f"train.shard cannot be combined with {found[0]}",
-            fix="leave train.shard out, or use a ViT of vitft's own in bf16 or fp32 without "
-            "train.compile",
+            fix="remove train.shard, or use weights without the timm: prefix, a precision of bf16 "
+            "or fp32, and train.compile=false",
         )
     if group.size == 1:
-        log.info("train.shard has no effect on one process; start several with torchrun")
+        log.info("train.shard has no effect with a single process; start several with torchrun")
 
 
 def shard_module(module: nn.Module, group: ProcessGroup) -> nn.Module:

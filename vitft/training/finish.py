@@ -117,7 +117,7 @@ def write_lora_adapter(
     folder = run.path / "adapter"
     shutil.rmtree(folder, ignore_errors=True)  # may remain from a killed process
     write_adapter(folder, dict(adapter), model, train, base=card.weights.get("name", ""))
-    log.info(f"adapter, for peft.PeftModel.from_pretrained: {folder}")
+    log.info(f"wrote the LoRA adapter to {folder} (open it with peft.PeftModel.from_pretrained)")
 
 
 def write_model(run: RunDir, model: Model, card: Card) -> None:

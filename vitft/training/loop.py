@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from vitft.config.sections import OptimSpec
 from vitft.system.errors import DivergedError, ResourceError
+from vitft.system.text import count
 from vitft.training.distributed import (
     ProcessGroup,
     is_lost_process,
@@ -163,19 +164,21 @@ class Trainer:
                     raise
                 if self.sharded:  # the other ranks are waiting for this rank's slice of a block
                     raise ResourceError(
-                        f"out of memory with {self.micro_batch} images at a time",
-                        fix="continue with --resume RUN --set optim.micro_batch=N or "
-                        "--set train.checkpointing=true",
+                        f"out of memory with {count(self.micro_batch, 'image')} at a time",
+                        fix="resume the run with a smaller micro-batch (--resume RUN --set "
+                        "optim.micro_batch=N) or with --set train.checkpointing=true",
                     ) from error
                 for parameter in self.parameters.values():
                     parameter.grad = None
             if self.micro_batch == 1:
                 raise ResourceError(
                     "out of memory with one image at a time",
-                    fix="use a smaller --image-size or model, or --set train.checkpointing=true",
+                    fix="use a smaller --image-size, a smaller model or --set "
+                    "train.checkpointing=true",
                 )
             self.micro_batch = math.ceil(min(self.micro_batch, len(batch.labels)) / 2)
-            log.warning(f"out of memory: continuing with {self.micro_batch} images at a time")
+            images = count(self.micro_batch, "image")
+            log.warning(f"out of memory: continuing with {images} at a time")
 
     def accumulate(self, batch: Batch) -> tuple[float, int]:
         """Accumulate the gradients of this rank's slice of a batch over its micro-batches."""
@@ -234,8 +237,8 @@ class Trainer:
 def diverged(step: int, lr: float, loss: float) -> DivergedError:
     """Return the error to raise if the loss is not finite."""
     return DivergedError(
-        f"training diverged: the loss of step {step} is {loss} at learning rate {lr:.3g}",
-        fix="lower the learning rate, e.g. to a tenth with --lr",
+        f"training diverged: the loss is {loss} at step {step}, with a learning rate of {lr:.3g}",
+        fix="use --lr to lower the learning rate, e.g. to a tenth",
     )
 
 

@@ -224,7 +224,8 @@ def load_saved(context: RunContext) -> State | None:
     else:
         facts = found[0].facts
         context.best.load(facts["best"], found[1], str(facts.get("best_file", "")))
-        log.info(f"resuming after step {facts['step']}, {count(facts['epochs'], 'epoch')} done")
+        done = count(facts["epochs"], "completed epoch")
+        log.info(f"resuming after {count(facts['step'], 'step')} ({done})")
     if group.is_main:
         group.barrier()
     return found[0] if found else None

@@ -108,7 +108,7 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
     trained = count_parameters(model, pipeline.trained)
     total = sum(p.numel() for p in model.parameters())
     log.info(
-        f"training {config.train.freeze}: {trained:,} of {total:,} parameters, "
+        f"training:   {trained:,} of {total:,} parameters (--freeze {config.train.stages[0]}), "
         f"on {describe_device(pipeline.device)} in {precision}"
     )
     return Setup(config=config, folder=folder, pipeline=pipeline, report=report)
@@ -146,7 +146,7 @@ def extract_shard(folder: Folder, extractor: Extractor, view: View, group: Proce
     If the processes do not share a cache, each computes the missing features itself afterwards.
     """
     files = group.shard(folder.files)
-    with console.Progress("images to features, one shard", len(files)) as progress:
+    with console.Progress("extracting one shard of the features", len(files)) as progress:
         for _ in extractor.extract(str(folder.root), files, view):
             progress.advance()  # `inspect_images` reports unreadable files
     group.barrier()
@@ -171,7 +171,7 @@ def inspect_images(
         return inspected, {}
     duplicates = fingerprints.duplicate_groups()
     copies = count(len(duplicates), "image")
-    log.info(f"near-duplicates: {copies}, each group kept on one side of the split")
+    log.info(f"near-duplicates: {copies}; each group is kept on one side of the split")
     return inspected, duplicates
 
 
@@ -204,7 +204,9 @@ def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInp
     reads_views = config.solvable or not config.solves(stage)
     if inputs.extractor is not None and views and reads_views and caches_views(inputs.cut, train):
         manifest = data.manifest
-        compute_views(inputs.extractor, manifest, manifest.train, views, "augmented views")
+        compute_views(
+            inputs.extractor, manifest, manifest.train, views, "extracting augmented features"
+        )
     return inputs
 
 
@@ -220,10 +222,10 @@ def next_inputs(
     if extractor is not None:
         rows, view = data.manifest.rows, eval_view(data.transform)
         check_disk_space(extractor, view, len(rows))
-        compute_views(extractor, data.manifest, rows, [view], "images to features")
+        compute_views(extractor, data.manifest, rows, [view], "extracting features")
     inputs = replace(inputs, cut=pipeline.cut, extractor=extractor)
     inputs = with_stage_data(inputs, config, stage)
-    log.info(f"training {stage}, starting from the weights of the stage before")
+    log.info(f"next stage: --freeze {stage}, starting from the weights of the previous stage")
     return inputs
 
 
@@ -257,8 +259,8 @@ def dry_run(config: Config, out: Path, *, data: str) -> str:
     labels = expected_training_labels(folder, config.data)
     held_back = len(folder.files) - len(labels)
     log.info(
-        f"{len(folder.files):,} files in {len(folder.classes)} classes, not opened yet: about "
-        f"{len(labels):,} for training, {held_back:,} for validation"
+        f"{count(len(folder.files), 'file')} in {len(folder.classes)} classes, not opened yet: "
+        f"about {len(labels):,} for training and {held_back:,} for validation"
     )
     if config.train.sampling == "balanced":
         log.info(describe_epoch(labels, folder.classes))
@@ -266,15 +268,16 @@ def dry_run(config: Config, out: Path, *, data: str) -> str:
         if stage == "lora":
             add_adapters(model, config.train)
         trained = count_parameters(model, freeze_model(model, stage))
-        log.info(f"{stage}: {trained:,} parameters train, {describe_solver(config, stage, labels)}")
-    log.info(f"the run would be written to {out}; nothing was trained")
+        solver = describe_solver(config, stage, labels)
+        log.info(f"--freeze {stage}: {trained:,} trainable parameters, {solver}")
+    log.info(f"dry run: nothing was trained; the run would be written to {out}")
     return to_toml(replace(config, data=replace(config.data, path=data)))
 
 
 def describe_solver(config: Config, stage: str, labels: Sequence[int]) -> str:
     """Return a description of the solver of a stage and its number of steps."""
     if config.solves(stage):
-        return "solved by lbfgs without a training loop"
+        return "solved by L-BFGS without a training loop"
     spec = config.optim
     images = images_per_epoch(labels, balanced=config.train.sampling == "balanced")
     steps = math.ceil(images / spec.batch_size)

@@ -209,14 +209,15 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
         if state is not None and best is not None:
             return state, best.tensors
         broken = path if state is None else folder / str(name)
-        log.warning(f"{broken} is damaged; falling back to the state before")
+        log.warning(f"{broken} is damaged; falling back to the previous state")
         with writing(broken):
             if broken.exists():
                 broken.replace(broken.with_name(f"{broken.name}.damaged"))
     if found:
         raise RunError(
             f"all training states in {folder} are damaged",
-            fix="start a new run with another --out; the damaged files are kept as *.damaged",
+            fix="start a new run in another directory with --out; the damaged files are kept as "
+            "*.damaged",
         )
     return None
 
@@ -246,10 +247,10 @@ def check_same_images(run: RunDir, manifest: Manifest) -> None:
         return
     old, new = ({(r.path, r.sha256, r.split) for r in m.rows} for m in (before, manifest))
     changed = sorted({path for path, _, _ in old ^ new})
-    what = "1 image has" if len(changed) == 1 else f"{len(changed)} images have"
+    what = "1 image has" if len(changed) == 1 else f"{len(changed):,} images have"
     raise RunError(
-        f"{what} changed since {run.path} was started, e.g. {changed[0]}"
+        f"{what} changed since the start of {run.path}, e.g. {changed[0]}"
         if changed
-        else f"the classes have changed since {run.path} was started",
-        fix="restore the images as they were, or start a new run",
+        else f"the classes have changed since the start of {run.path}",
+        fix="restore the original images and classes, or start a new run",
     )

@@ -152,7 +152,7 @@ def write_folder(run: Path, maker: ThumbnailMaker, rows: Sequence[Row]) -> int:
     views: dict[str, PixelArray] = {}
     count = 0
     overlays = len(maker.predicted) if maker.model is not None else 0
-    with writing(folder), console.Progress("thumbnails", len(rows) + overlays) as progress:
+    with writing(folder), console.Progress("drawing thumbnails", len(rows) + overlays) as progress:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         for thumbnail in in_order(maker.decode, rows, workers=torch.get_num_threads()):

@@ -58,7 +58,7 @@ class Connection:
 
     id: str
     location: str
-    """URL of the tracked run, or a command to view it."""
+    """URL of the tracked run, or how to view or upload it."""
     last_moment: int = -1
     """Last moment that the tracker has received; -1 if unknown."""
 
@@ -187,7 +187,8 @@ class Wandb:
             config=dict(run.settings),
             settings=self.settings,
         )
-        location = self.run.url if self.is_online else f"`wandb sync` of {run.folder / 'wandb'}"
+        offline = f"offline run in {run.folder / 'wandb'}, to be uploaded with `wandb sync`"
+        location = self.run.url if self.is_online else offline
         last_moment = 2 * int(self.run.step) - 1 if self.run.resumed else -1
         return Connection(id=name, location=str(location), last_moment=last_moment)
 
@@ -207,9 +208,9 @@ CLIENTS: Mapping[str, Callable[[], TrackerClient]] = {
     "wandb": Wandb,
 }
 CONNECTION_HELP = {
-    "tensorboard": "install a version that fits the one of torch",
-    "mlflow": "set MLFLOW_TRACKING_URI to a running server, or to sqlite:///mlflow.db",
-    "wandb": "log in with `wandb login`, or set WANDB_MODE=offline",
+    "tensorboard": "install a version that is compatible with torch",
+    "mlflow": "set MLFLOW_TRACKING_URI to a running server or to sqlite:///mlflow.db",
+    "wandb": "log in with `wandb login`, set WANDB_MODE=offline",
 }
 
 
@@ -315,8 +316,8 @@ class Trackers:
         except Exception as error:  # libraries may raise any error; training continues
             self.active.pop(name, None)
             log.warning(
-                f"{name} logging disabled: {describe_error(error)}; training and metrics.jsonl "
-                "continue"
+                f"{name} logging disabled: {describe_error(error)}; training continues, and "
+                "metrics are still written to metrics.jsonl"
             )
             return False
         return True
@@ -348,8 +349,8 @@ def connect_trackers(names: Sequence[str], *, resume: bool) -> Trackers:
             without_warnings(partial(connect, name))
         except Exception as error:
             raise UsageError(
-                f"--tracker {name} cannot start: {describe_error(error)}",
-                fix=f"{CONNECTION_HELP[name]}; or leave --tracker {name} out",
+                f"--tracker {name} failed to start: {describe_error(error)}",
+                fix=f"{CONNECTION_HELP[name]}, or remove --tracker {name}",
             ) from error
     return trackers
 

@@ -70,11 +70,14 @@ def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = F
     """Return a graph's classes, preprocessing, input and output as one line of ASCII JSON."""
     transform, shape = trained.card.transform, trained.card.architecture
     height, width = transform.image_size
-    colours = "greys, (value" if transform.channels == 1 else "RGB, (value"
+    colours = "greyscale, (value" if transform.channels == 1 else "RGB, (value"
     if any_size:
-        layout = "uint8 (batch, height, width, 3): upright RGB of any size, all else inside"
+        layout = (
+            "uint8 (batch, height, width, 3): upright RGB images of any size; the graph resizes, "
+            "crops and normalises them"
+        )
     elif takes_bytes:
-        layout = f"uint8 (batch, {height}, {width}, 3): RGB, 0 to 255, normalised inside"
+        layout = f"uint8 (batch, {height}, {width}, 3): RGB, 0 to 255; the graph normalises it"
     else:
         layout = (
             f"float32 (batch, {shape.in_channels}, {height}, {width}): {colours} / 255 - "
@@ -90,7 +93,7 @@ def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = F
                 "bytes": takes_bytes,
                 "any_size": any_size,
             },
-            "output": {"name": "logits", "layout": "float32 (batch, classes): softmax them"},
+            "output": {"name": "logits", "layout": "float32 (batch, classes), before the softmax"},
             "weights": dict(trained.card.weights),
             "made_by": f"vitft {version('vitft')}",
         },
@@ -114,8 +117,8 @@ def export_error(target: str, error: Exception) -> RunError:
     """Return the error for a model that cannot be exported to a format."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return RunError(
-        f"{target} cannot represent this model: {(lines or [type(error).__name__])[0][:200]}",
-        fix="export it with --timm or --safetensors",
+        f"{target} cannot export this model: {(lines or [type(error).__name__])[0][:200]}",
+        fix="use --timm or --safetensors",
     )
 
 

@@ -160,9 +160,9 @@ class Int8Format(ExportFormat):
         remaining = weight_bytes(small.graph) / weight_bytes(model.graph)
         if remaining > MAX_REMAINING:
             raise RunError(
-                f"--int8 would still take {percent(remaining, 0)} of this model's size, because "
-                "most of its weights are not in matrices",
-                fix="export it with --onnx",
+                f"--int8 would only reduce this model to {percent(remaining, 0)} of its size, "
+                "because most of its weights are not in linear layers",
+                fix="use --onnx",
             )
         for path in exact.iterdir():
             path.unlink()

@@ -30,14 +30,14 @@ def resize_obstacle(card: Card) -> str:
     """Return why a graph cannot resize like the model's transform, or an empty string if it can."""
     transform = card.transform
     if transform.interpolation not in RESIZE_MODES:
-        return f"ONNX has no antialiased {transform.interpolation} resize"
+        return f"ONNX has no antialiased {transform.interpolation} interpolation"
     if transform.channels != 3:
-        return "ONNX has no operator for Pillow's conversion to grey"
+        return "ONNX has no operator for Pillow's conversion to greyscale"
     height, width = transform.image_size
     if transform.fit != "crop":
-        return "Pillow resizes without cropping in another order of its two passes"
+        return "without cropping, ONNX resizes the two axes in a different order from Pillow"
     if height != width:
-        return f"the resized size for a view of {height}x{width} pixels is not an integer"
+        return f"the graph can only resize to square images, not to {height}x{width} pixels"
     return ""
 
 
@@ -121,9 +121,9 @@ def view_difference(
         values, differing = values + off.size, differing + int((off > 0).sum())
     if levels > MAX_GREY_LEVELS:
         raise RunError(
-            f"onnxruntime resizes differently from Pillow: by {levels} grey levels of 255, where "
-            f"{MAX_GREY_LEVELS} are allowed; the export was removed",
-            fix="export with --with-preprocessing instead, and resize the images with Pillow",
+            f"images resized by onnxruntime differ from Pillow's by up to {levels} grey levels "
+            f"(out of 255), more than the limit of {MAX_GREY_LEVELS}; the export was removed",
+            fix="use --with-preprocessing instead, and resize the images with Pillow",
         )
     return ViewDifference(levels, differing / max(1, values))
 

@@ -52,7 +52,7 @@ class TransformersFormat(ExportFormat):
     def obstacle(self, card: Card) -> str:
         shape = card.architecture
         if isinstance(shape, TimmConfig):
-            return "it is a timm model; transformers opens the folder that --timm writes"
+            return "it is a timm model, which transformers can open if it is exported with --timm"
         odd = first_unsupported(
             {
                 "pre_logits (a Linear + Tanh before the head)": shape.pre_logits,
@@ -61,14 +61,14 @@ class TransformersFormat(ExportFormat):
                 "registers": bool(shape.registers),
                 "a post-norm encoder": shape.norm == "post",
                 "two class tokens": shape.distilled,
-                "positions for the patches only": not shape.prefix_positions,
-                "a hybrid's stem": shape.stem is not None,
-                "convolutions before the patches": bool(shape.convs),
+                "position embeddings for the patches only": not shape.prefix_positions,
+                "a hybrid stem": shape.stem is not None,
+                "convolutions before the patch embedding": bool(shape.convs),
             }
         )
         if not odd:
             return ""
-        return f"the model has {odd}, which transformers' ViTForImageClassification does not have"
+        return f"the model has {odd}, which ViTForImageClassification does not support"
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
         card, shape = trained.card, trained.card.architecture
