@@ -16,6 +16,7 @@ from vitft.system.signals import EXIT_SIGNALS, exit_at_once
 
 def run() -> NoReturn:
     """Run the command and exit with its code."""
+    open_closed_descriptors()
     numbers = [n for n in EXIT_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
     for number in numbers:
         signal.signal(number, exit_at_once)
@@ -23,9 +24,7 @@ def run() -> NoReturn:
 
     def finish(*_: object) -> NoReturn:
         logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        os._exit(code)  # main has flushed the streams
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # Threads of gloo sometimes abort an orderly exit ("terminate called without an active
@@ -33,14 +32,23 @@ def run() -> NoReturn:
         atexit.register(finish)
     from vitft.cli.main import main
 
-    try:
-        code = main()
-    except SystemExit as end:  # --help, or a closed pipe
-        code = end.code if isinstance(end.code, int) else 0
-        raise
+    code = main()
     for number in numbers:  # the command is done: do not wait for the interpreter to shut down
         signal.signal(number, lambda *_: os._exit(code))
     sys.exit(code)
+
+
+def open_closed_descriptors() -> None:
+    """Open the null device as stdin, stdout or stderr, where the caller has closed them.
+
+    Otherwise the next file that is opened would get the number of a standard stream, and libraries
+    that write to stderr would damage it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """Log lines and progress on the terminal, with control characters escaped."""
 
+import io
+import logging
+import sys
+
 import pytest
 
 from vitft.system import console
@@ -33,3 +37,15 @@ def test_progress_without_a_terminal_is_plain_lines(
     assert "left" in lines[0]
     assert "working: 4/4  loss 0.4" in lines[-1]
     assert all("\x1b" not in line for line in lines)
+
+
+def test_a_log_that_cannot_be_written_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FullDisk(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, f"No space left on device for {text}")
+
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+
+    logging.getLogger("vitft.training").warning("a batch was halved")
+    with console.Progress("working", 1) as progress:
+        progress.advance()

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
+from vitft.cli.streams import StdoutLostError
 from vitft.system import console
-from vitft.system.errors import VitftError
+from vitft.system.errors import ResourceError, VitftError
 from vitft.system.signals import Stopper
 
 COMMANDS = {
@@ -38,9 +39,20 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (see `system.errors`)."""
-    output.prepare_streams()
-    console.show_log()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    with output.safe_streams() as stdout:
+        console.show_log()
+        code = run_command(arguments)
+        try:
+            code = stdout.exit_code(code)
+        except ResourceError as error:
+            output.fail(error)
+            code = error.exit_code
+    return code
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run one command and return its exit code, with errors printed."""
     debug = "--debug" in arguments
     try:
         command = next((a for a in arguments if not a.startswith("-")), "")
@@ -48,8 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args, unknown = parser.parse_known_args([a for a in arguments if a != "--debug"])
         if unknown:
             parser.commands.get(command, parser).error(f"unrecognized arguments: {unknown[0]}")
-        with Stopper(), output.quiet_pipe():  # on a signal, every command cleans up
+        with Stopper():  # on a signal, every command cleans up
             return args.command(args)
+    except StdoutLostError:
+        return 0
     except VitftError as error:
         if debug:
             traceback.print_exc()
@@ -58,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:  # Ctrl-C, or Stopped with the exit code of its signal
         output.interrupted()
         return getattr(stop, "exit_code", 130)
+    except SystemExit as end:  # --help and --version
+        return end.code if isinstance(end.code, int) else 0
     except Exception:  # the only place that catches everything: a bug, to be reported
         traceback.print_exc()
         output.bug()

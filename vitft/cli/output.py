@@ -4,21 +4,28 @@ Control characters in text are escaped (`console.visible`), so any file name can
 """
 
 import contextlib
-import io
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO, cast
 
+from vitft.cli.streams import SafeStream, Stdout
 from vitft.system.console import stderr, stdout, visible
 from vitft.system.errors import VitftError
 
 
-def prepare_streams() -> None:
-    """Make stdout and stderr escape characters that their encoding cannot represent."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+@contextlib.contextmanager
+def safe_streams() -> Iterator[Stdout]:
+    """Replace stdout and stderr by streams that outlast write errors; yield the one for results."""
+    before = sys.stdout, sys.stderr
+    results, messages = Stdout(sys.stdout), SafeStream(sys.stderr)
+    sys.stdout, sys.stderr = cast("TextIO", results), cast("TextIO", messages)
+    try:
+        yield results
+    finally:
+        results.finish()
+        messages.finish()
+        sys.stdout, sys.stderr = before
 
 
 def result(text: str) -> None:
@@ -29,6 +36,13 @@ def result(text: str) -> None:
 def exact(text: str) -> None:
     """Print text unchanged, for output such as JSON that programs read."""
     print(text)
+
+
+def row(text: str) -> None:
+    """Print one of many rows unchanged, and end the command if stdout cannot be written."""
+    print(text)
+    if isinstance(sys.stdout, Stdout):
+        sys.stdout.check()
 
 
 def as_json(fields: Mapping[str, Any]) -> None:
@@ -86,16 +100,3 @@ def version() -> str:
 def bug() -> None:
     """Print what to do with the traceback of an unexpected error."""
     print(f"vitft: this is a bug in vitft {version()}; please report it", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def quiet_pipe() -> Iterator[None]:
-    """Exit without a traceback when stdout is a closed pipe, as after `vitft ... | head`."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes stdout again at exit, which must not fail.
-        with contextlib.suppress(OSError):
-            sys.stdout = open("/dev/null", "w")  # noqa: SIM115, PTH123
-        raise SystemExit(141) from None

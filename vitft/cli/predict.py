@@ -1,11 +1,12 @@
 """`vitft predict`: predict the classes of images."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
@@ -103,9 +104,14 @@ def predict_command(args: argparse.Namespace) -> int:
     from vitft.predict.jobs import run_prediction
 
     errors = run_prediction(
-        request, write=output.exact, stdin=sys.stdin.buffer, illustrate=illustrate
+        request, write=output.row, stdin=standard_input(), illustrate=illustrate
     )
     return 3 if errors and request.shard.world == 1 else 0
+
+
+def standard_input() -> BinaryIO:
+    """Return the bytes of stdin: none if it is closed."""
+    return sys.stdin.buffer if sys.stdin else io.BytesIO()
 
 
 def illustrate(

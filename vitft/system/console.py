@@ -4,6 +4,7 @@ As a library, the package only logs through `logging`; the command line calls `s
 Results are printed by `vitft.cli.output`.
 """
 
+import contextlib
 import logging
 import sys
 import time
@@ -59,10 +60,11 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record on one line."""
         text = visible(record.getMessage())
-        if record.levelno >= logging.WARNING:
-            stderr().print(f"warning: {text}", markup=False, style="yellow")
-        else:
-            stderr().print(text, markup=False)
+        with contextlib.suppress(OSError):  # a log that cannot be written ends no run
+            if record.levelno >= logging.WARNING:
+                stderr().print(f"warning: {text}", markup=False, style="yellow")
+            else:
+                stderr().print(text, markup=False)
 
 
 def show_log(level: int = logging.INFO) -> None:

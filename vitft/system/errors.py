@@ -6,12 +6,12 @@
     │   └── ImageError    3   a file that is not a usable image
     ├── WeightsError      4   weight files, the catalogue, the hub
     ├── RunError          5   run directories and checkpoints: damaged, mismatched, not writable
-    ├── ResourceError     6   disk full, memory
+    ├── ResourceError     6   disk full, stdout not writable, memory
     ├── DivergedError     7   loss or weights are not finite
     └── LockedError       8   another process is writing to the run directory
 
 Any other exception, e.g. an AssertionError, is a bug; it prints a traceback and exits with code 1.
-An interruption exits with 130 (SIGINT) or 143 (SIGTERM, SIGUSR1, SIGHUP).
+An interruption exits with 130 (SIGINT) or 143 (SIGTERM, SIGUSR1, SIGHUP), a closed pipe with 141.
 """
 
 from typing import ClassVar

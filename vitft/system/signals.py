@@ -49,7 +49,8 @@ def signal_handlers(handler: Handler, numbers: Iterable[int] = SIGNALS) -> Itera
 
 def exit_at_once(number: int, _: FrameType | None = None) -> NoReturn:
     """Handle a signal by exiting with the exit code that shells use for it."""
-    os.write(2, b"vitft: interrupted\n")
+    with contextlib.suppress(OSError):  # a full or closed stderr
+        os.write(2, b"vitft: interrupted\n")
     os._exit(128 + number)
 
 

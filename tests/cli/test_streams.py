@@ -1,0 +1,177 @@
+"""Standard output and error that are full, closed or a pipe without a reader."""
+
+import io
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO, cast
+
+import pytest
+
+from tests.conftest import tiny_home
+from tests.support.forked_commands import STREAM_FAULTS, Launcher, launcher
+from vitft.cli.streams import SafeStream, Stdout, StdoutLostError
+from vitft.system.errors import ResourceError
+
+RUN = ["--run", "run"]
+COMMANDS = {
+    "finetune": ["finetune", "--data", "data", "--weights", "w.safetensors", "--out", "OUT"],
+    "predict": ["predict", "data", *RUN, "--engine", "torch"],
+    "predict json": ["predict", "data", *RUN, "--format", "json", "--engine", "numpy"],
+    "evaluate": ["evaluate", "--data", "data", *RUN],
+    "check": ["check", "data", "--out", "OUT.csv"],
+    "export": ["export", "--safetensors", *RUN, "--out", "OUT"],
+    "explain": ["explain", "data/red", *RUN, "--out", "OUT"],
+    "compare": ["compare", "run", "run-2", "--out", "OUT.html"],
+    "study": ["study", "--data", "data", "--weights", "none", "--shots", "2", "--out", "OUT"],
+    "weights": ["weights", "list"],
+    "cache": ["cache", "list"],
+    "help": ["--help"],
+    "serve": ["serve", *RUN, "--port", "PORT"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_home(tmp_path_factory.mktemp("streams"))
+
+
+@pytest.fixture(scope="module")
+def forked(home: Path) -> Iterator[Launcher]:
+    with launcher(home) as found:
+        for name in ("run", "run-2"):
+            words = [name if word == "OUT" else word for word in COMMANDS["finetune"]]
+            assert found.run(words).code == 0
+        yield found
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def expected_code(name: str, fault: str) -> int:
+    if name == "serve":
+        return 143  # it serves until the signal
+    if STREAM_FAULTS[fault][0] == "good":
+        return 0
+    return 141 if fault == "broken pipe" else 6
+
+
+CASES = [(name, fault) for name in COMMANDS for fault in STREAM_FAULTS if name != "study"]
+
+
+@pytest.mark.parametrize(("name", "fault"), [*CASES, ("study", "both full")])
+def test_a_command_outlasts_a_faulty_stream(
+    home: Path, forked: Launcher, name: str, fault: str
+) -> None:
+    out = f"{name}-{fault}".replace(" ", "-")
+    port = free_port() if name == "serve" else 0
+    words = [w.replace("OUT", out).replace("PORT", str(port)) for w in COMMANDS[name]]
+
+    ended = forked.run(words, fault, port=port)
+
+    assert ended.code == expected_code(name, fault), ended.err
+    assert "Traceback" not in ended.err
+    assert "bug" not in ended.err
+    lost = ended.err.count("vitft: error: cannot write the results to stdout: ")
+    assert lost == (ended.code == 6 and STREAM_FAULTS[fault][1] == "good")
+    if ended.code == 0:
+        assert ended.out
+    if any(out in word for word in words):  # what goes to files is complete
+        assert list(home.glob(f"{out}*"))
+    if name == "finetune":
+        assert (home / out / "report.html").read_text().rstrip().endswith("</html>")
+
+
+def python(words: list[str], redirection: str) -> "subprocess.CompletedProcess[str]":
+    command = " ".join([sys.executable, "-m", "vitft", *words, redirection])
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code"),
+    [
+        pytest.param(">/dev/full", 6, id="stdout full"),
+        pytest.param(">&-", 6, id="stdout closed"),
+        pytest.param("2>/dev/full", 0, id="stderr full"),
+        pytest.param(">&- 2>&- <&-", 6, id="all closed"),
+    ],
+)
+def test_the_interpreter_ends_with_the_code_of_the_command(redirection: str, code: int) -> None:
+    done = python(["recipes"], redirection)
+
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_no_file_gets_the_number_of_a_closed_stream() -> None:
+    code = (
+        "import os, vitft.__main__ as m; m.open_closed_descriptors(); "
+        "os._exit(os.open(os.devnull, os.O_RDONLY))"
+    )
+    shell = f"{sys.executable} -c '{code}' 0<&- 1>&- 2>&-"
+
+    assert subprocess.run(["bash", "-c", shell], timeout=60, check=False).returncode == 3
+
+
+def test_images_from_a_closed_stdin_are_a_usage_error_only_if_they_are_asked_for(
+    home: Path, forked: Launcher
+) -> None:
+    shell = "{} -m vitft predict {} --run {} <&-"
+    results = [
+        subprocess.run(
+            ["bash", "-c", shell.format(sys.executable, image, home / "run")],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        for image in (home / "data" / "red" / "000.png", "-")
+    ]
+
+    assert [done.returncode for done in results] == [0, 3]
+    assert "standard input is empty" in results[1].stderr
+
+
+class FullFile(io.StringIO):
+    """A file on a disk that is full until `has_space`."""
+
+    has_space = False
+
+    def write(self, text: str) -> int:
+        if not self.has_space:
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+
+def test_a_safe_stream_keeps_the_first_error_and_writes_again_once_there_is_space() -> None:
+    disk = FullFile()
+    stream = SafeStream(cast("TextIO", disk))
+
+    print("lost", file=stream)
+    disk.has_space = True
+    print("written", file=stream)
+    stream.finish()
+
+    assert disk.getvalue() == "written\n"
+    assert stream.failure is not None
+    assert stream.failure.errno == 28
+
+
+def test_a_row_that_is_lost_ends_the_command_but_a_signal_keeps_its_exit_code() -> None:
+    stdout = Stdout(cast("TextIO", FullFile()))
+    stdout.check()
+    print("lost", file=stdout)
+
+    with pytest.raises(StdoutLostError):
+        stdout.check()
+    with pytest.raises(ResourceError, match="no space left on device"):
+        stdout.exit_code(0)
+    assert stdout.exit_code(143) == 143

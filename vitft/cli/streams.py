@@ -1,0 +1,109 @@
+"""Standard streams that outlast a full disk, a closed descriptor and a closed pipe.
+
+Text that stderr cannot take is dropped: no command ends because of its log. What stdout cannot
+take is dropped too, so that a command still does the rest of its work; then it exits with 6.
+"""
+
+import contextlib
+import errno
+import io
+import os
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from vitft.system.errors import ResourceError
+
+CLOSED_PIPE = 141
+"""Exit code that shells give to a program whose reader, such as `head`, has ended (SIGPIPE)."""
+SUCCESSES = (0, 3)
+"""Exit codes with results; 3 if some inputs could not be read."""
+
+
+class StdoutLostError(Exception):
+    """Exception that ends a command of which only the output on stdout was wanted."""
+
+
+class SafeStream:
+    """A text stream that drops what it cannot write and keeps the first error in `failure`.
+
+    Args:
+        inner: The stream, or None if its descriptor was closed when Python started.
+    """
+
+    def __init__(self, inner: TextIO | None) -> None:
+        self.is_missing = inner is None
+        self.inner = inner or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+        self.failure: OSError | None = None
+        if isinstance(inner, io.TextIOWrapper):
+            inner.reconfigure(errors="backslashreplace")  # for characters outside of the encoding
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - an attribute of any stream
+        return getattr(self.inner, name)
+
+    def write(self, text: str) -> int:
+        """Write text, or drop it."""
+        if self.is_missing or self.inner.closed:
+            self.failure = self.failure or OSError(errno.EBADF, "it is closed")
+        else:
+            with self.keeping_failure():
+                self.inner.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered, or keep the error."""
+        if not self.inner.closed:
+            with self.keeping_failure():
+                self.inner.flush()
+
+    @contextlib.contextmanager
+    def keeping_failure(self) -> Iterator[None]:
+        """Keep an error of the stream in place of raising it."""
+        try:
+            yield
+        except OSError as error:
+            self.failure = self.failure or error
+
+    def finish(self) -> None:
+        """Flush the stream for the last time.
+
+        What could not be written is discarded: Python would write it again at exit, and end with
+        the code 120.
+        """
+        self.flush()
+        if self.is_missing:
+            self.inner.close()
+        elif self.failure is not None:
+            with contextlib.suppress(OSError, ValueError):  # closed, or without a descriptor
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self.inner.fileno())
+                os.close(null)
+                self.inner.flush()
+
+
+class Stdout(SafeStream):
+    """Stdout, which receives the results of a command."""
+
+    def check(self) -> None:
+        """Raise StdoutLostError if a write has failed."""
+        if self.failure is not None:
+            raise StdoutLostError
+
+    def exit_code(self, code: int) -> int:
+        """Return the exit code of a command that ended with `code`.
+
+        After a closed pipe, whose reader wants nothing more, the command ends without a message, as
+        programs that SIGPIPE kills do.
+
+        Raises:
+            ResourceError: The results of a successful command could not be written.
+        """
+        self.finish()
+        if self.failure is None or code not in SUCCESSES:
+            return code
+        if isinstance(self.failure, BrokenPipeError):
+            return CLOSED_PIPE
+        raise ResourceError(
+            f"cannot write the results to stdout: {(self.failure.strerror or '').lower()}",
+            fix="redirect stdout to a file on a disk with free space, and run the command again; "
+            "the files that it wrote are complete",
+        )
