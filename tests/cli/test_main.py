@@ -42,6 +42,28 @@ def test_finetune_predict_export_is_three_commands(
     ]
 
 
+@pytest.mark.parametrize(
+    ("weights", "remedy"),
+    [("none", "train longer or start from pretrained weights"), ("tiny", "train longer, with")],
+)
+def test_a_model_at_chance_level_is_called_so_in_the_log(
+    here: Path,
+    image_folder: Path,
+    tiny_weights: Path,
+    capsys: pytest.CaptureFixture[str],
+    weights: str,
+    remedy: str,
+) -> None:
+    name = str(tiny_weights) if weights == "tiny" else weights
+    data = ["--data", str(image_folder), "--weights", name, "--image-size", "16"]
+
+    assert main(["finetune", *data, "--solver", "sgd", "--lr", "1e-60", "--epochs", "1"]) == 0
+
+    printed = capsys.readouterr()
+    assert f"warning: at chance level: the model always predicts blue; {remedy}" in printed.err
+    assert "weakest class" not in printed.out
+
+
 @pytest.fixture
 def trained(here: Path, image_folder: Path, tiny_weights: Path) -> Path:
     main(["finetune", "--data", str(image_folder), "--weights", str(tiny_weights), "--epochs", "2"])

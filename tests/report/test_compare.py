@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.test_report import check_harmless
+from tests.report.test_report import at_chance, check_harmless
 from tests.support.run_files import HOSTILE, make_run
 from vitft.cli.main import main
 from vitft.metrics.intervals import mcnemar
@@ -100,6 +100,16 @@ def test_three_runs_give_three_pairs_and_one_page(tmp_path: Path) -> None:
     assert f"Images with different predictions ({disputed})" in page.text
     figures = [tag for tag, a in page.elements if tag == "figure" and a.get("class") == "card"]
     assert len(figures) == disputed > 0
+
+
+def test_a_run_at_chance_level_is_called_so_in_a_comparison(tmp_path: Path) -> None:
+    good = make_run(tmp_path / "good", per_class=60, held_back=50, hardness=0.5)
+    poor = at_chance(make_run(tmp_path / "poor", per_class=60, held_back=50))
+
+    result = compared(good, poor)
+
+    assert list(result.notes) == ["B is at chance level: it always predicts poppy."]
+    assert "always predicts poppy" in write_comparison(result, tmp_path / "page.html").read_text()
 
 
 # the command -------------------------------------------------------------------------------------

@@ -343,6 +343,61 @@ def test_a_model_no_better_than_the_largest_class_should_not_be_used(tmp_path: P
     assert advise(read_run(run))[0].what == "Do not use this model yet."
 
 
+def at_chance(run: Path, *, weights: str = "none", of: int = 30) -> Path:
+    """Rewrite a run of three classes so that it predicts poppy for `of` of 30 images."""
+    table = json.loads((run / "eval.json").read_text())
+    matrix = [[0, 10, 0], [0, 10, 0], [30 - of, of - 20, 0]]
+    chance = {"confusion": matrix, "top1": 1 / 3, "top1_interval": [0.19, 0.51], "majority": 1 / 3}
+    (run / "eval.json").write_text(json.dumps(table | chance))
+    settings = run / "config.toml"
+    settings.write_text(settings.read_text().replace('"demo"', f'"{weights}"'))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("weights", "of", "lead", "advice"),
+    [
+        pytest.param(
+            "none",
+            30,
+            "distinguish 3 classes (daisy, poppy and rose), but it always predicts poppy",
+            (
+                "train longer or start from pretrained weights.",
+                "It always predicts poppy. The 95 %",
+            ),
+            id="always",
+        ),
+        pytest.param(
+            "demo",
+            29,
+            "but it predicts poppy for 97 % of the validation images",
+            ("train longer, with another learning rate", "It predicts poppy for 97 % of the"),
+            id="nearly always, from pretrained weights",
+        ),
+        pytest.param(
+            "none",
+            25,
+            "but it is not measurably better than always predicting the largest class",
+            ("Do not use this model yet.", "The 95 % interval of its accuracy (19.0"),
+            id="several classes, at chance",
+        ),
+    ],
+)
+def test_a_model_at_chance_level_is_called_so_and_ranks_no_classes(
+    tmp_path: Path, weights: str, of: int, lead: str, advice: tuple[str, str]
+) -> None:
+    run = at_chance(make_run(tmp_path / "run", epochs=True), weights=weights, of=of)
+
+    page = check_harmless(write_report(run).read_text())
+
+    assert lead in page.text
+    assert "Do not use this model yet" in page.text
+    assert advice[0] in page.text
+    assert advice[1] in page.text
+    for untrue in ("This model distinguishes", "The weakest class is", "begin with", "Compare"):
+        assert untrue not in page.text
+
+
 # safety ------------------------------------------------------------------------------------------
 
 

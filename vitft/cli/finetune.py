@@ -15,6 +15,7 @@ from vitft.cli.report import print_report
 from vitft.config.defaults import check_effect
 from vitft.config.options import FINETUNE_OPTIONS, Option, option_settings
 from vitft.config.run import Config, config_from_table, merge_settings, parse_setting, read_recipe
+from vitft.metrics.chance import chance_level
 from vitft.metrics.results import ClassMetrics, CrossValidation, RunResults
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
@@ -222,8 +223,12 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
         )
     cross_validation = metrics.get("cross_validation")
     if cross_validation:
-        print_cross_validation(cross_validation, knn_top1=metrics["knn_top1"])
-    else:
+        print_cross_validation(
+            cross_validation,
+            knn_top1=metrics["knn_top1"],
+            with_weakest=not chance_level(metrics),
+        )
+    elif not chance_level(metrics):
         print_weakest(metrics["per_class"])
     output.result(f"run: {run}")
     if status == "finished":
@@ -233,7 +238,9 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
         )
 
 
-def print_cross_validation(results: CrossValidation, *, knn_top1: float) -> None:
+def print_cross_validation(
+    results: CrossValidation, *, knn_top1: float, with_weakest: bool
+) -> None:
     """Print cross-validated accuracy, the gain from more images, and the two weakest classes."""
     scored, total = results["images"], results["of"]
     images = f"all {total:,}" if scored == total else f"{scored:,} of {total:,}"
@@ -243,7 +250,7 @@ def print_cross_validation(results: CrossValidation, *, knn_top1: float) -> None
     )
     if (gain := results["gain_from_twice"]) is not None:
         output.result(f"with twice the images: about {100 * gain:+.1f} points (extrapolated)")
-    for weak in results["weak_spots"][:2]:
+    for weak in results["weak_spots"][:2] if with_weakest else ():
         if weak["recall"] < 1:
             confused = weak["taken_for"]
             also = f", most often predicted as {confused}" if confused else ""

@@ -7,8 +7,10 @@ may be wrong comes before advice on improving them.
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from vitft.metrics.chance import chance_level, chance_remedy, constant_class
 from vitft.metrics.intervals import sample_size, wilson_interval
 from vitft.metrics.results import Interval
 from vitft.predict.validation import mistakes
@@ -28,27 +30,32 @@ def advise(run: Run) -> list[Advice]:
     """Return the next steps for a run, most urgent first."""
     if not run.results:
         return []
-    rules = (
+    rules: tuple[Callable[[Run], Advice | None], ...] = (
         no_better_than_majority,
         copies_across_split,
         doubtful_labels,
-        confused_pair,
-        weakest_class,
-        more_images,
         few_validation_images,
     )
+    if not chance_level(run.results):
+        rules = (*rules[:-1], confused_pair, weakest_class, more_images, rules[-1])
     return [advice for rule in rules if (advice := rule(run)) is not None]
 
 
 def no_better_than_majority(run: Run) -> Advice | None:
     """Warn if always predicting the largest class may be just as accurate."""
-    bounds, majority = run.results["top1_interval"], run.results.get("majority", -1.0)
-    if bounds[0] > majority:
+    clause = chance_level(run.results)
+    if not clause:
         return None
+    what, why = "Do not use this model yet.", ""
+    if constant_class(run.results) is not None:
+        remedy = chance_remedy(str(run.setting("weights", "name") or ""))
+        what = f"Do not use this model yet: {remedy}."
+        why = f"It {clause}. "
     return Advice(
-        "Do not use this model yet.",
-        f"The 95 % interval of its accuracy ({interval(bounds)}) is not above {percent(majority)}, "
-        "the accuracy of always predicting the largest class.",
+        what,
+        f"{why}The 95 % interval of its accuracy ({interval(run.results['top1_interval'])}) is not "
+        f"above {percent(run.results['majority'])}, the accuracy of always predicting the largest "
+        "class.",
     )
 
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from string import ascii_uppercase
 
+from vitft.metrics.chance import chance_level
 from vitft.metrics.intervals import holm, mcnemar, paired_interval, wilson_interval
 from vitft.metrics.results import Interval
 from vitft.predict.validation import ValidationPrediction
@@ -266,13 +267,17 @@ def comparison_notes(
         )
     if len({run.classes for run in runs}) > 1:
         notes.append("The runs have different classes, so they did not solve the same task.")
-    labelled = zip(ascii_uppercase, runs, strict=False)
+    labelled = list(zip(ascii_uppercase, runs, strict=False))
     chosen = [letter for letter, run in labelled if run.results.get("selected_on_validation")]
     if chosen:
         notes.append(
             f"The best epoch of {', '.join(chosen)} was selected on these images, which gives a "
             "slight advantage."
         )
+    clauses = {letter: chance_level(run.results) for letter, run in labelled}
+    notes += [
+        f"{letter} is at chance level: it {clause}." for letter, clause in clauses.items() if clause
+    ]
     return notes
 
 

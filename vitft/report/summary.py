@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitft.metrics.chance import chance_level
 from vitft.predict.validation import mistakes
 from vitft.report.advice import ClassRecall, cross_validated_recalls, validation_recalls
 from vitft.report.run_files import Run
@@ -39,9 +40,12 @@ def describe_data(run: Run) -> str:
     if not run.rows:
         return ""
     origin = f" from the folder “{run.data_name}”" if run.data_name else ""
+    classes = f"{count(len(run.classes), 'class', 'classes')} ({listing(run.classes)})"
+    text = f"This model distinguishes {classes}."
+    if clause := chance_level(run.results):
+        text = f"This model was trained to distinguish {classes}, but it {clause}."
     return (
-        f"This model distinguishes {count(len(run.classes), 'class', 'classes')} "
-        f"({listing(run.classes)}). It was trained on {count(parts['train'], 'image')}{origin} and "
+        f"{text} It was trained on {count(parts['train'], 'image')}{origin} and "
         f"evaluated on {count(parts['val'], 'other image')}, the validation images."
     )
 
@@ -98,7 +102,7 @@ def describe_results(run: Run) -> str:
     )
     if results.get("majority") is not None:
         text += f" Always predicting the largest class would give {percent(results['majority'])}."
-    return f"{text} {describe_weakest(run)}".strip()
+    return text if chance_level(results) else f"{text} {describe_weakest(run)}".strip()
 
 
 def describe_weakest(run: Run) -> str:

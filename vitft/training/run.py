@@ -13,6 +13,7 @@ import torch
 
 from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.split import write_class_indices
+from vitft.metrics.chance import chance_level, chance_remedy
 from vitft.metrics.results import RunResults
 from vitft.models.lora import merge_adapters
 from vitft.system.device import describe_device, peak_memory
@@ -189,6 +190,10 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
         with held():
             write_calibrated(run, model, card, final)
             results = final.results
+        if clause := chance_level(results):
+            log.warning(
+                f"at chance level: the model {clause}; {chance_remedy(config.weights.name)}"
+            )
         write_lora_adapter(run, adapter, model, config.train, card)
         is_evaluated = True
         write_data_reports(context, start)

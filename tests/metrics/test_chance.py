@@ -1,0 +1,61 @@
+"""Models at chance level."""
+
+from typing import cast
+
+import pytest
+
+from vitft.metrics.chance import chance_level
+from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.results import RunResults
+
+
+def results(matrix: list[list[int]]) -> RunResults:
+    """Return the metrics that follow from a confusion matrix of the classes a, b, ..."""
+    total = sum(map(sum, matrix))
+    right = sum(row[i] for i, row in enumerate(matrix))
+    return cast(
+        "RunResults",
+        {
+            "top1": right / total,
+            "top1_interval": wilson_interval(right, total),
+            "majority": max(map(sum, matrix)) / total,
+            "per_class": {"abcdefgh"[i]: {} for i in range(len(matrix))},
+            "confusion": matrix,
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("matrix", "clause"),
+    [
+        pytest.param([[0, 50], [0, 50]], "always predicts b", id="constant"),
+        pytest.param(
+            [[2, 48], [2, 48]], "predicts b for 96 % of the validation images", id="nearly constant"
+        ),
+        pytest.param(
+            [[3, 47], [3, 47]],
+            "is not measurably better than always predicting the largest class",
+            id="94 % of one class are not called constant",
+        ),
+        pytest.param(
+            [[25, 25], [25, 25]],
+            "is not measurably better than always predicting the largest class",
+            id="guesses",
+        ),
+        pytest.param([[40, 10], [10, 40]], "", id="better than chance"),
+        pytest.param([[30, 0], [0, 970]], "", id="rare class, always right"),
+        pytest.param([[0, 30], [0, 970]], "always predicts b", id="rare class, never found"),
+    ],
+)
+def test_a_model_is_at_chance_level_unless_its_interval_is_above_the_largest_class(
+    matrix: list[list[int]], clause: str
+) -> None:
+    assert chance_level(results(matrix)) == clause
+
+
+def test_results_of_older_runs_without_a_matrix_are_not_called_constant() -> None:
+    older = results([[0, 50], [0, 50]])
+    del older["confusion"]  # type: ignore[misc]
+
+    assert chance_level(older).startswith("is not measurably better")
+    assert chance_level(cast("RunResults", {"top1": 0.5})) == ""
