@@ -78,7 +78,7 @@ def test_a_file_is_inspected_for_a_task(tmp_path: Path, printed: Any) -> None:
 
     facts = [line.split() for line in printed().splitlines()]
     lines = [" ".join(words) for words in facts]
-    assert "flavour: timm's names" in lines
+    assert "format: timm" in lines
     assert "head: 7 classes" in lines
     assert "pre_logits: yes" in lines
     assert "would be kept: 30 tensors" in lines
@@ -98,7 +98,7 @@ def test_inspecting_without_a_task_reports_no_adaptation(tmp_path: Path, printed
     run("inspect", str(tmp_path / "vit.npz"))
 
     text = printed()
-    assert "Google's layout" in text
+    assert "Google (JAX)" in text
     assert "all zeros (untrained)" in text
     assert "would be" not in text
 
@@ -111,7 +111,10 @@ def test_inspecting_without_a_task_reports_no_adaptation(tmp_path: Path, printed
         pytest.param(["a.pth", "--image-size", "0"], UsageError, "--image-size 0", id="no size"),
         pytest.param(["a.pth", "--classes", "-1"], UsageError, "--classes -1", id="classes"),
         pytest.param(
-            ["vit.safetensors", "--image-size", "50"], UsageError, "50 pixels high", id="odd size"
+            ["vit.safetensors", "--image-size", "50"],
+            UsageError,
+            "height, 50 pixels",
+            id="odd size",
         ),
     ],
 )

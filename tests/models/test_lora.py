@@ -65,7 +65,7 @@ def test_merging_removes_adapters_and_keeps_the_logits(tiny_vit: VisionTransform
 
 
 def test_a_model_without_the_target_layers_is_refused(tiny_vit: VisionTransformer) -> None:
-    with pytest.raises(UsageError, match="no linear layers called conv"):
+    with pytest.raises(UsageError, match="no linear layers named conv"):
         add_adapters(tiny_vit, TrainSpec(freeze="lora", lora_targets="conv"))
 
 

@@ -103,7 +103,7 @@ def test_a_hybrid_trains_down_to_its_first_kernel() -> None:
 
 
 def test_an_image_that_the_stem_does_not_tile_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"240 pixels high.*patches of 32"):
+    with pytest.raises(UsageError, match=r"height, 240 pixels.*patch size, 32 pixels"):
         VisionTransformer(
             replace(architecture_config("vit_small_r26_s32_224"), image_size=(240, 240))
         )
@@ -143,7 +143,7 @@ def test_other_patches_never_change_the_strides_of_trained_convolutions() -> Non
     adapted = adapt(tensors, config, twice, new_head=False).tensors
     VisionTransformer(twice).load_state_dict(adapted)
     assert adapted["patch_embed.proj.weight"].shape == (8, 8, 2, 2)
-    with pytest.raises(UsageError, match=r"for patches of \(4, 4\).*other strides"):
+    with pytest.raises(UsageError, match=r"support a patch size of \(4, 4\), but not of \(6, 6\)"):
         adapt(tensors, config, replace(config, patch_size=(6, 6)), new_head=False)
 
 

@@ -125,7 +125,7 @@ def test_only_the_head_trains_or_everything() -> None:
 
 
 def test_a_cut_between_blocks_is_refused() -> None:
-    with pytest.raises(UsageError, match="does not support timm models"):
+    with pytest.raises(UsageError, match="cannot be used with timm models"):
         freeze_model(random_model(), "blocks:1")
 
 
@@ -156,7 +156,7 @@ def test_a_head_that_is_not_one_linear_layer_is_refused() -> None:
 
 
 def test_a_size_that_the_architecture_cannot_have_is_refused() -> None:
-    with pytest.raises(UsageError, match="for another image size"):
+    with pytest.raises(UsageError, match="with a different image size"):
         TimmModel(replace(SMALL, sized=True))
 
 
@@ -167,7 +167,7 @@ def test_a_card_cannot_make_timm_fetch_anything(name: str) -> None:
 
 
 def test_an_architecture_that_this_timm_lacks_is_named() -> None:
-    with pytest.raises(UsageError, match="has no model called resnet1888"):
+    with pytest.raises(UsageError, match="has no model named resnet1888"):
         TimmModel(replace(SMALL, timm="resnet1888"))
 
 
@@ -189,7 +189,7 @@ def test_tensors_of_another_model_are_refused() -> None:
 
 
 def test_what_needs_our_attention_says_so() -> None:
-    with pytest.raises(UsageError, match=r"explain needs the attention of vitft's own"):
+    with pytest.raises(UsageError, match=r"explain needs the attention weights of vitft's own"):
         require_vit(random_model(), "explain")
 
 
@@ -207,7 +207,7 @@ def test_a_malformed_name_is_refused_before_timm_is_asked(name: str) -> None:
 
 
 def test_an_unknown_name_names_the_nearest() -> None:
-    with pytest.raises(WeightsError, match="has no weights called resnet1888") as caught:
+    with pytest.raises(WeightsError, match="has no weights named resnet1888") as caught:
         load_backbone("timm:resnet1888", num_classes=2)
 
     assert "resnet18" in caught.value.fix

@@ -287,19 +287,19 @@ def test_an_unknown_architecture_names_the_nearest(name: str, message: str) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param({"image_size": 225}, r"225 pixels high.*\n.*multiple of 16", id="size"),
-        pytest.param({"image_size": (224, 8)}, "8 pixels wide", id="too narrow"),
+        pytest.param({"image_size": 225}, r"height, 225 pixels.*\n.*multiple of 16", id="size"),
+        pytest.param({"image_size": (224, 8)}, "width, 8 pixels", id="too narrow"),
         pytest.param({"num_classes": -1}, "num_classes -1", id="classes"),
         pytest.param({"drop_path": 1.0}, "drop_path 1.0", id="drop path"),
         pytest.param({"pool": "max"}, "pool 'max'", id="pool"),
         pytest.param({"norm": "both"}, "norm 'both'", id="norm"),
         pytest.param({"registers": -1}, "registers -1", id="registers"),
         pytest.param({"heads": 0}, "heads 0", id="no heads"),
-        pytest.param({"stem": (2, 2, 2, 2)}, "a stem of stride 32", id="stem"),
+        pytest.param({"stem": (2, 2, 2, 2)}, "stride 32", id="stem"),
         pytest.param({"convs": (8, 1)}, r"convs \(8, 1\)", id="one channel"),
         pytest.param({"convs": (8,), "stem": ()}, r"stem \(\), convs \(8,\)", id="two stems"),
         pytest.param({"distilled": True, "pool": "mean"}, "distilled True", id="two heads"),
-        pytest.param({"colour": 3}, "unknown setting colour", id="no such field"),
+        pytest.param({"colour": 3}, "unknown model setting 'colour'", id="no such field"),
     ],
 )
 def test_impossible_models_are_refused(options: dict[str, Any], message: str) -> None:

@@ -96,7 +96,7 @@ def load_checkpoint(
         RunError: The file is missing, damaged (the digest does not match) or of a newer format.
     """
     if not path.is_file():
-        raise RunError(f"checkpoint not found: {path}", fix="check the path of the run folder")
+        raise RunError(f"checkpoint not found: {path}", fix="check the path of the run directory")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -106,13 +106,13 @@ def load_checkpoint(
     if "vitft.card" not in metadata:
         raise RunError(
             f"{path} was not written by vitft",
-            fix="give a run folder, or use the file as --weights of a new run",
+            fix="use a run directory, or pass the file as --weights to a new run",
         )
     if metadata.get("vitft.format") != FORMAT_VERSION:
         raise RunError(
-            f"{path} has format {metadata.get('vitft.format')}, but this vitft reads format "
-            f"{FORMAT_VERSION}",
-            fix="update vitft to the version that wrote it",
+            f"{path} has checkpoint format {metadata.get('vitft.format')}, but this version of "
+            f"vitft supports only format {FORMAT_VERSION}",
+            fix="install the version of vitft that wrote the file",
         )
     card = metadata["vitft.card"]
     found = digest() if digest is not None else state_digest(card, tensors)
@@ -121,7 +121,7 @@ def load_checkpoint(
     try:
         return tensors, Card.from_json(json.loads(card))
     except (ValueError, TypeError, KeyError, UsageError) as error:
-        raise damaged_checkpoint(path, f"its card cannot be read: {error}") from error
+        raise damaged_checkpoint(path, f"its card is invalid: {error}") from error
 
 
 def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
@@ -138,7 +138,7 @@ def damaged_checkpoint(path: Path, reason: str) -> RunError:
     """Return the error for a checkpoint whose content has changed since it was written."""
     return RunError(
         f"damaged checkpoint: {path} ({reason})",
-        fix="copy the file again from its original place, or train again",
+        fix="copy the file again from its original location, or train the model again",
     )
 
 
@@ -170,7 +170,7 @@ def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
     if len(blocks) != config.depth:  # checked before building a model of untrusted size
         raise RunError(
             f"the weights have {len(blocks)} blocks, but the architecture has {config.depth}",
-            fix="the file is a mixture of two models: copy it again from its original place",
+            fix="copy the file again from its original location: it seems to mix two models",
         )
     with torch.device("meta"):
         return assign_state(VisionTransformer(config), state)
@@ -181,7 +181,7 @@ def assign_state(model: Model, state: Mapping[str, Tensor]) -> Model:
     if mismatch := state_mismatch(model, state):
         raise RunError(
             f"the weights do not match the architecture; {mismatch}",
-            fix="the file is a mixture of two models: copy it again from its original place",
+            fix="copy the file again from its original location: it seems to mix two models",
         )
     model.load_state_dict(dict(state), strict=True, assign=True)
     return model.eval()
@@ -194,7 +194,7 @@ def state_mismatch(model: Model, state: Mapping[str, Tensor]) -> str:
     lists = {
         "missing": [name for name in wanted if name not in found],
         "unexpected": [name for name in found if name not in wanted],
-        "misshapen": [
+        "wrong shape": [
             f"{name} {found[name]} instead of {shape}"
             for name, shape in wanted.items()
             if found.get(name, shape) != shape

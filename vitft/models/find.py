@@ -1,4 +1,4 @@
-"""Location of a trained model's checkpoint: run folder, file, latest run or hub repository."""
+"""Location of a trained model's checkpoint: run directory, file, latest run or hub repository."""
 
 from functools import cache
 from pathlib import Path
@@ -12,8 +12,8 @@ from vitft.system.rundir import BASE, LATEST, MODEL
 def find_model(run: str | None) -> Path:
     """Return the path of a run's checkpoint.
 
-    `run` is a run folder, a .safetensors file, or `hf:owner/name[@revision]`, which is downloaded
-    and verified like pretrained weights. The default is the latest run.
+    `run` is a run directory, a .safetensors file, or `hf:owner/name[@revision]`, which is
+    downloaded and verified like pretrained weights. The default is the latest run.
 
     Raises:
         RunError: The run does not exist.
@@ -29,10 +29,10 @@ def find_model(run: str | None) -> Path:
     if run is None:
         raise RunError(
             f"no finished run in {BASE}/",
-            fix="run `vitft finetune --data DIR --weights NAME` first, or name a run with --run",
+            fix="run `vitft finetune --data DIR --weights NAME` first, or choose a run with --run",
         )
     raise RunError(
-        f"no model in {run}", fix=f"give a run folder, which holds {MODEL}, or that file"
+        f"no model in {run}", fix=f"use a run directory that contains {MODEL}, or the file itself"
     )
 
 

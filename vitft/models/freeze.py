@@ -5,6 +5,7 @@ The freeze boundary separates the frozen first layers of a model from the traine
 
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system.errors import UsageError
+from vitft.system.text import count
 
 
 def frozen_blocks(freeze: str, depth: int) -> int | None:
@@ -23,8 +24,8 @@ def frozen_blocks(freeze: str, depth: int) -> int | None:
     trained = int(freeze.removeprefix("blocks:"))
     if trained > depth:
         raise UsageError(
-            f"train.freeze={freeze} is impossible: the model has {depth} blocks",
-            fix=f"use blocks:1 to blocks:{depth}, or none to train all of them",
+            f"train.freeze={freeze} cannot be used: the model has only {count(depth, 'block')}",
+            fix=f"use blocks:1 to blocks:{depth}, or none to train the whole model",
         )
     return depth - trained
 
@@ -38,14 +39,14 @@ def freeze_model(model: Model, freeze: str) -> list[str]:
     """
     if freeze == "pre_logits" and not model.config.pre_logits:
         raise UsageError(
-            "train.freeze=pre_logits is impossible: the model has no pre_logits layer",
+            "train.freeze=pre_logits cannot be used: the model has no pre_logits layer",
             fix="use --freeze head, or load weights that have one and add --pre-logits keep",
         )
     if isinstance(model, TimmModel) and freeze.startswith("blocks:"):
         raise UsageError(
-            f"train.freeze={freeze} does not support timm models such as {model.config.timm}, only "
-            "vitft's own Vision Transformers",
-            fix="use head (linear probe), lora or none (train all parameters)",
+            f"train.freeze={freeze} cannot be used with timm models such as {model.config.timm}, "
+            "only with vitft's own Vision Transformers",
+            fix="use head (linear probe), lora or none (train the whole model)",
         )
     frozen = frozen_blocks(freeze, model.config.depth)
     for name, parameter in model.named_parameters():

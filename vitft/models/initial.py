@@ -67,7 +67,7 @@ def load_initial_model(
         for line in report.lines():
             log.info(line)
         return model, report
-    log.info(f"random weights in the architecture of {name}")
+    log.info(f"using the architecture of {name} with random weights")
     torch.manual_seed(seed)
     model = untrained(model.config).eval()
     return model, replace(report, provenance={"name": weights.name}, positions="random")
@@ -113,7 +113,7 @@ def new_model(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         loaded=0,
         dropped=(),
-        head=f"new, {config.num_classes} classes, zero",
+        head=f"new, {config.num_classes} classes, initialised to zero",
         pre_logits="none",
         positions="random",
         transform=EvalTransform(
@@ -122,7 +122,9 @@ def new_model(
             mean=checked_statistics(weights.mean, config.in_channels),
             std=checked_statistics(weights.std, config.in_channels),
         ),
-        statistics_source="as given" if is_given else "0.5 unless --mean and --std are given",
+        statistics_source="given by --mean and --std"
+        if is_given
+        else "default; change with --mean and --std",
         provenance={"name": "none"},
     )
 
@@ -154,9 +156,9 @@ def sample_facts(folder: Folder, max_pixels: int) -> tuple[tuple[int, int] | Non
     if not readable:
         reasons = [each.reason for each in found if isinstance(each, ImageError)]
         raise DataError(
-            f"none of the {count(len(files), 'image')} of {root} that were tried could be read "
+            f"no readable image found in {root} after trying {len(files)} "
             f"({reasons[-1] if reasons else 'the folder is empty'})",
-            fix=f"run `vitft check {root}` to find out what is wrong with them",
+            fix=f"run `vitft check {root}` to see what is wrong with each image",
         )
     sizes = {size for size, _ in readable}
     return sizes.pop() if len(sizes) == 1 else None, all(is_grey for _, is_grey in readable)
@@ -174,13 +176,13 @@ def checked_size(folder: Folder, size: tuple[int, int] | None) -> tuple[int, int
     if size is None:
         raise DataError(
             f"the images of {folder.root} differ in size, so a new model needs an input size",
-            fix="choose one, e.g. --image-size 64",
+            fix="set one, e.g. --image-size 64",
         )
     if max(size) > 256:
         raise DataError(
-            f"the images of {folder.root} have {size[1]}x{size[0]} pixels, which is too large for "
+            f"the images of {folder.root} are {size[1]}x{size[0]} pixels, which is too large for "
             "the default input size of a new model",
-            fix="choose an input size, e.g. --image-size 64",
+            fix="set an input size, e.g. --image-size 64",
         )
     return size
 
@@ -191,8 +193,8 @@ def checked_statistics(values: tuple[float, ...] | None, channels: int) -> tuple
         return (0.5,) * channels
     if len(values) != channels:
         raise DataError(
-            f"{len(values)} channel statistics are given, but the images have "
+            f"got {count(len(values), 'channel mean')} or standard deviations, but the model has "
             f"{count(channels, 'channel')}",
-            fix="give one value per channel with --mean and --std, or set model.channels",
+            fix="pass one value per channel with --mean and --std, or set model.channels",
         )
     return values

@@ -52,8 +52,8 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
     ]
     if not targets:
         raise UsageError(
-            f"the model has no linear layers called {spec.lora_targets}",
-            fix="name layers of this model with --set train.lora_targets=...",
+            f"the model has no linear layers named {spec.lora_targets}",
+            fix="choose layers of this model with --set train.lora_targets=...",
         )
     device = next(model.parameters()).device
     torch.manual_seed(spec.seed)

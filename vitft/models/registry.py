@@ -9,6 +9,7 @@ from vitft.models.stem import STEMS
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, ViTConfig, as_pair
 from vitft.system.errors import UsageError
+from vitft.system.text import count
 
 
 def architecture_config(name: str) -> ViTConfig:
@@ -22,7 +23,10 @@ def architecture_config(name: str) -> ViTConfig:
     stem, patch = STEMS.get(match[3], (None, int(match[2] or 0))) if match else (None, 0)
     if match is None or size is None or (stem is None and patch not in size.patches):
         near = get_close_matches(name, architecture_names(), n=5, cutoff=0)
-        raise UsageError(f"unknown architecture {name!r}", fix=f"similar names: {', '.join(near)}")
+        raise UsageError(
+            f"unknown architecture {name!r}",
+            fix=f"check the name; similar ones are {', '.join(near)}",
+        )
     config = ViTConfig(width=size.width, depth=size.depth, heads=size.heads)
     image_size, patch_size = as_pair(int(match[4])), as_pair(patch)
     return replace(config, image_size=image_size, patch_size=patch_size, stem=stem)
@@ -50,9 +54,7 @@ def create_model(
     """
     config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():
-        raise UsageError(
-            f"unknown setting {min(unknown)} of a model", fix="use a field of ViTConfig"
-        )
+        raise UsageError(f"unknown model setting {min(unknown)!r}", fix="use a field of ViTConfig")
     size = config.image_size if image_size is None else as_pair(image_size)
     return VisionTransformer(replace(config, image_size=size, **fields))
 
@@ -63,15 +65,17 @@ def describe_vit(config: ViTConfig) -> str:
     name = named.get((config.width, config.depth, config.heads))
     letters = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
     size = f"-{letters[name]}" if name else ""
-    extras = [] if name else [f"{config.depth} blocks {config.width} wide, {config.heads} heads"]
+    extras = [] if name else [count(config.depth, "block"), f"width {config.width}"]
+    extras += [] if name else [count(config.heads, "head")]
     if config.stem is not None:
         extras.append(f"ResNet stem {'-'.join(str(n) for n in config.stem) or 'of one layer'}")
     if config.convs:
-        extras.append(f"{' + '.join(str(n) for n in config.convs)} convolutions")
+        channels = ", ".join(str(n) for n in config.convs)
+        extras.append(f"{count(len(config.convs), 'convolution')} ({channels} channels)")
     extras += ["distilled"] * config.distilled + ["LayerScale"] * bool(config.layer_scale)
-    extras += [f"{config.registers} registers"] * bool(config.registers)
+    extras += [count(config.registers, "register")] * bool(config.registers)
     extras += ["LayerNorm after each branch"] * (config.norm == "post")
-    extras += [f"{config.in_channels} channels"] * (config.in_channels != 3)
+    extras += [count(config.in_channels, "channel")] * (config.in_channels != 3)
     tail = "".join(f", {extra}" for extra in extras)
     return f"ViT{size}/{format_size(config.patch_size)} {format_size(config.image_size)} px{tail}"
 

@@ -39,8 +39,8 @@ class TimmConfig:
         is_name = re.fullmatch(r"[a-z0-9_]{1,100}", self.timm)
         if not is_name or min(*self.image_size, self.in_channels) < 1:
             raise UsageError(
-                f"invalid timm model: {self.timm!r} for {self.image_size} pixels",
-                fix="choose a name from timm.list_models() and a size in pixels",
+                f"invalid timm model {self.timm!r} with image size {self.image_size}",
+                fix="choose a name from timm.list_models() and a size of at least one pixel",
             )
 
     def without_head(self) -> Self:
@@ -103,8 +103,8 @@ def create_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 -
 
     if not timm.is_model(config.timm):
         raise UsageError(
-            f"timm {timm.__version__} has no model called {config.timm}",
-            fix="update timm, or check the name",
+            f"timm {timm.__version__} has no model named {config.timm}",
+            fix="check the name, or update timm",
         )
     options: dict[str, Any] = {"img_size": config.image_size} if config.sized else {}
     if file is not None:
@@ -117,7 +117,7 @@ def create_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 -
         if "img_size" not in str(error):
             raise
         raise UsageError(
-            f"timm cannot build {config.timm} for another image size",
+            f"timm cannot build {config.timm} with a different image size",
             fix="omit --image-size, or choose another model",
         ) from error
 
@@ -172,6 +172,7 @@ def require_vit(model: nn.Module, feature: str) -> VisionTransformer:
         return model
     name = f"timm's {model.config.timm}" if isinstance(model, TimmModel) else type(model).__name__
     raise UsageError(
-        f"{feature} needs the attention of vitft's own Vision Transformer, and the model is {name}",
-        fix="fine-tune weights of `vitft weights list`, without timm: before the name",
+        f"{feature} needs the attention weights of vitft's own Vision Transformer, but the model "
+        f"is {name}",
+        fix="use a model fine-tuned from weights in `vitft weights list`",
     )

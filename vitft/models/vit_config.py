@@ -80,12 +80,13 @@ class ViTConfig:
     """Output channels of 3x3 convolutions before the patches, used instead of a ResNet."""
 
     def __post_init__(self) -> None:
-        sides = zip(self.image_size, self.patch_size, ("high", "wide"), strict=True)
+        sides = zip(self.image_size, self.patch_size, ("height", "width"), strict=True)
         for side, patch, axis in sides:
             if side < patch or side % patch:
                 near = max(patch, round(side / patch) * patch)
                 raise UsageError(
-                    f"an image {side} pixels {axis} does not divide into patches of {patch} pixels",
+                    f"the image {axis}, {side} pixels, is not a multiple of the patch size, "
+                    f"{patch} pixels",
                     fix=f"use a multiple of {patch}, e.g. {near}",
                 )
         positive = (self.in_channels, self.depth, *(n - 1 for n in self.convs))
@@ -93,19 +94,19 @@ class ViTConfig:
         fits = self.heads > 0 and not (self.width % self.heads or self.patch_size[0] % self.stride)
         if not fits or both or min(positive) < 1 or min(self.num_classes, self.registers) < 0:
             raise UsageError(
-                "these settings do not fit together, or one is out of range: "
+                "invalid or incompatible model settings: "
                 f"num_classes {self.num_classes}, registers {self.registers}, in_channels "
                 f"{self.in_channels}, stem {self.stem}, convs {self.convs}, depth {self.depth}, "
-                f"width {self.width}, heads {self.heads}, patch_size {self.patch_size} with a stem "
-                f"of stride {self.stride}",
-                fix="make width a multiple of heads and patch_size one of the stride; use no "
-                "negative numbers, and either stem or convs",
+                f"width {self.width}, heads {self.heads}, patch_size {self.patch_size}, "
+                f"stride {self.stride}",
+                fix="make width a multiple of heads and patch_size a multiple of the stride; use "
+                "no negative numbers, and only one of stem and convs",
             )
         known = self.pool in ("cls", "mean") and self.norm in ("pre", "post")
         fits_heads = not self.distilled or (self.pool == "cls" and not self.pre_logits)
         if not known or not fits_heads or not 0 <= self.drop_path < 1:
             raise UsageError(
-                "these settings do not fit together, or one is out of range: "
+                "invalid or incompatible model settings: "
                 f"pool {self.pool!r}, norm {self.norm!r}, drop_path {self.drop_path}, "
                 f"distilled {self.distilled}, pre_logits {self.pre_logits}",
                 fix='use pool "cls" or "mean", norm "pre" or "post", and drop_path in [0, 1); a '

@@ -138,7 +138,7 @@ def test_hints_decide_only_what_tensors_leave_open() -> None:
         pytest.param({"blocks.5.norm1.weight": (192,)}, "block 2 is missing", id="gap"),
         pytest.param({"norm.bias": None}, r"missing: norm\.bias", id="one missing"),
         pytest.param(
-            {"head.bias": (9,)}, r"misshapen: head\.bias \(9,\) instead of \(7,\)", id="shape"
+            {"head.bias": (9,)}, r"wrong shape: head\.bias \(9,\) instead of \(7,\)", id="shape"
         ),
         pytest.param({"fc_norm.weight": (192,)}, "missing: fc_norm.bias", id="two last norms"),
         pytest.param({"head.weight": None}, "unexpected: head.bias", id="half a head"),

@@ -125,12 +125,12 @@ REFUSED = {
     "wrong_etag": "test/wrong-etag/model.safetensors is damaged: sha256",
     "shorter": FIRST.format("shorter") + f"received {SIZES[0] - 10} bytes instead of {SIZES[0]}",
     "longer": FIRST.format("longer") + f"received {SIZES[1] + 10} bytes instead of {SIZES[1]}",
-    "status": FIRST.format("status") + "status 503",
+    "status": FIRST.format("status") + "HTTP status 503",
     "reset": FIRST.format("reset") + "[Errno 104] Connection reset",
-    "html": "does not answer like a hub",
-    "loop": "does not answer like a hub",
-    "no_commit": "does not answer like a hub",
-    "no_etag": "does not answer like a hub",
+    "html": "does not respond like a Hugging Face hub",
+    "loop": "does not respond like a Hugging Face hub",
+    "no_commit": "does not respond like a Hugging Face hub",
+    "no_etag": "does not respond like a Hugging Face hub",
     "token": "the hub has no repository test/token, or it is private",
 }
 """What is said of a fault that stays."""
@@ -285,7 +285,7 @@ def test_offline_is_said_as_such_within_two_seconds(
 
     answer = in_child(FETCH, cases, tmp_path, "http://127.0.0.1:9", **environment)["a model"]
 
-    assert answer["problem"].startswith("offline and not in the cache: a model (test/plain)")
+    assert answer["problem"].startswith("a model (test/plain) is not in the cache, and ")
     assert why in answer["problem"]
     assert answer["seconds"] < 2
 

@@ -65,7 +65,7 @@ def test_num_classes_always_gives_a_new_zero_head(tmp_path: Path, images: Tensor
     model, report = load_pretrained(tmp_path, num_classes=7, drop_path=0.1)
 
     assert not model(images).any()
-    assert report.head == "new, 7 classes, zero"
+    assert report.head == "new, 7 classes, initialised to zero"
     assert report.dropped == ("head.bias (7,)", "head.weight (7, 192)")
     assert model.config.drop_path == 0.1
     assert not model.training
@@ -82,7 +82,7 @@ def test_the_report_says_everything_in_lines(tmp_path: Path) -> None:
         "note",
     ]  # fmt: skip
     assert report.positions == "4x4 -> 8x8, jax"
-    assert report.architecture == "ViT/8 64 px, 2 blocks 192 wide, 3 heads"
+    assert report.architecture == "ViT/8 64 px, 2 blocks, width 192, 3 heads"
     assert report.provenance["name"] == "vit"
     assert len(report.provenance["sha256"]) == 64
 
@@ -100,7 +100,7 @@ def test_statistics_come_from_the_user_then_the_file_then_nowhere(tmp_path: Path
     assert stated.transform.std == (0.2, 0.2, 0.2)
     assert stated.statistics_source == f"from {tmp_path / 'config.json'}"
     assert given.transform.mean == (0.1, 0.2, 0.3)
-    assert given.statistics_source == "as given by --mean and --std"
+    assert given.statistics_source == "given by --mean and --std"
     assert given.transform.crop == 1.0  # still the file's
 
 
@@ -148,6 +148,6 @@ def test_heads_that_nothing_states_are_said_to_be_assumed(tmp_path: Path) -> Non
     write_timm_config(tmp_path, model_args={"num_heads": 6})
     model, stated = load_pretrained(tmp_path)
 
-    assert unstated.notes == ("no file states the number of heads: assumed 3 for a width of 192",)
+    assert unstated.notes == ("the number of heads is not stated: assumed 3 for a width of 192",)
     assert stated.notes == ()
     assert model.config.heads == 6

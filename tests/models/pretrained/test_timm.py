@@ -56,9 +56,7 @@ def test_the_digits_in_the_name_of_a_published_file_are_those_of_its_digest(tmp_
 def test_a_head_behind_pre_logits_is_not_kept_without_them(tmp_path: Path) -> None:
     save_file(random_weights(replace(CONFIG, pre_logits=True)), tmp_path / "model.safetensors")
 
-    with pytest.raises(
-        WeightsError, match=r"only works together with its pre_logits.*\n.*give num_classes"
-    ):
+    with pytest.raises(WeightsError, match=r"works only with its pre_logits.*\n.*set num_classes"):
         load_pretrained(tmp_path)
 
 
@@ -158,7 +156,7 @@ def test_a_swiglu_giant_is_refused_by_name(tmp_path: Path) -> None:
         state[f"blocks.{i}.mlp.fc1.bias"] = torch.zeros(1536)
     save_file(state, tmp_path / "model.safetensors")
 
-    with pytest.raises(WeightsError, match=r"have SwiGLU instead of an MLP.*\n.*large"):
+    with pytest.raises(WeightsError, match=r"use SwiGLU instead of a GELU MLP.*\n.*large"):
         load_pretrained(tmp_path)
 
 
@@ -166,7 +164,7 @@ def test_a_head_on_an_average_that_we_do_not_compute_is_not_kept(tmp_path: Path)
     save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
     write_timm_config(tmp_path, global_pool="avg")  # and no fc_norm in the file
 
-    with pytest.raises(WeightsError, match=r"head .* cannot be used: it reads the mean"):
+    with pytest.raises(WeightsError, match=r"head .* cannot be used: it expects the mean"):
         load_pretrained(tmp_path)
     model, _ = load_pretrained(tmp_path, num_classes=3)
     assert model.config.pool == "cls"
@@ -186,7 +184,7 @@ def test_a_new_head_on_a_distilled_deit_reads_the_class_token_alone(
     assert torch.allclose(fresh(images), tokens[:, 0], atol=1e-6)
     assert torch.equal(fresh.state_dict()["reg_token"], state["dist_token"])
     assert {"head_dist.weight (7, 192)", "head.weight (7, 192)"} <= set(report.dropped)
-    assert any("becomes a register" in note for note in report.notes)
+    assert any("is used as a register" in note for note in report.notes)
 
 
 # other pixels
@@ -221,7 +219,7 @@ def test_grey_images_are_answered_as_their_rgb_copies(tmp_path: Path) -> None:
 
     assert torch.allclose(model(grey), colour(grey.expand(-1, 3, -1, -1)), atol=1e-5)
     assert report.transform.mean == (0.5,)
-    assert any("kernels for 3 channels are summed for 1" in note for note in report.notes)
+    assert any("kernels for 3 channels are summed to fit 1" in note for note in report.notes)
 
 
 @torch.no_grad()
@@ -235,4 +233,4 @@ def test_larger_patches_answer_larger_images_as_before(tmp_path: Path, images: T
     near, far = (small(images) - large(doubled)).abs().max(), small(images).abs().max()
     assert near < 0.2 * far  # only the borders between patches differ
     assert report.positions == "4x4 as loaded"
-    assert any("8x8 -> 16x16, pseudo-inverse" in note for note in report.notes)
+    assert any("8x8 -> 16x16 (pseudo-inverse" in note for note in report.notes)

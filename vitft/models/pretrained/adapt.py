@@ -69,7 +69,7 @@ def resize_positions(
         raise WeightsError(
             f"{pos.shape[1] - prefix} positions do not form a grid of "
             f"{source[0]}x{source[1]} patches",
-            fix="give the image size that the weights were trained at",
+            fix="use the image size at which the weights were trained",
         )
     if source == grid:
         return pos
@@ -101,7 +101,9 @@ def adapt(
     if source.distilled and not target.distilled:
         registers = [result.pop(n) for n in ("dist_token", "reg_token") if n in result]
         result["reg_token"] = torch.cat(registers, dim=1)
-        notes.append("the distillation token becomes a register; the head reads the class token")
+        notes.append(
+            "the distillation token is used as a register, and the head reads only the class token"
+        )
     if not target.pre_logits:
         gone += [n for n in result if n.startswith("pre_logits.")]
     for name in gone:
@@ -110,7 +112,7 @@ def adapt(
         old, new = ("norm", "fc_norm") if target.pool == "mean" else ("fc_norm", "norm")
         for leaf in ("weight", "bias"):
             result[f"{new}.{leaf}"] = result.pop(f"{old}.{leaf}")
-        notes.append(f"{old} of the file is used as {new} because of pool={target.pool}")
+        notes.append(f"{old} in the file is loaded as {new} because pool={target.pool}")
     result["pos_embed"] = resize_positions(
         result["pos_embed"],
         target.grid,
@@ -165,8 +167,8 @@ def check_statistics(
         return None
     if mean is None or std is None or len(mean) != channels:
         raise UsageError(
-            f"mean is {mean} and std is {std}, but the model has {channels} channels",
-            fix="give both, with one value per channel, e.g. --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5",
+            f"mean is {mean} and std is {std}, but the model has {count(channels, 'channel')}",
+            fix="pass both, with one value per channel, e.g. --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5",
         )
     return tuple(mean), tuple(std)
 
@@ -183,23 +185,23 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfi
         tensors[first] = fit_channels(tensors[first], target.in_channels)
         how = "summed" if target.in_channels == 1 else "repeated and scaled"
         notes.append(
-            f"kernels for {count(source.in_channels, 'channel')} are {how} for "
+            f"the kernels for {count(source.in_channels, 'channel')} are {how} to fit "
             f"{count(target.in_channels, 'channel')}"
         )
     if source.patch_size != target.patch_size:
         strides = conv_strides(source.convs, source.patch_size)
         if strides != conv_strides(target.convs, target.patch_size):
             raise UsageError(
-                f"the convolutions of these weights are for patches of {source.patch_size} and "
-                f"would need other strides for {target.patch_size}",
-                fix="keep the patch size, or use one that can be halved equally often",
+                "the convolutions before the patches support a patch size of "
+                f"{source.patch_size}, but not of {target.patch_size}",
+                fix="omit the patch size to keep that of the weights",
             )
         kernel = tensors["patch_embed.proj.weight"]
         sides = target.patch_size[0] // target.stride, target.patch_size[1] // target.stride
         tensors["patch_embed.proj.weight"] = resize_kernel(kernel, sides)
         notes.append(
-            f"patch kernels {kernel.shape[2]}x{kernel.shape[3]} -> {sides[0]}x{sides[1]}, "
-            "pseudo-inverse of bicubic"
+            f"patch kernels {kernel.shape[2]}x{kernel.shape[3]} -> {sides[0]}x{sides[1]} "
+            "(pseudo-inverse of bicubic resizing)"
         )
     return notes
 

@@ -73,8 +73,8 @@ class CatalogEntry:
         head = f"{self.num_classes} classes" if self.num_classes else "none in the file"
         rows = {
             "name": self.name,
-            "also": ", ".join(self.aliases),
-            "from": f"{self.repo}/{self.file} ({self.revision})" if self.repo else self.path,
+            "aliases": ", ".join(self.aliases),
+            "source": f"{self.repo}/{self.file} ({self.revision})" if self.repo else self.path,
             "model": " ".join([self.architecture, *(f"{k}={v}" for k, v in self.options.items())]),
             "trained on": self.data,
             "licence": self.licence,
@@ -132,7 +132,7 @@ def find_entry(name: str) -> CatalogEntry:
         near = get_close_matches(name, rows, n=5, cutoff=0)
         raise WeightsError(
             f"unknown weights {name!r}",
-            fix=f"similar names: {', '.join(near)}; or give the path of a weight file",
+            fix=f"check the name (similar ones are {', '.join(near)}), or pass the path of a file",
         )
     return rows[name]
 

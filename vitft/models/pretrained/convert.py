@@ -101,17 +101,17 @@ NPZ_BLOCK = {
 NPZ_LEAF = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 LIKELY_CAUSES = {
-    "mlp.w12": "SwiGLU, as in the giant DINOv2",
-    "mlp.weights_in": "SwiGLU, as in the giant DINOv2",
+    "mlp.w12": "a SwiGLU MLP, as in the giant DINOv2",
+    "mlp.weights_in": "a SwiGLU MLP, as in the giant DINOv2",
     "gamma": "LayerScale under an unknown name",
     "norm_pre": "a CLIP tower",
     "attn_pool": "attention pooling, as in SigLIP",
     "MAPHead": "attention pooling, as in SigLIP",
-    "backbone": "a convolutional stem other than Google's ResNet, or vitft's own without its card",
-    "relative_position": "relative positions, as in BEiT",
+    "backbone": "a convolutional stem that is not Google's ResNet, or a missing vitft card",
+    "relative_position": "relative position biases, as in BEiT",
     "decoder": "a masked autoencoder's decoder",
     "q_norm": "normalised queries and keys",
-    "rope": "rotary positions, as in DINOv3",
+    "rope": "rotary position embeddings, as in DINOv3",
 }
 
 
@@ -168,10 +168,10 @@ def flavour_of(names: Iterable[str]) -> Flavour:
     if any(n.endswith("embedding/kernel") for n in present):
         return "npz"
     raise WeightsError(
-        f"not the weights of a Vision Transformer: {', '.join(sorted(present)[:5])} ..."
+        f"not the weights of a Vision Transformer (tensors: {', '.join(sorted(present)[:5])} ...)"
         if present
         else "the file contains no tensors",
-        fix="use a ViT of timm, Hugging Face or Google, e.g. one from `vitft weights list`",
+        fix="use a ViT from timm, Hugging Face or Google, e.g. one from `vitft weights list`",
     )
 
 
@@ -259,7 +259,7 @@ def rename_all(
     for name, ours in pairs:
         if ours in result:
             raise WeightsError(
-                f"two tensors of the file correspond to {ours}; one of them is {name}",
+                f"two tensors in the file map to {ours}; one of them is {name}",
                 fix="save the model again with one naming scheme",
             )
         result[str(ours)] = tensors[name]
@@ -279,7 +279,7 @@ def fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         shapes = {tensors[n].shape for n in three if n in tensors}
         if missing or len(shapes) > 1:
             raise WeightsError(
-                f"queries, keys and values do not match: {', '.join(missing or three)}",
+                f"the queries, keys and values do not match: {', '.join(missing or three)}",
                 fix="use a complete file of a plain Vision Transformer (BEiT has no key bias)",
             )
         fused = f"{part[1]}qkv{part[2]}"
@@ -296,7 +296,7 @@ def refuse_unmapped(names: Iterable[str]) -> None:
     found = (cause for sign, cause in LIKELY_CAUSES.items() if any(sign in n for n in unknown))
     cause = next(found, None)
     raise WeightsError(
-        f"unknown tensors {first_five(unknown)}" + (f", which suggest {cause}" if cause else ""),
+        f"unknown tensors: {first_five(unknown)}" + (f"; this suggests {cause}" if cause else ""),
         fix="use a plain Vision Transformer, or remove these tensors if they have no effect",
     )
 
@@ -306,7 +306,7 @@ def in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     whole = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
     if whole:
         raise WeightsError(
-            f"{whole[0]} holds {tensors[whole[0]].dtype}, not floating point numbers",
+            f"{whole[0]} has dtype {tensors[whole[0]].dtype}, not a floating-point type",
             fix="use the original weights; quantised ones cannot be fine-tuned",
         )
     return {name: tensor.float().contiguous() for name, tensor in tensors.items()}

@@ -18,6 +18,7 @@ from vitft.models.pretrained import hub
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import bundled_file
 from vitft.system.errors import WeightsError
+from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
             if not damage:
                 raise
             raise WeightsError(
-                f"the cached copy was damaged ({damage}) and has been deleted; {error.problem}",
+                f"the cached copy was damaged ({damage}) and was deleted; {error.problem}",
                 fix=error.fix,
             ) from error
         digest = sha256_of(path)
@@ -79,7 +80,7 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
         log.info(f"deleted a damaged copy of {entry.repo}/{entry.file}: {damage}")
     raise WeightsError(
         f"{entry.repo}/{entry.file} is damaged: {damage}; the download was deleted",
-        fix="try again later or choose other weights; the fault is at the hub or in the network",
+        fix="try again later, or choose other weights",
     )
 
 
@@ -91,14 +92,16 @@ def find_damage(path: Path, sha256: str, published: str) -> str:
     """
     announced = path.resolve().name
     if published and published != sha256:
-        return f"sha256 {sha256}, published {published}"
+        return f"sha256 {sha256} instead of the published {published}"
     if re.fullmatch(r"[0-9a-f]{64}", announced) and announced != sha256:
-        return f"sha256 {sha256}, announced {announced}"
+        return f"sha256 {sha256} instead of the announced {announced}"
     if re.fullmatch(r"[0-9a-f]{40}", announced):
         content = path.read_bytes()
         header = b"blob %d\0" % len(content)
         found = hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
-        return f"git sha1 {found}, announced {announced}" if found != announced else ""
+        return (
+            f"git sha1 {found} instead of the announced {announced}" if found != announced else ""
+        )
     return ""
 
 
@@ -147,7 +150,7 @@ def log_leftovers(path: Path) -> None:
     if parts:
         size = sum(part.stat().st_size for part in parts) / 1e6
         log.info(
-            f"partial downloads that may be deleted ({len(parts)}, {size:.0f} MB in all): "
+            f"partial downloads that can be deleted ({count(len(parts), 'file')}, {size:.0f} MB): "
             f"{parts[0].parent}"
         )
 
@@ -177,9 +180,9 @@ def from_cache(entry: CatalogEntry, *, why: str) -> Path:
         return Path(hf_hub_download(repo, file, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError as error:
         raise WeightsError(
-            f"offline and not in the cache: {entry.name} ({entry.repo}); {why}",
-            fix=f"run `vitft weights fetch {entry.name}` while online, give a weight file, or use "
-            "--weights demo",
+            f"{entry.name} ({entry.repo}) is not in the cache, and {why}",
+            fix=f"run `vitft weights fetch {entry.name}` while online, pass the path of a weight "
+            "file, or use --weights demo",
         ) from error
 
 
@@ -260,5 +263,5 @@ def download_error(entry: CatalogEntry, error: Exception | None) -> WeightsError
     return WeightsError(
         f"download of {entry.repo}/{entry.file} failed: {hub.describe_failure(error)}; "
         "no partial file was kept",
-        fix="run the command again, or download the file by other means and give its path",
+        fix="run the command again, or download the file by other means and pass its path",
     )

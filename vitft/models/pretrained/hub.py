@@ -77,12 +77,12 @@ def readable_errors(entry: CatalogEntry) -> Iterator[None]:
     except errors.GatedRepoError as error:
         raise WeightsError(
             f"the publisher of {entry.repo} requires you to accept its terms",
-            fix=f"accept them at {url}, then set HF_TOKEN",
+            fix=f"accept them at {url} and set HF_TOKEN",
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise WeightsError(
             f"the hub has no repository {entry.repo}, or it is private",
-            fix="check the name, or set HF_TOKEN to a token that may read the repository",
+            fix="check the name, or set HF_TOKEN to a token with access to the repository",
         ) from error
     except errors.RevisionNotFoundError as error:
         raise WeightsError(
@@ -92,7 +92,7 @@ def readable_errors(entry: CatalogEntry) -> Iterator[None]:
     except errors.RemoteEntryNotFoundError as error:
         raise WeightsError(
             f"{entry.repo} has no file {entry.file}",
-            fix=f"see which files it has at {url}/tree/main",
+            fix=f"choose one of the files listed at {url}/tree/main",
         ) from error
     except errors.LocalEntryNotFoundError as error:
         if not isinstance(error.__cause__, errors.FileMetadataError):
@@ -105,8 +105,8 @@ def not_a_hub() -> WeightsError:
     from huggingface_hub import constants
 
     return WeightsError(
-        f"{constants.ENDPOINT} does not answer like a hub",
-        fix="check HF_ENDPOINT, and whether the network requires a login in the browser first",
+        f"{constants.ENDPOINT} does not respond like a Hugging Face hub",
+        fix="check HF_ENDPOINT, and whether the network requires a login in the browser",
     )
 
 
@@ -147,7 +147,7 @@ def describe_failure(error: Exception | None) -> str:
     if sizes := re.search(r"should be of size (\d+) but has size (\d+)", str(error)):
         return f"received {sizes[2]} bytes instead of {sizes[1]}"
     status = status_of(error) if error else None
-    return f"status {status}" if status else short_message(error)
+    return f"HTTP status {status}" if status else short_message(error)
 
 
 def short_message(error: Exception | None) -> str:

@@ -24,7 +24,7 @@ def square(count: int) -> tuple[int, int]:
     if side == 0 or side * side != count:
         raise WeightsError(
             f"{count} positions do not form a square grid of patches",
-            fix="put the config.json of the weights into the same folder; it states the grid",
+            fix="put the config.json that states the image size into the same folder",
         )
     return side, side
 
@@ -48,8 +48,8 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
     hidden = shape_of(tensors, "blocks.0.mlp.fc1.weight", 2)[0]
     if shape_of(tensors, "blocks.0.mlp.fc2.weight", 2)[1] * 2 == hidden:
         raise WeightsError(
-            "these weights have SwiGLU instead of an MLP, like the giant DINOv2",
-            fix="use the large model; vitft supports Vision Transformers with a GELU MLP",
+            "these weights use SwiGLU instead of a GELU MLP, like the giant DINOv2",
+            fix="use weights with a GELU MLP, such as the large DINOv2",
         )
     ratio = hidden / width
     if int(width * ratio) != hidden:  # as the model computes it
@@ -106,7 +106,7 @@ def depth_of(tensors: Mapping[str, Tensor]) -> int:
     if not numbers or gap is not None:
         raise WeightsError(
             f"block {gap or 0} is missing from the weights, which have {len(numbers)} blocks",
-            fix="copy or save the file again; it is incomplete",
+            fix="save or download the file again; it is incomplete",
         )
     return len(numbers)
 
@@ -154,7 +154,7 @@ def heads_of(width: int, hinted: int | None) -> int:
         f"the number of attention heads is unknown for a width of {width}"
         if heads is None
         else f"a width of {width} is not a multiple of {heads} heads",
-        fix='state it as "num_attention_heads" in a config.json in the same folder',
+        fix='set "num_attention_heads" in a config.json in the same folder',
     )
 
 

@@ -47,7 +47,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     allow_pickle: bool = False,
     sha256: str | None = None,
 ) -> tuple[VisionTransformer, LoadReport]:
-    """Load a Vision Transformer from the catalogue, the hub, a weight file or a run folder.
+    """Load a Vision Transformer from the catalogue, the hub, a weight file or a run directory.
 
     Args:
         name_or_path: A catalogue name; `hf:owner/name[@revision]`; a .safetensors, .npz or .pth
@@ -119,8 +119,8 @@ def load_backbone(
         return load_pretrained(name_or_path, **sizes, **options)
     if options.get("pre_logits") == "keep" or options.get("pos_embed", "bicubic") != "bicubic":
         raise UsageError(
-            "timm models do not support weights.pre_logits and weights.pos_embed",
-            fix="omit them; timm has its own rule for resizing positions",
+            "timm models do not support weights.pre_logits=keep or weights.pos_embed=jax",
+            fix="omit these settings; timm resizes positions itself",
         )
     if isinstance(found, CatalogEntry):
         return load_timm(found, **sizes, mean=options.get("mean"), std=options.get("std"))
@@ -134,17 +134,18 @@ def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int |
     if weights.unusable_head and keeps_head:
         raise WeightsError(
             f"the head of {weights.name} cannot be used: {weights.unusable_head}",
-            fix="give num_classes for a new head on the class token",
+            fix="set num_classes to create a new head on the class token",
         )
     if choice == "keep" and not has_pre_logits:
         raise WeightsError(
             f"{weights.name} has no pre_logits layer to keep",
-            fix="use pre_logits drop, or weights that have one, e.g. vit_base_patch16_224_in21k",
+            fix="set pre_logits to drop, or use weights that have the layer, e.g. "
+            "vit_base_patch16_224_in21k",
         )
     if choice == "drop" and has_pre_logits and keeps_head:
         raise WeightsError(
-            f"the head of {weights.name} only works together with its pre_logits layer",
-            fix="give num_classes for a new head, or keep the layer (pre_logits keep)",
+            f"the head of {weights.name} works only with its pre_logits layer",
+            fix="set num_classes to create a new head, or set pre_logits to keep",
         )
 
 
@@ -158,7 +159,7 @@ def with_transform(
         how = f"repeated for {channels} channels" if channels > 1 else "averaged for one channel"
         origin += f", {how}"
     if given := check_statistics(mean, std, channels):
-        origin = "as given by --mean and --std"
+        origin = "given by --mean and --std"
     else:
         given = adapt_statistics(known.mean, channels), adapt_statistics(known.std, channels)
     transform = replace(known, image_size=target.image_size, mean=given[0], std=given[1])
@@ -178,10 +179,14 @@ def make_report(
     classes = config.num_classes
     notes = [*weights.notes, *adapted.notes]
     if keeps_head and classes and config.pool != source.pool:
-        notes.append("the head was trained with another pooling: give num_classes for a new one")
+        notes.append(
+            "the head was trained with different pooling; set num_classes to create a new head"
+        )
     if keeps_head and classes and not bool(weights.tensors["head.weight"].any()):
-        notes.append("the head in the file is all zeros: give num_classes for a new one")
-    head = f"kept, {classes} classes" if keeps_head else f"new, {classes} classes, zero"
+        notes.append("the head in the file is all zeros; set num_classes to create a new head")
+    head = (
+        f"kept, {classes} classes" if keeps_head else f"new, {classes} classes, initialised to zero"
+    )
     kept: Literal["kept", "dropped"] = "kept" if config.pre_logits else "dropped"
     return LoadReport(
         source=weights.origin,

@@ -49,14 +49,14 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     if not name.strip():
         raise WeightsError(
             "the name of the weights is empty",
-            fix="give a name (see `vitft weights list`) or a file",
+            fix="use a name from `vitft weights list`, or the path of a weight file",
         )
-    if (path / "model.safetensors").is_file():  # a run folder, an export or a hub snapshot
+    if (path / "model.safetensors").is_file():  # a run directory, an export or a hub snapshot
         return path / "model.safetensors"
     if path.is_dir():
         raise WeightsError(
-            f"{path} does not contain a model.safetensors",
-            fix="give the weight file itself, or a run folder or export folder of vitft",
+            f"{path} does not contain model.safetensors",
+            fix="pass the weight file itself, or a run directory or export of vitft",
         )
     if path.exists():
         return check_weight_file(path)
@@ -76,7 +76,7 @@ def parse_hub_name(name: str) -> CatalogEntry:
     if match is None or ".." in name:
         raise WeightsError(
             f"invalid hub name {name!r}",
-            fix="write hf:owner/name or hf:owner/name@revision, e.g. "
+            fix="use hf:owner/name or hf:owner/name@revision, e.g. "
             "hf:google/vit-base-patch16-224-in21k",
         )
     return CatalogEntry(
@@ -93,7 +93,7 @@ def parse_timm_name(name: str) -> CatalogEntry:
     if not re.fullmatch(r"timm:[a-z0-9_]{1,100}(\.[\w-]{1,100})?", name, re.ASCII):
         raise WeightsError(
             f"invalid timm name {name!r}",
-            fix="write timm:NAME or timm:NAME.TAG, e.g. timm:convnext_tiny.in12k_ft_in1k",
+            fix="use timm:NAME or timm:NAME.TAG, e.g. timm:convnext_tiny.in12k_ft_in1k",
         )
     return CatalogEntry(name=name, licence="as stated by timm", file="model.safetensors")
 
@@ -101,13 +101,13 @@ def parse_timm_name(name: str) -> CatalogEntry:
 def check_weight_file(path: Path) -> Path:
     """Return `path` if it is a regular file of a supported kind."""
     if not path.is_file():
-        raise WeightsError(f"{path} is not a regular file", fix="give the path of a weight file")
+        raise WeightsError(f"{path} is not a regular file", fix="pass the path of a weight file")
     if path.suffix.lower() not in WEIGHT_SUFFIXES:
         suffix = f"the suffix {path.suffix}" if path.suffix else "no suffix"
         raise WeightsError(
             f"{path} is not a weight file: it has {suffix}",
-            fix="give a .safetensors or .npz (Google's) file, or a .pth, .pt or .bin file with "
-            "--allow-pickle",
+            fix="use a .safetensors file, a .npz file from Google, or a .pth, .pt or .bin file "
+            "with --allow-pickle",
         )
     return path
 
@@ -116,9 +116,9 @@ def check_pickle(path: Path, *, allowed: bool) -> None:
     """Refuse a pickle, recognised by its suffix, unless the user has allowed it."""
     if path.suffix.lower() in PICKLE_SUFFIXES and not allowed:
         raise WeightsError(
-            f"{path} is a Python pickle, which can contain programs",
-            fix="use a .safetensors file, or add --allow-pickle (allow_pickle=True), which reads "
-            "the tensors and runs no code",
+            f"{path} is a Python pickle, which can contain code",
+            fix="use a .safetensors file, or add --allow-pickle (in Python: allow_pickle=True), "
+            "which reads only tensors and runs no code",
         )
 
 

@@ -21,6 +21,7 @@ from vitft.models.pretrained.fetch import sha256_of
 from vitft.models.pretrained.hub import short_message
 from vitft.models.pretrained.locate import check_pickle, check_weight_file
 from vitft.system.errors import WeightsError
+from vitft.system.text import count
 
 WRAPPERS = ("state_dict", "model", "model_state_dict", "model_ema", "net", "module")
 """Keys under which training scripts store the weights in a pickle."""
@@ -128,7 +129,7 @@ def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN40
         content = inner[0]
     if not isinstance(content, dict) or not content:
         raise WeightsError(
-            f"{path} contains {type(content).__name__} instead of named tensors",
+            f"{path} contains a value of type {type(content).__name__} instead of named tensors",
             fix="save model.state_dict() instead",
         )
     odd = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
@@ -167,12 +168,14 @@ def read_array(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
     header = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
     shape, fortran, dtype = header(file)
     if dtype.kind != "f" or dtype.itemsize > 8:
-        raise ValueError(f"an array of type {dtype}, not of floating point numbers")
+        raise ValueError(f"it contains an array of dtype {dtype}, not of a floating-point type")
     if math.prod(shape) * dtype.itemsize != size - file.tell():
-        raise ValueError(f"shape {shape} of {dtype} does not fit its {size} bytes")
+        raise ValueError(
+            f"an array of shape {shape} and dtype {dtype} does not match its {size} bytes"
+        )
     content = np.frombuffer(bytearray(file.read()), dtype.newbyteorder("<"))
     if dtype.byteorder == ">":
-        raise ValueError("big-endian numbers")
+        raise ValueError("it contains big-endian numbers")
     return content.reshape(shape, order="F" if fortran else "C")
 
 
@@ -187,8 +190,8 @@ def open_archive(path: Path, kind: str) -> zipfile.ZipFile:
     if unpacked > min(16 * 2**30, 20 * packed):  # ViT-H takes 2.5 GB; weights hardly compress
         archive.close()
         raise WeightsError(
-            f"refused: {path} has {packed} bytes and unpacks to {unpacked}",
-            fix="download it from its publisher; weights do not compress like that",
+            f"refused: {path} has {packed:,} bytes but unpacks to {unpacked:,}",
+            fix="download the file again from its publisher",
         )
     return archive
 
@@ -201,7 +204,7 @@ def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
         number = int((~torch.isfinite(tensor.float())).sum())
         if number:
             raise WeightsError(
-                f"{path}: tensor {name} contains {number} values that are not finite",
+                f"{path}: tensor {name} contains {count(number, 'non-finite value')}",
                 fix="use an earlier checkpoint, or other weights",
             )
 
@@ -214,7 +217,7 @@ def damaged_weights(kind: str, path: Path, error: Exception) -> WeightsError:
     if not start:
         reason = "it is empty"
     elif start.startswith(b"version https://git-lfs"):
-        reason = "it is a Git LFS pointer; run: git lfs pull"
+        reason = "it is a Git LFS pointer; run `git lfs pull`"
     elif start.lstrip().lower().startswith((b"<!doctype", b"<html")):
         reason = "it is a web page"
     return WeightsError(f"damaged {kind}: {path} ({reason})", fix="copy or download the file again")

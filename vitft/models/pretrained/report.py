@@ -11,6 +11,7 @@ from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
 from vitft.models.registry import describe_vit
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
+from vitft.system.text import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,21 +74,21 @@ def describe_file(weights: PretrainedWeights) -> list[str]:
     config, transform = weights.architecture, weights.transform
     rows, columns = config.grid
     prefix = config.num_prefix if config.prefix_positions else 0
-    count = sum(tensor.numel() for tensor in weights.tensors.values())
+    parameters = sum(tensor.numel() for tensor in weights.tensors.values())
     flavours = {
-        "timm": "timm's names",
-        "hf": "Hugging Face's names",
-        "npz": "Google's layout",
-        "vitft": "a vitft checkpoint",
+        "timm": "timm",
+        "hf": "Hugging Face",
+        "npz": "Google (JAX)",
+        "vitft": "vitft checkpoint",
     }
     facts = {
         "file": weights.origin,
         "sha256": weights.provenance.get("sha256", ""),
-        "flavour": flavours[weights.flavour],
-        "model": f"{describe_vit(config)}, {count:,} parameters",
+        "format": flavours[weights.flavour],
+        "model": f"{describe_vit(config)}, {parameters:,} parameters",
         "head": describe_head(weights),
         "pre_logits": "yes" if config.pre_logits else "no",
-        "positions": f"{rows}x{columns} patches and {prefix} of other tokens",
+        "positions": f"{rows}x{columns} patches and {count(prefix, 'prefix token')}",
         "pixels": f"mean {format_numbers(transform.mean)}, std "
         f"{format_numbers(transform.std)}, {transform.interpolation}, "
         f"{transform.fit} {transform.crop:g}: {weights.statistics_source}",
@@ -138,7 +139,7 @@ def inspect(
         "resized": "nothing" if source.grid == target.grid else f"pos_embed {positions}",
     }
     lines += [f"would be {key + ':':<9}{value}" for key, value in rows.items()]
-    return lines + [f"would note:        {note}" for note in adapted.notes]
+    return lines + [f"{'note:':<18}{note}" for note in adapted.notes]
 
 
 def describe_head(weights: PretrainedWeights) -> str:
@@ -151,4 +152,4 @@ def describe_head(weights: PretrainedWeights) -> str:
     if not bool(head.any()):
         return f"{described}, all zeros (untrained)"
     reason = weights.unusable_head
-    return f"{described}; unusable here: {reason}" if reason else described
+    return f"{described}; cannot be used: {reason}" if reason else described

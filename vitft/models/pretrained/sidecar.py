@@ -51,7 +51,7 @@ class JsonTable:
     def wrong(self, key: str, wanted: str) -> WeightsError:
         found = str(self.values.get(key))[:60]
         return WeightsError(
-            f"{self.path}: {key} is {found} instead of {wanted}", fix="correct or remove that file"
+            f"{self.path}: {key} is {found} instead of {wanted}", fix="correct or remove the file"
         )
 
     def checked(self, key: str, wanted: str, is_right: Callable[[Any], bool]) -> Any:  # noqa: ANN401
@@ -69,7 +69,7 @@ class JsonTable:
 
     def whole(self, key: str, most: int) -> int | None:
         return self.checked(
-            key, f"a whole number up to {most}", lambda n: type(n) is int and 0 <= n <= most
+            key, f"an integer from 0 to {most}", lambda n: type(n) is int and 0 <= n <= most
         )
 
     def number(self, key: str) -> float | None:
@@ -80,7 +80,7 @@ class JsonTable:
         def is_right(items: Any) -> bool:  # noqa: ANN401
             return isinstance(items, list) and 0 < len(items) <= 16 and all(map(is_number, items))
 
-        value = self.checked(key, "a short list of numbers", is_right)
+        value = self.checked(key, "a list of 1 to 16 numbers", is_right)
         return None if value is None else tuple(map(float, value))
 
     def size(self, key: str) -> tuple[int, int] | None:
@@ -117,9 +117,9 @@ def read_table_file(path: Path) -> JsonTable | None:
     """Return the object in a JSON file, or None if the file does not exist."""
     if not path.is_file():
         return None
-    fix = "correct or remove that file"
+    fix = "correct or remove the file"
     if path.stat().st_size > 16 * 2**20:
-        raise WeightsError(f"{path} is too large ({path.stat().st_size} bytes)", fix=fix)
+        raise WeightsError(f"{path} is too large ({path.stat().st_size:,} bytes)", fix=fix)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -212,6 +212,6 @@ def check_gelu(table: JsonTable, key: str) -> None:
     name = table.text(key)
     if name not in (None, "gelu", "gelu_python"):
         raise WeightsError(
-            f"{table.path}: {key} is {name}, but vitft only supports the exact GELU",
-            fix="use weights trained with gelu",
+            f"{table.path}: {key} is {name}, but vitft supports only the exact GELU",
+            fix="use weights trained with GELU",
         )

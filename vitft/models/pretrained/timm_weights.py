@@ -44,7 +44,7 @@ def load_timm(
     except (RuntimeError, ValueError, KeyError, AssertionError) as error:
         reason = " ".join(str(error).strip().splitlines()[:2])[:200]
         raise WeightsError(
-            f"{fetched.path} does not fit timm's {config.timm} at {sides[0]} x {sides[1]} pixels: "
+            f"{fetched.path} does not match timm's {config.timm} at {sides[0]}x{sides[1]} pixels: "
             f"{reason}",
             fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
             "other weights",
@@ -54,7 +54,7 @@ def load_timm(
     return model, replace(
         report,
         positions="resized by timm" if config.sized else "as loaded",
-        statistics_source="as given by --mean and --std" if mean else "from timm",
+        statistics_source="given by --mean and --std" if mean else "from timm",
     )
 
 
@@ -71,7 +71,7 @@ def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[Tim
         if image_size is not None and as_pair(image_size) != card.architecture.image_size:
             raise UsageError(
                 f"{path} was fine-tuned at {format_size(card.architecture.image_size)} pixels, "
-                "which cannot be changed",
+                "and this size cannot be changed",
                 fix="omit --image-size, or start from timm:NAME again",
             )
         old = build_model(tensors, card.architecture)
@@ -98,7 +98,7 @@ def timm_report(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         loaded=len(model.net.state_dict()),
         dropped=(f"{model.head_name} ({old_classes} classes)",) if old_classes else (),
-        head=f"new, {config.num_classes} classes, zero",
+        head=f"new, {config.num_classes} classes, initialised to zero",
         pre_logits="none",
         positions="as loaded",
         transform=transform,
@@ -125,8 +125,10 @@ def complete_entry(entry: CatalogEntry) -> CatalogEntry:
     if known is None:
         near = get_close_matches(name, timm.list_models() + timm.list_pretrained(), n=5, cutoff=0.4)
         raise WeightsError(
-            f"timm {timm.__version__} has no weights called {name}",
-            fix=f"similar names: {', '.join(near) or 'none; see timm.list_pretrained()'}",
+            f"timm {timm.__version__} has no weights named {name}",
+            fix=f"choose another name, e.g. {', '.join(near)}"
+            if near
+            else "choose a name from timm.list_pretrained()",
         )
     if not known.hf_hub_id:
         raise WeightsError(
