@@ -36,7 +36,7 @@ def rows(section: type[Any]) -> Iterator[tuple[str, str, str, str]]:
             meanings[ast.unparse(line.target)] = " ".join(str(text.value.value).split())
     for field in fields(section):
         if field.name not in FILLED_IN:
-            kind = str(setting_types(section)[field.name]).removeprefix("a ")
+            kind = str(setting_types(section)[field.name]).removeprefix("an ").removeprefix("a ")
             yield field.name, kind, repr(field.default), meanings[field.name]
 
 
@@ -46,7 +46,7 @@ def by_what_trains() -> Iterator[str]:
         **defaults.STAGE_DEFAULTS,
         "weights none": defaults.FROM_SCRATCH,
     }
-    yield "| what trains | settings |\n|---|---|"
+    yield "| trained layers | settings |\n|---|---|"
     for what, tables in by_stage.items():
         cells = [
             f"`{table}.{name}={str(value).lower() if isinstance(value, bool) else value}`"
@@ -68,7 +68,7 @@ def page() -> str:
             cells = (f"`{table}.{name}`", kind, f"`{default}`", meaning)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
-    lines.append("## By what trains\n")
+    lines.append("## Defaults by trained layers\n")
     lines.append(
         "Defaults of SGD and AdamW that replace those above, by the last stage of `train.freeze`.\n"
         "The learning rates are for models up to 192 wide; wider models use the rate times\n"

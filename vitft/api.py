@@ -75,11 +75,11 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         recipe: Name of a recipe or a TOML file with settings.
         seed: Seed for the split, the batch order and the augmentation.
         split: Method of choosing the validation images.
-        fixes: CSV file of images to leave out or relabel, as written by `vitft check`.
+        fixes: CSV file of images to drop or relabel, as written by `vitft check`.
         group_duplicates: Whether to keep near-duplicates of an image on one side of the split.
         image_size: Input size in pixels: one side, or height and width.
-        pre_logits: Whether to keep a Linear + Tanh in front of the pretrained head.
-        mean: Channel means for normalisation, in 0..1.
+        pre_logits: Whether to keep a Linear + Tanh layer before the pretrained head.
+        mean: Channel means for normalisation, from 0 to 1.
         std: Channel standard deviations for normalisation.
         allow_pickle: Whether to read .pth files (with weights_only=True).
         freeze: Layers to train: `head`, `pre_logits`, `blocks:N`, `lora` or `none` (nothing is
@@ -213,7 +213,7 @@ class Trained:
             picture = image_from_array(picture)
         if not isinstance(picture, Image.Image):
             raise UsageError(
-                f"image {name} is of type {type(picture).__name__}",
+                f"image {name} has the unsupported type {type(picture).__name__}",
                 fix="pass a path, the bytes of a file, a PIL image or a uint8 array",
             )
         return self.predictor.transform.pixels(upright_rgb(picture, name))
@@ -243,8 +243,8 @@ def image_from_array(array: np.ndarray[Any, Any]) -> Image.Image:
     has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
     if array.dtype != np.uint8 or not has_shape or not array.size:
         raise UsageError(
-            f"an array of {array.dtype} {array.shape} cannot be used as an image",
-            fix="give uint8 from 0 to 255: (H, W, 3) in RGB, or (H, W) in grey",
+            f"an array of type {array.dtype} and shape {array.shape} cannot be used as an image",
+            fix="pass a uint8 array of shape (H, W, 3) for RGB or (H, W) for greyscale",
         )
     return Image.fromarray(array)
 

@@ -109,7 +109,7 @@ def test_fixes_are_never_overwritten_nor_written_into_the_data(
     assert checked(capsys, str(faulty))["fixes"] == "fixes-2.csv"
     assert (here / "fixes.csv").read_text() == "mine"
     assert main(["check", str(faulty), "--out", str(faulty / "cat")]) == 2
-    assert "lies inside the data" in capsys.readouterr().err
+    assert "is inside the data directory" in capsys.readouterr().err
 
 
 def test_a_clean_folder_has_no_table_of_fixes(

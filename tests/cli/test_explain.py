@@ -52,7 +52,7 @@ def test_images_become_overlays_and_a_sheet(
         assert (picture.size, picture.mode) == ((16, 16), "RGB")
         assert "exif" not in picture.info
     out = capsys.readouterr().out
-    assert "relevance of 2 images in explained/, all on sheet.png" in out
+    assert "relevance of 2 images written to explained/; overview: sheet.png" in out
     assert images[0] in out
 
 
@@ -139,7 +139,7 @@ def test_unreadable_files_get_an_error_and_the_others_a_picture(
     assert files_in(Path("explained")) == ["002-000.png"]
     out = capsys.readouterr().out
     assert out.count("error: ") == 2
-    assert "relevance of 1 image in explained/" in out
+    assert "relevance of 1 image written to explained/" in out
 
 
 def test_hostile_names_become_safe_file_names(run: Path) -> None:
@@ -164,7 +164,10 @@ def test_figures_of_the_weights(
 
     assert files_in(Path("a")) == ["distance.png", "filters.png", "positions.png"]
     assert files_in(Path("b")) == ["filters.png", "positions.png"]
-    assert "no distance.png: the attention distance needs images" in capsys.readouterr().err
+    assert (
+        "distance.png was not written, because the attention distance needs images"
+        in capsys.readouterr().err
+    )
     for path in Path("a").iterdir():
         with Image.open(path, formats=["PNG"]) as figure:
             assert min(figure.size) > 300
@@ -219,7 +222,7 @@ def test_models_of_every_architecture_are_explained(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param([], "no IMAGE was given", id="nothing"),
+        pytest.param([], "no images given", id="nothing"),
         pytest.param(["x.png", "--method", "gradcam"], "invalid choice", id="method"),
         pytest.param(["x.png", "--fusion", "max"], "--fusion has no effect", id="idle"),
         pytest.param(["x.png", "--method", "rollout", "--class", "a"], "--class has", id="class"),
@@ -228,7 +231,11 @@ def test_models_of_every_architecture_are_explained(
         ),
         pytest.param(["x.png", "--block", "1"], "--block has no effect", id="block"),
         pytest.param(["--model", "--arrays"], "--arrays has no effect with --model", id="model"),
-        pytest.param(["x.png", "--run", "a", "--weights", "b"], "both name a model", id="both"),
+        pytest.param(
+            ["x.png", "--run", "a", "--weights", "b"],
+            "--run and --weights cannot be combined",
+            id="both",
+        ),
         pytest.param(
             ["x.png", "--method", "attention", "--head", "0", "--fusion", "max"],
             "--fusion combines all heads",

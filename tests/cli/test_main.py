@@ -35,7 +35,7 @@ def test_finetune_predict_export_is_three_commands(
     assert [row["classes"][0]["class"] for row in rows] == ["red"] * 10
 
     assert main(["export", "--safetensors"]) == 0
-    assert "0 changed classes, on 6 validation images" in capsys.readouterr().out
+    assert "0 changed predictions, on 6 validation images" in capsys.readouterr().out
     assert sorted(p.name for p in (here / "export").iterdir()) == [
         "config.json",
         "model.safetensors",
@@ -129,8 +129,8 @@ WRONG = [
         "is inside the data directory",
     ),
     (["finetune", "--recipe", "nonsense"], 2, "unknown recipe"),
-    (["finetune", "--set", "optim.lr"], 2, "is not KEY=VALUE"),
-    (["finetune", "--lr", "1", "--set", "optim.lr=2"], 2, "set by an option and by --set"),
+    (["finetune", "--set", "optim.lr"], 2, "expected KEY=VALUE"),
+    (["finetune", "--lr", "1", "--set", "optim.lr=2"], 2, "set both by an option and by --set"),
     (["fintune"], 2, "fintune"),
     ([], 2, "COMMAND"),
     (["predict", "a.jpg"], 5, "no finished run"),
@@ -192,7 +192,7 @@ def test_a_near_miss_is_suggested(
 ) -> None:
     main(word)
 
-    assert f"did you mean {near}?" in capsys.readouterr().err
+    assert f"fix: use {near}\n" in capsys.readouterr().err
 
 
 def test_a_wrong_setting_is_refused_before_torch_is_imported(image_folder: Path) -> None:

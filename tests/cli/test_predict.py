@@ -275,7 +275,7 @@ def test_explain_writes_a_relevance_overlay_of_each_image(
     with Image.open("seen/000001-00.png") as picture:
         assert picture.size == (16, 16)
     assert predict(photos[0], "--explain", "seen") == 5  # nothing is overwritten
-    assert "fix: choose another --explain" in capsys.readouterr().err
+    assert "choose a new or empty folder with --explain" in capsys.readouterr().err
 
 
 WRONG = [

@@ -445,7 +445,7 @@ def test_without_the_images_noise_is_compared_and_said_so(
     code = main(["export", "--safetensors", "--run", str(kept), "--out", str(tmp_path / "export")])
 
     assert code == 0
-    assert "on noise, as the images are missing" in capsys.readouterr().out
+    assert "on random noise, because the validation images are missing" in capsys.readouterr().out
 
 
 def test_images_are_drawn_from_all_classes(run: Path) -> None:
@@ -511,7 +511,7 @@ WRONG = [
     (["export", "--timm", "--out", "full/file"], 5, "cannot write"),
     (["export", "--timm", "--run", "nowhere"], 5, "no model in nowhere"),
     (["export", "--timm", "--run", "hf:flowers"], 4, "invalid hub name"),
-    (["export", "--tim"], 2, "did you mean --timm?"),
+    (["export", "--tim"], 2, "use --timm"),
 ]
 
 
@@ -546,7 +546,7 @@ def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     with pytest.raises(UsageError, match="export --int8 needs not_a_library") as caught:
         plan_export(["int8"], None)
 
-    assert caught.value.fix == "pip install 'vitft[onnx]'"
+    assert caught.value.fix == "run pip install 'vitft[onnx]'"
 
 
 def test_a_push_without_a_token_is_refused_before_anything_is_written(

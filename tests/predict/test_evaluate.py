@@ -239,7 +239,7 @@ def test_of_many_classes_those_of_lowest_recall_are_listed(
     print_tables(figures)
 
     shown, notes = capsys.readouterr()
-    assert "the 30 classes of lowest recall" in notes
+    assert "the 30 classes with the lowest recall" in notes
     assert "predicted as" in shown
     assert "top-5 accuracy" in shown
 
@@ -282,7 +282,7 @@ def test_out_never_overwrites_a_file(
 
     assert (tmp_path / "out" / "eval.json").read_text() == "mine"
     assert not (unseen / "out").exists()
-    assert "nothing is overwritten" in capsys.readouterr().err
+    assert "choose a new or empty folder" in capsys.readouterr().err
 
 
 def test_csv_cells_are_not_formulas(model: Path, unseen: Path, tmp_path: Path) -> None:

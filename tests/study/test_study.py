@@ -226,7 +226,7 @@ BASE = {"weights": ["demo"], "shots": [2], "seeds": 2, "out": None}
         pytest.param({"shots": [9, 50]}, DataError, "has only 10 usable images", id="too many"),
         pytest.param({"seeds": 0}, UsageError, "invalid --seeds 0", id="no draw"),
         pytest.param(
-            {"out": "colours/x"}, UsageError, "inside the data folder", id="into the data"
+            {"out": "colours/x"}, UsageError, "inside the data directory", id="into the data"
         ),
         pytest.param({"out": "full"}, RunError, "is not empty", id="into something"),
     ],
@@ -282,7 +282,7 @@ def test_without_matplotlib_the_error_names_the_extra(
 
     assert main(command) == 2
 
-    assert "fix: pip install 'vitft[plots]'" in capsys.readouterr().err
+    assert "fix: run pip install 'vitft[plots]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

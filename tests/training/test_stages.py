@@ -324,7 +324,7 @@ def test_the_command_line_resumes_a_run(
         (["--lr", "0.5"], 5, "optim.lr was 0.01, now 0.5"),
         (["--epochs", "9"], 5, "optim.epochs was 3, now 9"),
         (["--seed", "1", "--batch-size", "4"], 5, "optim.batch_size was 8, now 4, train.seed"),
-        (["--out", "x"], 2, "--resume continues a run in its directory"),
+        (["--out", "x"], 2, "--resume cannot be combined with --out or --recipe"),
         (["--max-time", "0"], 2, "invalid --max-time '0'"),
         (["--max-time", "soon"], 2, "invalid --max-time 'soon'"),
     ],

@@ -13,12 +13,14 @@ def add_cache(parser: Parser) -> None:
     """Add the options of `vitft cache`."""
     actions = Commands(parser, "actions")
     for name, text, command in (
-        ("list", "list the cached features: weights, layer, size, last use", list_cache),
-        ("clean", "delete the cached features that were used longest ago, or all", clean_cache),
+        ("list", "list cached features with their layer, precision, last use and size", list_cache),
+        ("clean", "delete all cached features, or the least recently used ones", clean_cache),
     ):
         action = actions.add_parser(name, help=text)
         action.add_argument(
-            "--cache", metavar="DIR", help="cache folder (default: ~/.cache/vitft/features)"
+            "--cache",
+            metavar="DIR",
+            help="folder of cached features (default: ~/.cache/vitft/features)",
         )
         action.set_defaults(command=command)
         if name == "clean":
@@ -27,7 +29,7 @@ def add_cache(parser: Parser) -> None:
                 type=float,
                 default=0.0,
                 metavar="GB",
-                help="keep the last used ones up to this size (default: 0)",
+                help="size to which the cache is reduced, in gigabytes (default: 0)",
             )
 
 
@@ -38,7 +40,7 @@ def list_cache(args: argparse.Namespace) -> int:
     folder = Path(args.cache).expanduser() if args.cache else default_folder()
     found = spaces(folder)
     output.table(
-        ("what", "prefix", "precision", "rows from", "MB"),
+        ("contents", "prefix digest", "precision", "last used", "MB"),
         [
             (
                 space.settings.get("cut", space.settings.get("what", "?")),
@@ -61,7 +63,7 @@ def clean_cache(args: argparse.Namespace) -> int:
     from vitft.features.cache import default_folder, prune
 
     if not args.to_gb >= 0:
-        raise UsageError(f"invalid --to-gb {args.to_gb}", fix="use a number of at least 0")
+        raise UsageError(f"invalid --to-gb {args.to_gb}", fix="use a number of 0 or more")
     folder = Path(args.cache).expanduser() if args.cache else default_folder()
     freed = prune(folder, args.to_gb)
     output.result(f"{freed / 1e6:,.1f} MB deleted")

@@ -27,16 +27,18 @@ def add_check(parser: Parser) -> None:
     parser.add_argument("data", metavar="DIR", help="image folder with one folder per class")
     labels = parser.add_argument_group("label errors")
     source = labels.add_mutually_exclusive_group()
-    source.add_argument("--weights", metavar="NAME", help="check labels with these weights")
     source.add_argument(
-        "--run", metavar="RUN", help="check labels and the split with the weights of a run"
+        "--weights", metavar="NAME", help="pretrained weights for checking the labels"
+    )
+    source.add_argument(
+        "--run", metavar="DIR", help="run directory whose pretrained weights and split are used"
     )
     labels.add_argument(
         "--cache",
         metavar="DIR",
-        help="folder of cached features, or none (default: ~/.cache/vitft/features)",
+        help="folder of cached features, or none to disable (default: ~/.cache/vitft/features)",
     )
-    labels.add_argument("--device", help="auto, cpu, cuda, cuda:1 or mps (default: auto)")
+    labels.add_argument("--device", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)")
     results = parser.add_argument_group("output")
     results.add_argument(
         "--out", default=".", metavar="DIR", help="folder for fixes.csv (default: .)"
@@ -97,12 +99,12 @@ def fixes_path(out: Path, root: Path) -> Path:
         UsageError: `out` is inside the data folder.
     """
     if out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file, not a folder", fix="choose another --out")
+        raise RunError(f"{out} is a file, not a folder", fix="choose a folder with --out DIR")
     inside = out.resolve()
     if root.resolve() in (inside, *inside.parents):
         raise UsageError(
-            f"--out {out} lies inside the data, which is never changed",
-            fix="choose another folder with --out DIR",
+            f"--out {out} is inside the data directory, which is never changed",
+            fix="choose a folder outside it with --out DIR",
         )
     return free_name(out / "fixes.csv", suffix=".csv")
 
@@ -121,8 +123,8 @@ def print_findings(outcome: "CheckResult", written: str | None, data: str) -> No
     balance = audit["imbalance"]
     largest, smallest, ratio = balance["largest"], balance["smallest"], balance["ratio"]
     if largest and smallest and ratio is not None:
-        names = [f"{name} {n:,}" for name, n in (largest, smallest)]
-        output.result(f"classes: {names[0]} to {names[1]} images, {ratio:.1f} to 1")
+        names = [f"{name} ({count(n, 'image')})" for name, n in (largest, smallest)]
+        output.result(f"largest class: {names[0]}; smallest: {names[1]}; ratio {ratio:.1f}")
     if not outcome.labels_checked:
         output.note("labels were not checked: add --weights NAME or --run RUN")
     if written is None:
@@ -130,12 +132,12 @@ def print_findings(outcome: "CheckResult", written: str | None, data: str) -> No
         return
     drops = sum(fix.action == "drop" for fix in outcome.fixes)
     output.result(
-        f"proposals: {written}, {count(len(outcome.fixes), 'image')}, {drops:,} of them to drop; "
-        "the others stay unless you write drop or move"
+        f"proposed fixes: {written} lists {count(len(outcome.fixes), 'image')}, {drops:,} of them "
+        "to drop; the others are kept unless you change their action to drop or move"
     )
     command = f"vitft finetune --data {shlex.quote(data)} --fixes {shlex.quote(written)}"
     near = any(group["kind"] == "near" for group in audit["duplicates"])
-    output.note(f"next: review the table, then {command}{' --group-duplicates' * near} ...")
+    output.note(f"next: review the file, then run {command}{' --group-duplicates' * near} ...")
 
 
 def examples_by_title(audit: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -146,8 +148,10 @@ def examples_by_title(audit: Mapping[str, Any]) -> dict[str, list[str]]:
         "unusual images": [f"{entry['path']}: {entry['reason']}" for entry in audit["odd"]],
         "groups of identical files": members(g for g in groups if g["kind"] == "exact"),
         "groups of near-duplicates": members(g for g in groups if g["kind"] == "near"),
-        "same image in training and validation": members(g for g in groups if g["across_split"]),
-        "same image under two labels": members(g for g in groups if g["labels_differ"]),
+        "duplicates in both training and validation": members(
+            g for g in groups if g["across_split"]
+        ),
+        "duplicates with different labels": members(g for g in groups if g["labels_differ"]),
         "probable label errors": [
             f"{entry['path']}: {entry['suggested']} ({percent(entry['suggested_probability'], 0)}) "
             f"rather than {entry['label']} ({percent(entry['given_probability'], 0)})"

@@ -18,7 +18,9 @@ def add_compare(parser: Parser) -> None:
     """Add the options of `vitft compare`."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="two or more run directories")
     parser.add_argument(
-        "--out", metavar="FILE", help="HTML page to write (default: compare.html, compare-2.html)"
+        "--out",
+        metavar="FILE",
+        help="HTML page to write (default: compare.html, or compare-2.html, ...)",
     )
     parser.add_argument(
         "--format",
@@ -32,7 +34,10 @@ def add_compare(parser: Parser) -> None:
 def compare_command(args: argparse.Namespace) -> int:
     """Compare the runs, write the HTML page, and print a table or JSON."""
     if len(args.runs) < 2:
-        raise UsageError("only one run to compare", fix="use vitft compare RUN RUN ...")
+        raise UsageError(
+            "only one run to compare",
+            fix="pass two or more run directories: vitft compare RUN RUN ...",
+        )
     out = new_page(args.out) if args.out else free_name(Path("compare.html"), suffix=".html")
     from vitft.report.comparison import compare_runs, write_comparison
     from vitft.report.run_files import find_run, read_run
@@ -52,15 +57,24 @@ def print_comparison(comparison: "RunComparison") -> None:
     for text in comparison.notes:
         output.note(text)
     output.table(
-        ("run", "accuracy", "95 % interval", "on the shared images"),
+        ("run", "accuracy", "95 % interval", "accuracy on shared images"),
         comparison.accuracy_rows(),
         title=f"validation images shared by all runs: {comparison.shared:,}",
         numbers=3,
     )
     if comparison.pairs:
-        corrected = ", p corrected for all pairs (Holm)" if len(comparison.pairs) > 1 else ""
+        corrected = (
+            ", p-values corrected for multiple testing (Holm)" if len(comparison.pairs) > 1 else ""
+        )
         output.table(
-            ("pair", "difference", "95 % interval", "only first correct", "only second", "p"),
+            (
+                "pair",
+                "difference",
+                "95 % interval",
+                "only first correct",
+                "only second correct",
+                "p",
+            ),
             comparison.pair_rows(),
             title=f"\nexact McNemar test on the shared images{corrected}",
             numbers=5,

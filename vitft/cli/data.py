@@ -7,14 +7,17 @@ from pathlib import Path
 from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
 from vitft.system.errors import UsageError
+from vitft.system.text import count
 
 
 def add_data(parser: Parser) -> None:
     """Add the options of `vitft data`."""
     actions = Commands(parser, "actions")
     fetch = actions.add_parser("fetch", help="download an archive and unpack its image folder")
-    fetch.add_argument("name", metavar="NAME", nargs="?", help="a known dataset: flower_photos")
-    fetch.add_argument("--url", metavar="URL", help="address of a .tar, .tar.gz or .zip file")
+    fetch.add_argument(
+        "name", metavar="NAME", nargs="?", help="name of a known dataset: flower_photos"
+    )
+    fetch.add_argument("--url", metavar="URL", help="URL of a .tar, .tar.gz or .zip file")
     fetch.add_argument("--to", metavar="DIR", help="folder to create (default: ./NAME)")
     fetch.add_argument("--sha256", metavar="HEX", help="expected SHA-256 of the archive")
     fetch.set_defaults(command=fetch_data)
@@ -35,12 +38,16 @@ def fetch_data(args: argparse.Namespace) -> int:
     folder = fetched.folder
     for text in folder.notes:
         output.note(text)
-    output.result(f"{fetched.root}: {len(folder.files):,} images of {len(folder.classes)} classes")
-    expected = "as published" if archive.sha256 else "as before"
+    images, classes = (
+        count(len(folder.files), "image"),
+        count(len(folder.classes), "class", "classes"),
+    )
+    output.result(f"{fetched.root}: {images} in {classes}")
+    expected = "as published" if archive.sha256 else "as recorded earlier"
     output.note(
-        f"sha256 of the archive: {fetched.sha256}" + ("" if fetched.record else f" ({expected})")
+        f"SHA-256 of the archive: {fetched.sha256}" + ("" if fetched.record else f" ({expected})")
     )
     if fetched.record:
-        output.note(f"recorded in {fetched.record} for later downloads")
+        output.note(f"recorded in {fetched.record}, to verify later downloads")
     output.note(f"next: vitft finetune --data {shlex.quote(str(fetched.root))} --weights NAME")
     return 0

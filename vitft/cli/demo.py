@@ -6,7 +6,7 @@ from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.predict.output import RowWriter
 from vitft.system.imports import heavy_imports
-from vitft.system.text import interval, percent
+from vitft.system.text import count, interval, percent
 
 
 def add_demo(parser: Parser) -> None:
@@ -34,12 +34,12 @@ def demo_command(_: argparse.Namespace) -> int:
                 ("random", done.random),
             )
         ],
-        title="\nsame images, split and budget:",
+        title="\nsame images, split and training budget:",
         numbers=2,
     )
     output.result(
-        f"export compared with the run on {done.export_images} images: largest logit difference "
-        f"{done.export_difference:.1e}"
+        f"export compared with the run on {count(done.export_images, 'image')}: "
+        f"largest logit difference {done.export_difference:.1e}"
     )
     output.result(f"images: {DEMO_FOLDER}/, report: {done.report}, export: {done.export}/")
     output.result("next: vitft finetune --data FOLDER --weights vit_base_patch16_224_in21k")

@@ -21,31 +21,33 @@ CLASS_METRICS = ("recall", "precision", "f1")
 def add_evaluate(parser: Parser) -> None:
     """Add the options of `vitft evaluate`."""
     parser.description = (
-        "Evaluate a trained model on labelled images that it has not seen. Classes are "
-        "matched by name. Images that trained the model are left out. The exit code is 3 if an "
-        "image could not be read."
+        "Evaluate a trained model on labelled images. Classes are matched by name. Images that "
+        "the model was trained on are excluded. The exit code is 3 if an image cannot be read."
     )
     parser.add_argument(
         "--data",
         required=True,
         metavar="DIR|CSV",
-        help="folder with one folder per class, or CSV with the columns path and label",
+        help="folder with one folder per class, or CSV file with the columns path and label",
     )
     parser.add_argument(
         "--subset",
         choices=("train", "val"),
-        help="part to evaluate of a folder with train/ and val/ (default: val)",
+        help="part of a folder with train/ and val/ to evaluate (default: val)",
     )
     parser.add_argument(
-        "--run", metavar="DIR", help="run directory or checkpoint (default: latest)"
+        "--run", metavar="DIR", help="run directory or checkpoint (default: runs/latest)"
     )
     parser.add_argument(
-        "--format", choices=("table", "json", "csv"), default="table", help="default: table"
+        "--format",
+        choices=("table", "json", "csv"),
+        default="table",
+        help="format of stdout (default: table)",
     )
+    parser.add_argument("--out", metavar="DIR", help="new folder for eval.json and predictions.csv")
     parser.add_argument(
-        "--out", metavar="DIR", help="also write eval.json and predictions.csv there"
+        "--device", default="auto", help="device: auto (default), cpu, cuda, cuda:1 or mps"
     )
-    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.set_defaults(command=evaluate_command)
 
 
@@ -85,7 +87,10 @@ def plan_output(out: str, data: Path) -> Path:
     """
     path = plan_run(out, str(data))
     if data.is_dir() and data.resolve() in (path.resolve(), *path.resolve().parents):
-        raise UsageError(f"the folder {out} is inside the data folder", fix="choose another --out")
+        raise UsageError(
+            f"--out {out} is inside the data directory",
+            fix="choose a folder outside it with --out DIR",
+        )
     return path
 
 
@@ -126,7 +131,7 @@ def print_tables(results: Mapping[str, Any]) -> None:
     rows.append(("calibration error", error, interval(calibration["ece_interval"])))
     if calibration["ece_before"] is not None:
         at = f"at temperature 1 instead of {calibration['temperature']:.2f}"
-        rows.append(("  before", percent(calibration["ece_before"]), at))
+        rows.append(("  before scaling", percent(calibration["ece_before"]), at))
     output.table((count(results["images"], "image"), "", "95 % interval"), rows, numbers=2)
     output.result("")
     print_classes(results["per_class"])
@@ -140,7 +145,7 @@ def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
     if len(occurring) > MOST_LISTED:
         occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:MOST_LISTED]
         output.note(
-            f"the {MOST_LISTED} classes of lowest recall; --format json or csv lists all of them"
+            f"the {MOST_LISTED} classes with the lowest recall; use --format json or csv for all"
         )
     rows = [
         (name, str(row["images"]), *(with_interval(row, metric) for metric in CLASS_METRICS))

@@ -22,14 +22,16 @@ def add_explain(parser: Parser) -> None:
     """Add the options of `vitft explain`."""
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="image files and folders")
     parser.add_argument(
-        "--run", metavar="DIR", help="run directory or checkpoint (default: latest)"
+        "--run", metavar="DIR", help="run directory or checkpoint (default: runs/latest)"
     )
     parser.add_argument("--weights", metavar="NAME", help="pretrained weights instead of a run")
     parser.add_argument(
-        "--allow-pickle", action="store_true", help="read .pth files, which are pickles"
+        "--allow-pickle", action="store_true", help="allow .pth files, which are pickles"
     )
     parser.add_argument(
-        "--method", choices=METHODS, help="default: relevance, which is specific to a class"
+        "--method",
+        choices=METHODS,
+        help="attribution method (default: relevance, which is specific to a class)",
     )
     parser.add_argument(
         "--class",
@@ -37,29 +39,41 @@ def add_explain(parser: Parser) -> None:
         metavar="NAME",
         help="class to explain (default: the most probable one)",
     )
-    parser.add_argument("--fusion", choices=FUSIONS, help="how heads are combined (default: mean)")
+    parser.add_argument(
+        "--fusion", choices=FUSIONS, help="how the heads are combined (default: mean)"
+    )
     parser.add_argument(
         "--discard",
         type=float,
         metavar="FRACTION",
-        help="fraction of the weakest connections that rollout discards (default: 0)",
+        help="fraction of the connections that rollout discards, weakest first (default: 0)",
     )
     parser.add_argument(
-        "--block", type=int, metavar="N", help="block for attention, from 0 (default: the last)"
+        "--block",
+        type=int,
+        metavar="N",
+        help="block for --method attention, counting from 0 (default: the last)",
     )
     parser.add_argument(
-        "--head", type=int, metavar="N", help="head for attention, from 0 (default: all)"
+        "--head",
+        type=int,
+        metavar="N",
+        help="head for --method attention, counting from 0 (default: all)",
     )
-    parser.add_argument("--out", metavar="DIR", help="new folder for pictures (default: explained)")
     parser.add_argument(
-        "--arrays", action="store_true", help="also write the maps and logits as .npz"
+        "--out", metavar="DIR", help="new folder for the pictures (default: explained)"
+    )
+    parser.add_argument(
+        "--arrays", action="store_true", help="also write the maps and logits to .npz files"
     )
     parser.add_argument(
         "--model",
         action="store_true",
         help="plot the weights instead: filters, position similarity, attention distance",
     )
-    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
+    parser.add_argument(
+        "--device", default="auto", help="device: auto (default), cpu, cuda, cuda:1 or mps"
+    )
     parser.set_defaults(command=explain_command)
 
 
@@ -97,10 +111,10 @@ def choose_method(args: argparse.Namespace) -> Method:
         UsageError: An option has no effect, or there is nothing to explain.
     """
     if args.run is not None and args.weights is not None:
-        raise UsageError("--run and --weights both name a model", fix="leave one of them out")
+        raise UsageError("--run and --weights cannot be combined", fix="use only one of them")
     if not args.images and not args.model:
         raise UsageError(
-            "no IMAGE was given", fix="name files or folders, or plot the weights with --model"
+            "no images given", fix="pass files or folders, or use --model to plot the weights"
         )
     name = args.method or METHODS[0]
     methods_of = {
@@ -114,17 +128,17 @@ def choose_method(args: argparse.Namespace) -> Method:
         unused = [option for option, (value, _) in methods_of.items() if value is not None]
         unused += ["--method"] * (args.method is not None) + ["--arrays"] * args.arrays
         if unused:
-            raise UsageError(f"{unused[0]} has no effect with --model", fix="leave it out")
+            raise UsageError(f"{unused[0]} has no effect with --model", fix=f"remove {unused[0]}")
         require_extra("plots", feature="vitft explain --model")
     for option, (value, methods) in methods_of.items():
         if value is not None and name not in methods:
             raise UsageError(
                 f"{option} has no effect with --method {name}",
-                fix=f"leave it out, or use --method {' or '.join(methods)}",
+                fix=f"remove it, or use --method {' or '.join(methods)}",
             )
     if args.fusion is not None and args.head is not None:
         raise UsageError(
-            "--fusion combines all heads, but --head selects one", fix="leave one of them out"
+            "--fusion combines all heads, but --head selects one", fix="use only one of them"
         )
     given = {k: getattr(args, k) for k in ("fusion", "discard", "block", "head")}
     return Method(name=name, **{k: v for k, v in given.items() if v is not None})
@@ -139,7 +153,7 @@ def draw_images(
     target = None if args.about is None else model.class_index(args.about)
     job = Explainer(model=model, method=method, out=out, target=target, arrays=args.arrays)
     rows, failed = [], 0
-    with console.Progress("explain", len(images)) as progress:
+    with console.Progress("explaining", len(images)) as progress:
         for done in job.images(images):
             failed += bool(done.error)
             progress.advance()
@@ -147,13 +161,13 @@ def draw_images(
             answer = f"error: {done.error}" if done.error else found
             rows.append((done.path, answer, done.shown, done.file.name if done.file else ""))
     sheet = job.finish()
-    output.table(("path", "prediction", "shown for", "picture"), rows)
+    output.table(("path", "prediction", "explained class", "picture"), rows)
     if failed < len(images):
         number = count(len(images) - failed, "image")
-        also = f", all on {sheet.name}" if sheet else ""
-        output.result(f"{method.name} of {number} in {out}/{also}")
+        also = f"; overview: {sheet.name}" if sheet else ""
+        output.result(f"{method.name} of {number} written to {out}/{also}")
         if sheet and len(images) - failed > len(job.tiles):
-            output.note(f"{sheet.name} shows only the first {len(job.tiles)}")
+            output.note(f"{sheet.name} shows only the first {len(job.tiles)} images")
     return 3 if failed else 0
 
 
@@ -167,9 +181,9 @@ def draw_model(model: "ExplainedModel", images: list[str], out: Path) -> int:
         output.warn(error.problem)
     if "distance.png" not in figures.names:
         output.note(
-            "no distance.png: the attention distance needs images; name some: "
+            "distance.png was not written, because the attention distance needs images: run "
             "vitft explain --model IMAGE ..."
         )
     names = ", ".join(figures.names)
-    output.result(f"{names} of {model.name} in {out}/")
+    output.result(f"plots of {model.name} written to {out}/: {names}")
     return 3 if figures.failed else 0

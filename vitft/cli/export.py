@@ -7,6 +7,7 @@ from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.export.plan import EXPORT_FORMATS, NUM_COMPARED, ExportPlan, plan_export
 from vitft.system.imports import heavy_imports
+from vitft.system.text import count
 
 if TYPE_CHECKING:
     from vitft.export.job import Exported
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 def add_export(parser: Parser) -> None:
     """Add the options of `vitft export`."""
     formats = parser.add_argument_group(
-        "formats", "one or more; with several, each is written to a folder of its own"
+        "formats", "one or more; each of several formats is written to its own folder"
     )
     for name, text in EXPORT_FORMATS.items():
         formats.add_argument(
@@ -28,23 +29,25 @@ def add_export(parser: Parser) -> None:
         help="accept uint8 images and normalise them inside the graph",
     )
     graphs.add_argument(
-        "--with-resize", action="store_true", help="ONNX only: take images of any size"
+        "--with-resize", action="store_true", help="ONNX only: accept images of any size"
     )
     run = parser.add_argument_group("run")
     run.add_argument(
-        "--run", metavar="RUN", help="run, checkpoint or hf:OWNER/NAME (default: runs/latest)"
+        "--run",
+        metavar="RUN",
+        help="run directory, checkpoint or hf:OWNER/NAME (default: runs/latest)",
     )
-    run.add_argument("--out", metavar="DIR", help="new folder (default: export)")
+    run.add_argument("--out", metavar="DIR", help="new folder for the export (default: export)")
     run.add_argument(
         "--images",
         type=int,
         default=NUM_COMPARED,
         metavar="N",
-        help=f"number of validation images for the comparison (default: {NUM_COMPARED})",
+        help=f"number of validation images to compare export and run on (default: {NUM_COMPARED})",
     )
     hub = parser.add_argument_group("Hugging Face hub")
     hub.add_argument(
-        "--push-to-hub", metavar="OWNER/NAME", default="", help="push the export to a repository"
+        "--push-to-hub", metavar="OWNER/NAME", default="", help="repository to push the export to"
     )
     hub.add_argument("--private", action="store_true", help="create a private repository")
     hub.add_argument(
@@ -82,9 +85,13 @@ def print_export(done: "Exported", plan: ExportPlan) -> None:
     """Print one row per format, and the differences between the export and the run."""
     for text in done.notes:
         output.note(text)
-    on = f"{done.images} validation images" if done.images else "noise, as the images are missing"
+    on = (
+        count(done.images, "validation image")
+        if done.images
+        else "random noise, because the validation images are missing"
+    )
     output.table(
-        ("format", "opened by", "logits differ by", "changed", "MB", "images/s", "original"),
+        ("format", "loaded by", "logit difference", "changed", "MB", "images/s", "original"),
         [
             (
                 row.name,
@@ -101,7 +108,7 @@ def print_export(done: "Exported", plan: ExportPlan) -> None:
     )
     output.result(
         f"exported to {done.folder}: largest logit difference {done.difference:.1e}, "
-        f"{done.changed} changed classes, on {on}"
+        f"{count(done.changed, 'changed prediction')}, on {on}"
     )
     if plan.formats == ("transformers",):
         output.note(f'next: transformers.pipeline("image-classification", "{done.folder}")')

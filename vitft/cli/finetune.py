@@ -33,13 +33,15 @@ def add_finetune(parser: Parser) -> None:
         add_option(groups[option.group], option)
     add_run_options(groups["run"])
     settings = parser.add_argument_group("settings")
-    settings.add_argument("--recipe", metavar="NAME", help="settings of a recipe or a TOML file")
+    settings.add_argument(
+        "--recipe", metavar="NAME", help="name of a recipe, or TOML file with settings"
+    )
     settings.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="any setting of docs/settings.md, e.g. data.val_rate=0.1; may be repeated",
+        help="value of a setting (see docs/settings.md), e.g. data.val_rate=0.1; may be repeated",
     )
     parser.set_defaults(command=finetune_command)
 
@@ -70,16 +72,18 @@ def add_run_options(group: OptionGroup) -> None:
         help="seed for the split, batch order and augmentation (default: 0)",
     )
     group.add_argument("--out", metavar="DIR", help="run directory (default: runs/<time>-<data>)")
-    group.add_argument("--resume", metavar="DIR", help="continue a run that was stopped or killed")
+    group.add_argument(
+        "--resume", metavar="DIR", help="run directory of an unfinished run to resume"
+    )
     group.add_argument(
         "--max-time",
         metavar="TIME",
-        help="stop after e.g. 90s, 10m or 2h, to be continued with --resume (default: no limit)",
+        help="time limit, e.g. 90s, 10m or 2h; resume the run with --resume (default: no limit)",
     )
     group.add_argument(
         "--dry-run",
         action="store_true",
-        help="check everything, print the settings as TOML and what would be trained, then stop",
+        help="check all inputs, print the settings and what would be trained, and exit",
     )
 
 
@@ -114,7 +118,7 @@ def finetune_command(args: argparse.Namespace) -> int:
     if result.everything_s is not None:
         options = shlex.join(["--data", config.data.path, "--weights", config.weights.name])
         output.note(
-            f"training everything from this head would take about {duration(result.everything_s)} "
+            f"training all layers from this head would take about {duration(result.everything_s)} "
             f"on this machine: vitft finetune {options} --freeze head,none"
         )
     return result.exit_code
@@ -134,9 +138,7 @@ def print_dry_run(args: argparse.Namespace) -> int:
     from vitft.training.checks import check_request
 
     if args.resume:
-        raise UsageError(
-            "--dry-run applies to a new run, not to --resume", fix="leave out one of them"
-        )
+        raise UsageError("--dry-run and --resume cannot be combined", fix="use only one of them")
     config = requested_config(args)
     with temporary_demo_data(config.data) as data:
         ready = replace(config, data=data)
@@ -160,8 +162,8 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
 
     if args.out or args.recipe:
         raise UsageError(
-            "--resume continues a run in its directory and with its settings",
-            fix="leave out --out and --recipe",
+            "--resume cannot be combined with --out or --recipe",
+            fix="remove them: a resumed run keeps its directory and recipe",
         )
     _, named = named_settings(args)
     return check_resume(Path(args.resume).expanduser(), named)
@@ -178,7 +180,7 @@ def named_settings(args: argparse.Namespace) -> tuple[dict[str, Any], list[tuple
     twice = {key for key, _ in options} & {key for key, _ in settings}
     if twice:
         raise UsageError(
-            f"{min(twice)} is set by an option and by --set", fix="leave out one of them"
+            f"{min(twice)} is set both by an option and by --set", fix="remove one of them"
         )
     return read_recipe(args.recipe) if args.recipe else {}, [*options, *settings]
 
@@ -202,7 +204,7 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
     """
     folder = shlex.quote(str(run))
     if status != "finished":
-        output.warn(f"{status}; continue with: vitft finetune --resume {folder}")
+        output.warn(f"{status}; resume with: vitft finetune --resume {folder}")
     if not metrics:
         return
     output.result(
@@ -212,8 +214,8 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
     )
     if metrics["selected_on_validation"]:
         output.note(
-            f"slightly optimistic: epoch {metrics['best_epoch']} of {metrics['epochs']} was "
-            "selected on the same images"
+            f"this accuracy is slightly optimistic: epoch {metrics['best_epoch']} of "
+            f"{metrics['epochs']} was selected on the same images"
         )
     if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
         output.result(
@@ -245,11 +247,11 @@ def print_cross_validation(
     scored, total = results["images"], results["of"]
     images = f"all {total:,}" if scored == total else f"{scored:,} of {total:,}"
     output.result(
-        f"cross-validation on {images} images: {percent(results['top1'])} "
+        f"cross-validated accuracy on {images} images: {percent(results['top1'])} "
         f"({interval(results['top1_interval'])}); nearest neighbours: {percent(knn_top1)}"
     )
     if (gain := results["gain_from_twice"]) is not None:
-        output.result(f"with twice the images: about {100 * gain:+.1f} points (extrapolated)")
+        output.result(f"with twice as many images: about {100 * gain:+.1f} points (extrapolated)")
     for weak in results["weak_spots"][:2] if with_weakest else ():
         if weak["recall"] < 1:
             confused = weak["taken_for"]

@@ -22,17 +22,17 @@ COMMANDS = {
     "check": "find unreadable files, duplicates, leakage and label errors in a folder",
     "data": "download public image datasets",
     "predict": "predict the classes of images",
-    "explain": "show which regions of an image a model uses",
+    "explain": "show which image regions a model uses",
     "evaluate": "evaluate a trained model on labelled images",
-    "export": "write the trained model as files for other tools",
-    "serve": "serve a trained model over HTTP, with a page to drop images on",
+    "export": "export a trained model to other formats",
+    "serve": "serve a trained model over HTTP, with a web page for uploading images",
     "weights": "list, inspect and download pretrained weights",
-    "recipes": "list settings to start from, with their results",
+    "recipes": "list recipes: tested settings with their results",
     "cache": "list or delete cached features",
-    "report": "write the HTML report of a run again",
+    "report": "write the HTML report of a run",
     "compare": "compare runs on the validation images they share",
-    "study": "compare weights by accuracy over the number of training images per class",
-    "demo": "fine-tune, predict and export on drawn images, without a network",
+    "study": "compare pretrained weights by their few-shot accuracy",
+    "demo": "fine-tune, predict and export on synthetic images, offline",
 }
 """One-line help for each command; `add_NAME` in `cli.NAME` adds the options of a command."""
 
@@ -85,15 +85,15 @@ def build_parser(command: str | None = None) -> Parser:
     parser = Parser(
         prog="vitft",
         description="Fine-tune a Vision Transformer on a folder of images.",
-        epilog="`vitft COMMAND --help` explains a command. Every command accepts --debug, which "
-        "adds the traceback to an error.",
+        epilog="Run `vitft COMMAND --help` for the options of a command. Every command accepts "
+        "--debug, which prints the traceback of an error.",
     )
     parser.add_argument(
         "--version",
         action=ShowVersion,
         nargs=0,
         default=argparse.SUPPRESS,
-        help="show program's version number and exit",
+        help="show the version and exit",
     )
     commands = Commands(parser, "commands")
     for name, text in COMMANDS.items():

@@ -99,4 +99,7 @@ def version() -> str:
 
 def bug() -> None:
     """Print what to do with the traceback of an unexpected error."""
-    print(f"vitft: this is a bug in vitft {version()}; please report it", file=sys.stderr)
+    print(
+        f"vitft: this is a bug in vitft {version()}; please report it with the traceback above",
+        file=sys.stderr,
+    )

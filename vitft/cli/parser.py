@@ -17,10 +17,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError for an argparse message, with the nearest known word as its fix."""
-        fix = f"see {self.prog} --help"
+        fix = f"run {self.prog} --help to list the options"
         wrong = re.findall(r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message)
         if wrong and (near := self.nearest(wrong[0], message)):
-            fix = f"did you mean {near}?"
+            fix = f"use {near}"
         raise UsageError(message.partition(" (choose from")[0], fix=fix)
 
     def nearest(self, wrong: str, message: str) -> str | None:

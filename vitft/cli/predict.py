@@ -19,25 +19,26 @@ if TYPE_CHECKING:
 
 INPUTS = """\
 inputs:
-  a file, a folder (all images below it, sorted by path), a pattern ('photos/*.jpg'; '**' matches
-  folders too), an address (https://..., up to 64 MB and 30 s), or - for standard input: the bytes
-  of one image, or paths, one per line or separated by NULs (find -print0).
-  A .txt, .csv or .tsv file is read as a list if the first path in it exists; --list reads any file
-  as one. A list has one path per line; a CSV file has a column path (or file, filename, image, url
-  ...). Relative paths are looked up in the list's folder, else in the current one.
+  a file; a folder (all images in it and its subfolders, sorted by path); a glob pattern
+  ('photos/*.jpg'; '**' also matches subfolders); a URL (https://..., at most 64 MB and 30 s); or -
+  for standard input: the bytes of one image, or paths, one per line or separated by NUL characters
+  (find -print0).
+  A .txt, .csv or .tsv file is read as a list if the first path in it exists; with --list, any file
+  is. A list has one path per line; a CSV file has a column path (or file, filename, image, url
+  ...). Relative paths are resolved against the folder of the list, then the current folder.
 
 rows:
-  one for each input, in the order of the inputs: path, class, probability, notes, error. An input
-  that cannot be read gets an error, and the exit code is 3. Probabilities over all classes sum to
-  1. Notes: "not sure" below the threshold; "unlike the training images" if the image's feature is
-  further from theirs than those of 99 % of held-out images.
+  one per input, in input order: path, class, probability, notes, error. If an input cannot be read,
+  its row has an error, and the exit code is 3. The probabilities of all classes sum to 1. Notes:
+  "not sure" if the probability is below the threshold; "unlike the training images" if the features
+  of the image are further from those of the training images than for 99 % of held-out images.
 
 large jobs:
-  --out FILE is written as FILE.part until it is complete; after an interruption the same command
-  with --resume continues it and ends with the same bytes (jsonl, csv).
+  --out FILE is written to FILE.part until it is complete. After an interruption, run the same
+  command with --resume to continue; the resulting file is identical (jsonl, csv).
   torchrun --nproc-per-node 4 -m -- vitft predict ... --out FILE (with the two dashes) splits the
-  inputs among processes; the last one to finish merges the rows in order. The exit code is 0 then,
-  whether or not there are errors.
+  inputs among processes; the last one to finish merges the rows in order. In this case the exit
+  code is 0 even if some inputs cannot be read.
 """
 
 
@@ -45,39 +46,52 @@ def add_predict(parser: Parser) -> None:
     """Add the options of `vitft predict`."""
     parser.epilog = INPUTS
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders, ...: see below")
+    parser.add_argument(
+        "images", nargs="*", metavar="IMAGE", help="file, folder, pattern, URL or - (see below)"
+    )
     parser.add_argument(
         "--list",
         action="append",
         default=[],
         dest="lists",
         metavar="FILE",
-        help="file that lists images",
+        help="file with a list of images; may be repeated",
     )
     parser.add_argument(
-        "--run", metavar="DIR", help="run directory or checkpoint (default: latest)"
+        "--run", metavar="DIR", help="run directory or checkpoint (default: runs/latest)"
     )
-    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
-    parser.add_argument("--top-k", type=int, default=1, metavar="K", help="classes per image")
+    parser.add_argument(
+        "--device", default="auto", help="device: auto (default), cpu, cuda, cuda:1 or mps"
+    )
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        default=1,
+        metavar="K",
+        help="number of classes per image (default: 1)",
+    )
     parser.add_argument(
         "--format",
         choices=ROW_FORMATS,
-        help="default: inferred from the suffix of --out, otherwise table",
+        help="format of the rows (default: inferred from the suffix of --out, otherwise table)",
     )
+    parser.add_argument("--out", metavar="FILE", help="new file for the rows (default: print them)")
+    parser.add_argument("--resume", action="store_true", help="continue an unfinished output file")
     parser.add_argument(
-        "--out", metavar="FILE", help="write the rows to a file; never overwrites one"
-    )
-    parser.add_argument("--resume", action="store_true", help="continue an unfinished --out")
-    parser.add_argument(
-        "--threshold", type=float, metavar="P", help="note predictions below P as not sure"
+        "--threshold",
+        type=float,
+        metavar="P",
+        help="probability below which predictions are marked as not sure",
     )
     parser.add_argument(
         "--precision",
         type=float,
         metavar="P",
-        help="choose the threshold at which a fraction P of the validation predictions is correct",
+        help="choose the threshold above which a fraction P of validation predictions is correct",
     )
-    parser.add_argument("--tta", action="store_true", help="average with the mirror image")
+    parser.add_argument(
+        "--tta", action="store_true", help="average each prediction with that of the mirrored image"
+    )
     parser.add_argument(
         "--explain", metavar="DIR", help="new folder for relevance overlays of the images"
     )
@@ -85,13 +99,15 @@ def add_predict(parser: Parser) -> None:
         "--dtype",
         choices=("fp32", "bf16"),
         default="fp32",
-        help="bf16 is faster; probabilities change slightly, close calls are computed in fp32",
+        help="precision (default: fp32); bf16 is faster and changes probabilities slightly; "
+        "close calls are recomputed in fp32",
     )
     parser.add_argument(
         "--engine",
         choices=ENGINES,
         default="auto",
-        help="numpy avoids importing torch; auto chooses numpy for a few images on a CPU",
+        help="inference engine; numpy avoids importing torch, and auto (default) chooses it for a "
+        "few images on a CPU",
     )
     parser.set_defaults(command=predict_command)
 

@@ -11,7 +11,9 @@ from vitft.system.files import resource
 
 def add_recipes(parser: Parser) -> None:
     """Add the options of `vitft recipes`."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help="print this recipe as it is")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="recipe to print (default: list all)"
+    )
     parser.add_argument(
         "--format",
         choices=("text", "json"),

@@ -11,7 +11,11 @@ from vitft.system.errors import RunError, VitftError
 def add_report(parser: Parser) -> None:
     """Add the options of `vitft report`."""
     parser.add_argument("--run", metavar="DIR", help="run directory (default: runs/latest)")
-    parser.add_argument("--out", metavar="FILE", help="new file (default: report.html in the run)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="HTML page to write (default: report.html in the run directory)",
+    )
     parser.set_defaults(command=report_command)
 
 
@@ -32,7 +36,7 @@ def print_report(run: Path) -> None:
     try:
         output.result(f"report: {write_report(run)}")
     except VitftError as error:
-        output.warn(f"no report: {error.problem}")
+        output.warn(f"the report was not written: {error.problem}")
 
 
 def new_page(name: str) -> Path:
@@ -43,9 +47,10 @@ def new_page(name: str) -> Path:
     """
     path = Path(name).expanduser()
     if path.exists():
-        raise RunError(f"{path} already exists", fix="choose another --out; nothing is overwritten")
+        raise RunError(f"{path} already exists", fix="choose another file with --out")
     if not path.parent.is_dir():
         raise RunError(
-            f"folder {path.parent} does not exist", fix="create it, or choose another --out"
+            f"folder {path.parent} does not exist",
+            fix="create it, or choose another file with --out",
         )
     return path

@@ -15,42 +15,55 @@ from vitft.system.signals import Stopper
 def add_serve(parser: Parser) -> None:
     """Add the options of `vitft serve`."""
     parser.description = (
-        "Answer POST /predict, and show a page to drop images on at /. Without "
-        "--host only programs on this machine reach the server. Ctrl-C stops it."
+        "Serve predictions at POST /predict, and a web page for uploading images at /. Without "
+        "--host, the server is reachable only from this machine. Press Ctrl-C to stop it."
     )
     parser.add_argument(
-        "--run", metavar="RUN", help="run directory, checkpoint or hf:owner/name (default: latest)"
-    )
-    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on"
+        "--run",
+        metavar="RUN",
+        help="run directory, checkpoint or hf:OWNER/NAME (default: runs/latest)",
     )
     parser.add_argument(
-        "--port", type=int, default=8000, help="port to listen on; 0 chooses a free one"
+        "--device", default="auto", help="device: auto (default), cpu, cuda, cuda:1 or mps"
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on (default: 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8000,
+        help="port to listen on, or 0 for any free port (default: 8000)",
     )
     parser.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="also allow this host name, e.g. that of a reverse proxy",
+        help="additional host name to accept, e.g. of a reverse proxy; may be repeated",
     )
     parser.add_argument(
         "--max-bytes",
         type=int,
         default=ServeLimits().max_bytes,
         metavar="N",
-        help="maximum size of a request",
+        help=f"maximum size of a request in bytes (default: {ServeLimits().max_bytes})",
     )
     parser.add_argument(
         "--queue",
         type=int,
         default=ServeLimits().queue,
         metavar="N",
-        help="maximum number of waiting images",
+        help=f"maximum number of queued images (default: {ServeLimits().queue})",
     )
     parser.add_argument(
-        "--threshold", type=float, metavar="P", help="note predictions below P as not sure"
+        "--threshold",
+        type=float,
+        metavar="P",
+        help="probability below which predictions are marked as not sure",
     )
     parser.set_defaults(command=serve_command)
 
@@ -62,7 +75,7 @@ def serve_command(args: argparse.Namespace) -> int:
     limits = ServeLimits(max_bytes=args.max_bytes, queue=args.queue)
     access = access_for(args.host, args.allow_host)
     check_numbers(args)
-    require_extra("serve", feature="serve")
+    require_extra("serve", feature="vitft serve")
     folder = find_model(args.run).parent
     with heavy_imports():
         from vitft.predict.postprocess import Postprocess
@@ -83,12 +96,11 @@ def serve_command(args: argparse.Namespace) -> int:
         gc.freeze()  # pauses for garbage collection would delay requests
         if not is_loopback(args.host):
             output.warn(
-                f"every machine that can reach {args.host} can use this server: "
-                "it has no password and no encryption"
+                f"any machine that can reach {args.host} can use this server: "
+                "it has neither authentication nor encryption"
             )
-        output.result(
-            f"serving at {browser_address(args.host, bound.getsockname()[1])} (Ctrl-C stops)"
-        )
+        address = browser_address(args.host, bound.getsockname()[1])
+        output.result(f"serving at {address} (press Ctrl-C to stop)")
         try:
             server.run(sockets=[bound])
         except Stopped:
@@ -100,11 +112,13 @@ def check_numbers(args: argparse.Namespace) -> None:
     """Raise a UsageError if the port or the threshold is out of range."""
     if not 0 <= args.port < 2**16:
         raise UsageError(
-            f"invalid --port {args.port}", fix="use a number up to 65535, or 0 for a free one"
+            f"invalid --port {args.port}",
+            fix="use a number from 1 to 65535, or 0 for any free port",
         )
     if args.threshold is not None and not 0 < args.threshold <= 1:
         raise UsageError(
-            f"invalid --threshold {args.threshold}", fix="use a number above 0, up to 1, e.g. 0.8"
+            f"invalid --threshold {args.threshold}",
+            fix="use a number above 0 and at most 1, e.g. 0.8",
         )
 
 

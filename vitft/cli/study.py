@@ -13,14 +13,18 @@ def add_study(parser: Parser) -> None:
     """Add the options of `vitft study`."""
     experiment = parser.add_argument_group("experiment")
     experiment.add_argument(
-        "--data", required=True, metavar="DIR", help="image folder with one folder per class; demo"
+        "--data",
+        required=True,
+        metavar="DIR",
+        help="image folder with one folder per class, or demo",
     )
     experiment.add_argument(
         "--weights",
         required=True,
         nargs="+",
         metavar="NAME",
-        help="as for finetune; random:NAME, or none for the first architecture untrained",
+        help="weights as for finetune, random:NAME for an untrained model, or none for the first "
+        "model untrained",
     )
     experiment.add_argument(
         "--shots",
@@ -28,23 +32,29 @@ def add_study(parser: Parser) -> None:
         nargs="+",
         default=[5, 10, 25, 50, 100],
         metavar="N",
-        help="training images per class (default: 5 10 25 50 100)",
+        help="numbers of training images per class (default: 5 10 25 50 100)",
     )
     experiment.add_argument(
         "--seeds", type=int, default=3, metavar="N", help="number of random draws (default: 3)"
     )
     experiment.add_argument(
-        "--no-baselines", action="store_true", help="leave out raw pixels and colour histograms"
+        "--no-baselines",
+        action="store_true",
+        help="omit the baselines: raw pixels and colour histograms",
     )
     run = parser.add_argument_group("run")
-    run.add_argument("--out", metavar="DIR", help="new folder (default: study-<data>)")
+    run.add_argument(
+        "--out", metavar="DIR", help="new folder for the results (default: study-<data>)"
+    )
     run.add_argument(
         "--cache",
         metavar="DIR",
-        help="folder of cached features, or none (default: ~/.cache/vitft/features)",
+        help="folder of cached features, or none to disable (default: ~/.cache/vitft/features)",
     )
-    run.add_argument("--device", help="auto, cpu, cuda, cuda:1 or mps (default: auto)")
-    run.add_argument("--allow-pickle", action="store_true", help="read .pth files")
+    run.add_argument("--device", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)")
+    run.add_argument(
+        "--allow-pickle", action="store_true", help="allow .pth files, which are pickles"
+    )
     parser.set_defaults(command=study_command)
 
 
@@ -68,7 +78,7 @@ def study_command(args: argparse.Namespace) -> int:
     )
     if plan.left_out:
         left_out = ", ".join(map(str, plan.left_out))
-        output.note(f"left out: {left_out} images per class, the smallest class has too few")
+        output.note(f"skipping {left_out} images per class: the smallest class has too few")
 
     with heavy_imports():
         from vitft.study.results import heading, lead_sentences, short_rows, write_results

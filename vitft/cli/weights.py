@@ -13,14 +13,18 @@ def add_weights(parser: Parser) -> None:
     add_list(actions)
     show = actions.add_parser("show", help="describe a catalogue entry or a weight file")
     show.add_argument("name", metavar="NAME", help="catalogue name or weight file")
-    show.add_argument("--allow-pickle", action="store_true", help="read .pth files")
+    show.add_argument(
+        "--allow-pickle", action="store_true", help="allow .pth files, which are pickles"
+    )
     show.set_defaults(command=show_weights)
-    fetch = actions.add_parser("fetch", help="download weights, for offline use later")
+    fetch = actions.add_parser("fetch", help="download weights for offline use")
     fetch.add_argument(
         "name", metavar="NAME", help="catalogue name, hf:OWNER/NAME[@REVISION] or timm:NAME"
     )
     fetch.add_argument(
-        "--allow-pickle", action="store_true", help="also accept a pytorch_model.bin"
+        "--allow-pickle",
+        action="store_true",
+        help="also allow a pytorch_model.bin, which is a pickle",
     )
     fetch.set_defaults(command=fetch_weights)
     add_inspect(actions)
@@ -30,30 +34,42 @@ def add_list(actions: Commands) -> None:
     """Add `vitft weights list`."""
     listed = actions.add_parser("list", help="list the catalogue")
     sizes = ("tiny", "small", "base", "large", "huge")
-    listed.add_argument("--size", choices=sizes, help="only models of this size")
+    listed.add_argument("--size", choices=sizes, help="list only models of this size")
     listed.add_argument(
-        "--licence", metavar="NAME", help="only this licence, e.g. apache-2.0, or: commercial"
+        "--licence",
+        metavar="NAME",
+        help="list only weights with this licence, e.g. apache-2.0, or commercial for all that "
+        "allow commercial use",
     )
-    listed.add_argument("--data", metavar="WORD", help="only weights trained on it, e.g. 21k")
+    listed.add_argument(
+        "--data", metavar="WORD", help="list only weights trained on this dataset, e.g. 21k"
+    )
     listed.set_defaults(command=list_weights)
 
 
 def add_inspect(actions: Commands) -> None:
     """Add `vitft weights inspect`."""
     inspected = actions.add_parser(
-        "inspect", help="show the origin of a file, and which tensors would be kept or resized"
+        "inspect",
+        help="show the origin of a file, and which tensors are kept or resized on loading",
     )
     inspected.add_argument("file", metavar="FILE", help="a .safetensors, .npz or .pth file")
     inspected.add_argument(
         "--classes",
         type=int,
         metavar="N",
-        help="inspect as if loaded with a new head for N classes",
+        help="number of classes of a new head, or 0 for no head (default: keep the head)",
     )
     inspected.add_argument(
-        "--image-size", type=int, nargs="+", metavar="PX", help="for this side, or height and width"
+        "--image-size",
+        type=int,
+        nargs="+",
+        metavar="PX",
+        help="input size in pixels: one side, or height and width",
     )
-    inspected.add_argument("--allow-pickle", action="store_true", help="read .pth files")
+    inspected.add_argument(
+        "--allow-pickle", action="store_true", help="allow .pth files, which are pickles"
+    )
     inspected.set_defaults(command=inspect_weights)
 
 
@@ -63,7 +79,7 @@ def list_weights(args: argparse.Namespace) -> int:
 
     chosen = select_entries(size=args.size, licence=args.licence, data=args.data)
     if not chosen:
-        raise UsageError("no weights match all filters", fix="leave out one of them")
+        raise UsageError("no weights match all filters", fix="remove one of the filters")
     output.table(
         ("name", "trained on", "licence", "classes", "px"),
         [
@@ -104,7 +120,7 @@ def fetch_weights(args: argparse.Namespace) -> int:
 
     found = locate_entry(args.name)
     if not isinstance(found, CatalogEntry):
-        raise UsageError(f"{args.name} is a local file", fix="use a name of `vitft weights list`")
+        raise UsageError(f"{args.name} is a local file", fix="use a name from `vitft weights list`")
     output.note(f"licence: {found.licence}")
     fetched = fetch(found, allow_pickle=args.allow_pickle)
     sha256 = f"{fetched.sha256} (verified)"
@@ -125,7 +141,9 @@ def inspect_weights(args: argparse.Namespace) -> int:
             fix="use one side, or height and width, in pixels",
         )
     if args.classes is not None and args.classes < 0:
-        raise UsageError(f"invalid --classes {args.classes}", fix="use 0 for no head, or more")
+        raise UsageError(
+            f"invalid --classes {args.classes}", fix="use an integer of 1 or more, or 0 for no head"
+        )
     check_weights_name(args.file, allow_pickle=args.allow_pickle)
     from vitft.models.pretrained.report import inspect
 

@@ -74,7 +74,7 @@ def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
             other = "adamw" if solver == "lbfgs" else "lbfgs"
             raise UsageError(
                 f"{key} has no effect with solver {solver}",
-                fix=f"leave it out, or use --solver {other}",
+                fix=f"remove it, or use --solver {other}",
             )
 
 

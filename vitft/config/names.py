@@ -81,7 +81,11 @@ def find_setting(name: str) -> str | None:
 def suggest_setting(key: str) -> str:
     """Return the suggested fix for an unknown setting."""
     if (found := find_setting(key)) is not None:
-        return f"did you mean {found}?"
+        return f"use {found}"
     section = key.partition(".")[0]
     names = [name for name in SETTINGS if name.startswith(f"{section}.")]
-    return f"use one of {', '.join(names)}" if names else f"the sections are {', '.join(SECTIONS)}"
+    return (
+        f"use one of {', '.join(names)}"
+        if names
+        else f"use one of the sections {', '.join(SECTIONS)}"
+    )

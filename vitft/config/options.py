@@ -71,11 +71,12 @@ FINETUNE_OPTIONS = (
         name="data",
     ),
     Option(
-        "data.split", "how validation images are chosen: at random, or as the reference script does"
+        "data.split",
+        "method of choosing the validation images: at random, or as in the reference script",
     ),
     Option(
         "data.fixes",
-        "images to leave out or relabel, as written by `vitft check`",
+        "CSV file of images to drop or relabel, as written by `vitft check`",
         metavar="CSV",
         default="-",
     ),
@@ -94,48 +95,54 @@ FINETUNE_OPTIONS = (
         metavar="PX",
         default="the pretraining size",
     ),
-    Option("weights.pre_logits", "what to do with a Linear + Tanh in front of the pretrained head"),
+    Option("weights.pre_logits", "handling of a Linear + Tanh layer before the pretrained head"),
     Option(
-        "weights.mean", "channel means for normalisation, in 0..1", default="those of the weights"
+        "weights.mean",
+        "channel means for normalisation, from 0 to 1",
+        default="those of the weights",
     ),
     Option(
         "weights.std",
         "channel standard deviations for normalisation",
         default="those of the weights",
     ),
-    Option("weights.allow_pickle", "read .pth files (with weights_only=True)"),
+    Option(
+        "weights.allow_pickle", "allow .pth files, which are pickles (read with weights_only=True)"
+    ),
     Option(
         "train.freeze",
-        "what trains: head, pre_logits, blocks:N (the last N), lora, none (nothing is frozen);"
-        " or several stages, e.g. head,none",
-        metavar="WHAT",
+        "layers to train: head, pre_logits, blocks:N (the last N blocks), lora, or none to freeze "
+        "nothing; or several stages, e.g. head,none",
+        metavar="LAYERS",
     ),
     Option(
         "optim.solver",
-        "optimiser: lbfgs fits a head on cached features, sgd and adamw train in steps",
+        "optimiser: lbfgs fits a head on cached features, sgd and adamw train on mini-batches",
         default="lbfgs for a head alone, else adamw",
     ),
     Option(
         "optim.epochs",
-        "passes over the training images",
-        default="20 for a head, 10 for more, 100 from scratch",
+        "number of passes over the training images",
+        default="20 for a head, 10 for more layers, 100 from scratch",
     ),
-    Option("optim.batch_size", "images per step", default="32, or 256 from scratch"),
+    Option("optim.batch_size", "number of images per step", default="32, or 256 from scratch"),
     Option(
-        "optim.lr", "peak learning rate", default="depends on what trains, see docs/settings.md"
+        "optim.lr",
+        "peak learning rate",
+        default="depends on the trained layers, see docs/settings.md",
     ),
-    Option("train.views", "augmented views of each training image to cache"),
-    Option("train.keep_adapter", "with --freeze lora: also write the adapter, for peft"),
-    Option("train.device", "auto, cpu, cuda, cuda:1 or mps", metavar="DEVICE"),
+    Option("train.views", "number of augmented views of each training image to cache"),
+    Option("train.keep_adapter", "also write the adapter for peft (with --freeze lora)"),
+    Option("train.device", "device: auto, cpu, cuda, cuda:1 or mps", metavar="DEVICE"),
     Option(
         "train.cache",
-        "folder of cached features, or none",
+        "folder of cached features, or none to disable",
         metavar="DIR",
         default="~/.cache/vitft/features",
     ),
     Option(
         "train.tracker",
-        "also log to tensorboard, mlflow or wandb; may be repeated",
+        "experiment tracker to log to: tensorboard, mlflow or wandb; may be repeated",
         metavar="NAME",
         default="none",
     ),

@@ -37,23 +37,23 @@ class Config:
         is_new, freeze = self.weights.name == "none", self.train.freeze
         require(
             not is_new or freeze == "none",
-            f"train.freeze={freeze} would freeze random weights",
+            f"train.freeze={freeze} would freeze randomly initialised weights",
             fix="use --freeze none with --weights none",
         )
         require(
             is_new or not self.weights.name or self.model == ModelSpec(),
             f"section [model] has no effect on pretrained weights ({self.weights.name})",
-            fix="leave [model] out, or use --weights none",
+            fix="remove [model], or use --weights none",
         )
         require(
             "pre_logits" not in self.train.stages or self.weights.pre_logits == "keep",
-            f"train.freeze={freeze} trains pre_logits, which is dropped",
+            f"train.freeze={freeze} trains the pre_logits layer, which is dropped",
             fix="add --pre-logits keep",
         )
         require(
             "lora" not in self.train.stages[:-1],
-            f"train.freeze={freeze} continues after lora, whose adapters are merged at the end",
-            fix="make lora the last stage",
+            f"train.freeze={freeze} has a stage after lora, which must be the last stage",
+            fix="use lora as the last stage, e.g. --freeze head,lora",
         )
 
     def check_solver(self) -> None:
@@ -67,13 +67,13 @@ class Config:
         )
         require(
             not (is_balanced and is_lbfgs),
-            "train.sampling=balanced needs a training loop",
+            "train.sampling=balanced cannot be used with optim.solver=lbfgs",
             fix="add --solver adamw, or use optim.class_weights=true with the default solver",
         )
         require(
             not (is_balanced and self.optim.class_weights),
             "optim.class_weights=true and train.sampling=balanced both balance the classes",
-            fix="leave out one of them",
+            fix="use only one of them",
         )
 
     def check_augmentation(self) -> None:
@@ -84,8 +84,7 @@ class Config:
         require(
             train.views == 0 or is_cached,
             f"train.views={train.views} needs cached features",
-            fix="leave it out, or use --freeze head, pre_logits or blocks:N with "
-            "train.augment=none",
+            fix="remove it, or use --freeze head, pre_logits or blocks:N with train.augment=none",
         )
         require(
             train.augment != "shift" or trains_all_blocks,
@@ -97,7 +96,7 @@ class Config:
                 not getattr(train, name) or trains_all_blocks,
                 f"train.{name}={getattr(train, name)} has no effect on the frozen part of "
                 f"train.freeze={train.freeze}, which is computed once",
-                fix="leave it out, or use --freeze none or lora",
+                fix="remove it, or use --freeze none or lora",
             )
 
     @property
@@ -126,7 +125,9 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
         if section not in SECTIONS:
             raise UsageError(f"unknown setting {section}", fix=suggest_setting(section))
         if not isinstance(values, Mapping):
-            raise UsageError(f"{section} is a section, not a value", fix=f"write it as [{section}]")
+            raise UsageError(
+                f"{section} is a section, not a value", fix=f"use it as a table: [{section}]"
+            )
         kinds, converted = setting_types(SECTIONS[section]), {}
         for name, value in values.items():
             key = f"{section}.{name}"
@@ -149,11 +150,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror}", fix="check the path of the file"
-        ) from error
+        raise UsageError(f"cannot read {path}: {error.strerror}", fix="check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}", fix="correct that line") from error
+        raise UsageError(f"{path} is not valid TOML: {error}", fix="correct the file") from error
 
 
 def read_recipe(name: str) -> dict[str, Any]:
@@ -174,7 +173,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
     """Split text such as `optim.lr=0.01` into key and value; a value that is not TOML is text."""
     key, equals, raw = text.partition("=")
     if not equals or not key:
-        raise UsageError(f"--set {text!r} is not KEY=VALUE", fix="use e.g. --set optim.lr=0.01")
+        raise UsageError(
+            f"invalid --set {text!r}: expected KEY=VALUE", fix="use e.g. --set optim.lr=0.01"
+        )
     try:
         return key.strip(), tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:

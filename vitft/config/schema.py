@@ -28,10 +28,15 @@ class Range:
         return self.ge <= value <= self.le and self.gt < value < self.lt
 
     def __str__(self) -> str:
-        """Return the bounds in words that follow `a number`: `from 0 to 1`, `of at least 1`."""
+        """Return the bounds in words that follow `a number`: `from 0 to 1`, `of 1 or more`."""
         if math.isfinite(self.ge) and math.isfinite(self.le):
             return f"from {self.ge:.9g} to {self.le:.9g}"
-        bounds = {"of at least": self.ge, "above": self.gt, "at most": self.le, "below": self.lt}
+        if math.isfinite(self.ge):
+            end = f"up to but not including {self.lt:.9g}"
+            return (
+                f"from {self.ge:.9g} {end}" if self.lt < math.inf else f"of {self.ge:.9g} or more"
+            )
+        bounds = {"above": self.gt, "at most": self.le, "below": self.lt}
         return " and ".join(f"{word} {n:.9g}" for word, n in bounds.items() if math.isfinite(n))
 
 
@@ -79,11 +84,12 @@ class SettingType:
         if self.choices:
             *others, last = map(str, self.choices)
             return f"{', '.join(others)} or {last}"
-        name = {bool: "true or false", int: "whole number", float: "number", str: "text"}[self.type]
+        name = {bool: "true or false", int: "integer", float: "number", str: "string"}[self.type]
         if self.length == 0:
             return f"a list of {name}s" + f", each {self.limits}" * bool(str(self.limits))
-        text = name if self.type is bool else f"a {name} {self.limits}".rstrip()
-        return f"{text}, or a list of {self.length}" if self.length else text
+        article = "an" if self.type is int else "a"
+        text = name if self.type is bool else f"{article} {name} {self.limits}".rstrip()
+        return f"{text}, or a list of {self.length} {name}s" if self.length else text
 
 
 @cache

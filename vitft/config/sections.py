@@ -37,7 +37,7 @@ class DataSpec:
     group_duplicates: bool = False
     """Whether to keep near-duplicates, like identical files, on one side of a random split."""
     fixes: str = ""
-    """CSV file of images to leave out or relabel, as written by `vitft check`."""
+    """CSV file of images to drop or relabel, as written by `vitft check`."""
     fixes_digest: str = ""
     """SHA-256 of that file, recorded by the run; on resume, a changed file is rejected."""
 
@@ -46,7 +46,7 @@ class DataSpec:
         require(
             not (self.group_duplicates and self.split == "reference"),
             "data.group_duplicates=true needs data.split=random: the reference split is fixed",
-            fix="leave out one of them",
+            fix="use only one of them",
         )
 
 
@@ -60,11 +60,11 @@ class WeightsSpec:
     image_size: Annotated[tuple[int, int] | None, Range(ge=1, le=4096)] = None
     """Height and width in pixels; default: the pretraining size."""
     pre_logits: Literal["keep", "drop"] = "drop"
-    """Whether to keep a Linear + Tanh in front of the pretrained head."""
+    """Whether to keep a Linear + Tanh layer before the pretrained head."""
     pos_embed: Literal["bicubic", "jax"] = "bicubic"
     """Resampling of the position embedding: as in timm, or as in Google's code."""
     mean: tuple[float, ...] | None = None
-    """Channel means for normalisation, in 0..1; default: those of the weights."""
+    """Channel means for normalisation, from 0 to 1; default: those of the weights."""
     std: tuple[float, ...] | None = None
     """Channel standard deviations for normalisation; default: those of the weights."""
     allow_pickle: bool = False
@@ -75,7 +75,7 @@ class WeightsSpec:
         require(
             (self.mean is None) == (self.std is None),
             "weights.mean and weights.std must be set together",
-            fix="give both --mean and --std, or neither",
+            fix="use both --mean and --std, or neither",
         )
 
 
@@ -101,8 +101,8 @@ class ModelSpec:
     """Initial values of the trained position embedding: small noise, or sines and cosines of row
     and column at the scale of the patch embedding, which help with few blocks or epochs."""
     convs: Annotated[tuple[int, ...], Range(ge=2, le=16384)] = ()
-    """Channels of 3x3 convolutions before the patch embedding, e.g. [32, 48, 64]; as many of the
-    last ones have stride 2 as the patch side can be halved."""
+    """Channels of 3x3 convolutions before the patch embedding, e.g. [32, 48, 64]. The last ones
+    have stride 2, one for each factor of 2 in the patch side."""
     registers: Annotated[int, Range(ge=0, le=64)] = 0
     """Number of register tokens."""
     layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0
@@ -119,19 +119,19 @@ class ModelSpec:
         )
         require(
             1 <= self.width * self.mlp_ratio <= 2**20,
-            f"invalid model.mlp_ratio={self.mlp_ratio}: a hidden layer of width "
+            f"invalid model.mlp_ratio={self.mlp_ratio}: the hidden layer would have a width of "
             f"{self.width * self.mlp_ratio:.3g}",
             fix="use a ratio from 2 to 4",
         )
         require(
             self.positions == "noise" or self.width % 4 == 0,
             f"model.positions=waves needs a model.width that is a multiple of 4, not {self.width}",
-            fix="change the width, or use model.positions=noise",
+            fix="choose another width, or use model.positions=noise",
         )
         require(
             len(self.convs) <= 16,
-            f"model.convs lists {len(self.convs)} convolutions, more than 16",
-            fix="use at most 16",
+            f"model.convs lists {len(self.convs)} convolutions, but the maximum is 16",
+            fix="use at most 16 convolutions",
         )
 
 
@@ -140,13 +140,15 @@ class OptimSpec:
     """Solver, learning rate and length of training."""
 
     solver: Literal["lbfgs", "sgd", "adamw"] = "lbfgs"
-    """Optimiser: `lbfgs` fits a head on cached features; `sgd` and `adamw` train in steps."""
+    """Optimiser: `lbfgs` fits a head on cached features; `sgd` and `adamw` train on
+    mini-batches."""
     l2: NotNegative = 0.0
     """L2 penalty of `lbfgs` on standardised features; 0 to choose it by cross-validation."""
     class_weights: bool = False
-    """Whether every class has the same weight in the loss, regardless of its number of images."""
+    """Whether all classes have the same weight in the loss, however many images they have."""
     lr: Annotated[float | None, Range(gt=0)] = None
-    """Peak learning rate, reached at the end of warm-up; default: depends on what trains."""
+    """Peak learning rate, reached at the end of warm-up; default: depends on the trained
+    layers."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """Learning rate schedule after warm-up."""
     final_lr: Fraction = 0.0
@@ -187,9 +189,10 @@ class TrainSpec:
     """Trained layers, augmentation, device and distribution."""
 
     freeze: str = "head"
-    """What trains: `head`, `pre_logits` (with the head), `blocks:N` (the last N), `lora` (low-rank
-    adapters in all blocks, and the head) or `none` (nothing is frozen: everything trains); or
-    several stages separated by commas, e.g. `head,none`, each starting from the previous result."""
+    """Layers to train: `head`, `pre_logits` (with the head), `blocks:N` (the last N blocks and the
+    head), `lora` (low-rank adapters in all blocks, and the head) or `none` (nothing is frozen: all
+    layers are trained); or several stages separated by commas, e.g. `head,none`, each of which
+    starts from the result of the previous one."""
     augment: Literal["none", "crop", "rand", "shift"] = "none"
     """Augmentation: `crop`, a new random crop and flip of each image in each epoch; `rand`, the
     same with RandAugment; or `shift`, a shift by a few pixels and a flip, for small images."""
@@ -202,7 +205,7 @@ class TrainSpec:
     mixup: NotNegative = 0.0
     """Alpha of mixup, e.g. 0.2; 0 for none."""
     cutmix: NotNegative = 0.0
-    """Alpha of CutMix, e.g. 1.0; 0 for none. With mixup, one of the two is drawn per batch."""
+    """Alpha of CutMix, e.g. 1.0; 0 for none. With mixup, one of the two is chosen per batch."""
     erasing: Fraction = 0.0
     """Probability of random erasing."""
     drop_path: BelowOne = 0.0
@@ -239,7 +242,7 @@ class TrainSpec:
     (FSDP2), for models that do not fit otherwise; this adds communication to every step."""
     timeout: Annotated[float, Range(gt=0, le=10**6)] = 1800.0
     """Time in seconds after which an unresponsive process of torchrun is considered lost; an exit
-    is noticed at once."""
+    is detected at once."""
     tracker: str = ""
     """Experiment trackers to log to, separated by commas: tensorboard, mlflow, wandb."""
 
@@ -251,15 +254,15 @@ class TrainSpec:
             raise invalid(
                 "train.freeze",
                 self.freeze,
-                "head, pre_logits, blocks:N, lora or none, or several of them from few trained "
-                "parameters to many, e.g. head,none",
+                "head, pre_logits, blocks:N, lora or none, or several of them in ascending order "
+                "of trained parameters, e.g. head,none",
             )
         if not re.fullmatch(r"\w+(,\w+)*", self.lora_targets):
             raise invalid("train.lora_targets", self.lora_targets, "layer names, e.g. qkv,proj")
         require(
             not self.keep_adapter or stages[-1] == "lora",
             f"train.keep_adapter=true needs train.freeze=lora, not {self.freeze}",
-            fix="add --freeze lora, or leave out --keep-adapter",
+            fix="use --freeze lora, or remove --keep-adapter",
         )
         if not {*self.trackers} <= {*TRACKERS} or len({*self.trackers}) != len(self.trackers):
             raise invalid("train.tracker", self.tracker, f"one or more of {', '.join(TRACKERS)}")

@@ -82,7 +82,8 @@ def check_study(
     place = plan_run(out or str(free_name(Path(f"study-{folder.root.resolve().name}"))), data)
     if folder.root.resolve() in (place.resolve(), *place.resolve().parents):
         raise UsageError(
-            f"the output folder {place} is inside the data folder", fix="choose another --out"
+            f"--out {place} is inside the data directory",
+            fix="choose a folder outside it with --out DIR",
         )
     return Plan(
         folder=folder, sources=sources, shots=fitting, left_out=left_out, seeds=seeds, out=place

@@ -27,7 +27,7 @@ def pick_device(wanted: str, *, number: int = 0) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
-            f"device {wanted!r} cannot be used here: {str(error).splitlines()[0]}",
+            f"cannot use device {wanted!r}: {str(error).splitlines()[0]}",
             fix="use --device auto, cpu, cuda or cuda:0",
         ) from error
     return device

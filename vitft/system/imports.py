@@ -33,7 +33,7 @@ def require_extra(extra: str, *, feature: str) -> None:
     if missing:
         raise UsageError(
             f"{feature} needs {missing[0]}, which is not installed",
-            fix=f"pip install 'vitft[{extra}]'",
+            fix=f"run pip install 'vitft[{extra}]'",
         )
 
 

@@ -151,7 +151,7 @@ def plan_run(
     if not parent.is_dir() or not is_writable(parent):
         raise RunError(
             f"cannot write {path}: {parent} is not a writable folder",
-            fix=f"choose another {option}",
+            fix=f"choose a writable folder with {option}",
         )
     return path
 
@@ -223,7 +223,7 @@ def check_empty(path: Path, option: str = "--out") -> None:
     """Raise a RunError if the folder is not empty."""
     if path.is_dir() and any(path.iterdir()):
         raise RunError(
-            f"folder {path} is not empty", fix=f"choose another {option}; nothing is overwritten"
+            f"folder {path} is not empty", fix=f"choose a new or empty folder with {option}"
         )
 
 
