@@ -77,6 +77,12 @@ def add_predict(parser: Parser) -> None:
     )
     parser.add_argument("--out", metavar="FILE", help="new file for the rows (default: print them)")
     parser.add_argument("--resume", action="store_true", help="continue an unfinished output file")
+    add_inference_options(parser)
+    parser.set_defaults(command=predict_command)
+
+
+def add_inference_options(parser: Parser) -> None:
+    """Add the options for the threshold, test-time augmentation, precision and engine."""
     parser.add_argument(
         "--threshold",
         type=float,
@@ -109,7 +115,6 @@ def add_predict(parser: Parser) -> None:
         help="inference engine; numpy avoids importing torch, and auto (default) chooses it for a "
         "few images on a CPU",
     )
-    parser.set_defaults(command=predict_command)
 
 
 def predict_command(args: argparse.Namespace) -> int:
