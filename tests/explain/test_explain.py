@@ -35,7 +35,7 @@ from vitft.explain.model_figures import (
     position_similarity,
 )
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import Pool, ViTConfig
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 
 TINY = ViTConfig(image_size=(16, 16), patch_size=(4, 4), width=32, depth=3, heads=2, num_classes=3)
@@ -50,6 +50,7 @@ SHAPES = [
     pytest.param({"norm": "post"}, id="post-norm"),
     pytest.param({"pre_logits": True}, id="pre_logits"),
     pytest.param({"drop_path": 0.5}, id="drop path"),
+    pytest.param({"read_blocks": 2, "registers": 1}, id="a head that reads two blocks"),
     pytest.param({"stem": (), "image_size": (24, 16), "patch_size": (8, 8)}, id="hybrid"),
     pytest.param({"convs": (16, 24, 32)}, id="convolutions"),
 ]
@@ -79,7 +80,8 @@ def test_traced_logits_equal_those_of_forward(options: dict[str, Any]) -> None:
 
     steps = list(trace_attention(model, model.embed(pixels)))
 
-    logits = model.classify(model.pool(steps[-1][1]))
+    *earlier, last = [tokens for _, tokens in steps][-model.config.read_blocks :]
+    logits = model.classify(model.pool(last, earlier))
     assert torch.allclose(logits, model(pixels), atol=1e-5)
     tokens = model.config.num_prefix + model.config.grid[0] * model.config.grid[1]
     for maps, _ in steps:
@@ -187,11 +189,18 @@ def test_relevance_with_mean_pooling_and_no_mixing_is_the_contribution_of_each_p
     assert logits[0, 1].item() == pytest.approx(score.item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_relevance_is_highest_on_the_patch_that_decides(pool: Pool) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="class token"),
+        pytest.param({"pool": "mean"}, id="mean of the patches"),
+        pytest.param({"read_blocks": 2}, id="two blocks"),
+    ],
+)
+def test_relevance_is_highest_on_the_patch_that_decides(options: dict[str, Any]) -> None:
     # The class is the colour of one patch in noise; a small model learns it from random places.
     torch.manual_seed(0)
-    model = VisionTransformer(replace(TINY, depth=2, pool=pool))
+    model = VisionTransformer(replace(TINY, depth=2, **options))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for step in range(150):
         pixels, _, labels = dotted(32, seed=step)

@@ -42,6 +42,8 @@ KINDS = [
     pytest.param({"distilled": True}, id="distilled"),
     pytest.param({"qkv_bias": False}, id="no bias of queries"),
     pytest.param({"norm_eps": 1e-2}, id="another eps"),
+    pytest.param({"read_blocks": 3}, id="a head that reads every block"),
+    pytest.param({"read_blocks": 2, "registers": 4}, id="a head that reads two blocks"),
     pytest.param({"mlp_ratio": 3.5, "heads": 4, "depth": 1}, id="other sizes"),
 ]
 

@@ -238,6 +238,28 @@ def test_pre_logits_is_a_linear_and_a_tanh_before_the_head() -> None:
 
 
 @torch.no_grad()
+def test_a_head_reads_the_class_token_and_the_mean_patch_of_earlier_blocks() -> None:
+    config = replace(SMALL_CONFIG, depth=3, read_blocks=3, registers=1)
+    model = VisionTransformer(config).eval()
+    images = torch.randn(2, 3, 32, 32)
+
+    features = model.features(images)
+
+    tokens = [model.embed(images)]
+    for block in model.blocks:
+        tokens.append(block(tokens[-1]))
+    first, second, last = tokens[1:]
+    expected = [model.norm(last)[:, 0]]
+    for earlier in (first, second):  # two prefix tokens: class token and register
+        expected += [model.norm(earlier)[:, 0], model.norm(earlier[:, 2:].mean(dim=1))]
+    assert features.shape == (2, model.feature_size) == (2, 5 * 64)
+    assert torch.allclose(features, torch.cat(expected, dim=1), atol=1e-5)
+    assert torch.allclose(model(images), model.classify(features), atol=1e-5)
+    assert model.last_head is not None
+    assert model.last_head.weight.shape == (config.num_classes, 64)
+
+
+@torch.no_grad()
 def test_forward_is_its_four_public_steps_wherever_the_blocks_are_cut() -> None:
     model = VisionTransformer(SMALL_CONFIG).eval()
     images = torch.randn(2, 3, 32, 32)
@@ -299,6 +321,9 @@ def test_an_unknown_architecture_names_the_nearest(name: str, message: str) -> N
         pytest.param({"convs": (8, 1)}, r"convs \(8, 1\)", id="one channel"),
         pytest.param({"convs": (8,), "stem": ()}, r"stem \(\), convs \(8,\)", id="two stems"),
         pytest.param({"distilled": True, "pool": "mean"}, "distilled True", id="two heads"),
+        pytest.param({"read_blocks": 13}, "cannot read 13 blocks.*depth 12", id="blocks read"),
+        pytest.param({"read_blocks": 0}, "cannot read 0 blocks", id="no block read"),
+        pytest.param({"read_blocks": 2, "pool": "mean"}, "pool 'mean'", id="mean of two blocks"),
         pytest.param({"colour": 3}, "unknown model setting 'colour'", id="no such field"),
     ],
 )

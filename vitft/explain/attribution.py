@@ -11,7 +11,7 @@ Sources: Abnar and Zuidema 2020 (rollout), https://arxiv.org/abs/2005.00928; Che
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -135,7 +135,13 @@ def pool_rows(config: ViTConfig, matrix: Tensor) -> Tensor:
 def attention_maps(model: VisionTransformer, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
     """Return the attention maps (B, H, N, N), whose rows sum to 1, and the logits (B, C)."""
     steps = list(trace_attention(model, model.embed(pixels)))
-    return [maps for maps, _ in steps], model.classify(model.pool(steps[-1][1]))
+    *earlier, last = read_outputs(model.config, [tokens for _, tokens in steps])
+    return [maps for maps, _ in steps], model.classify(model.pool(last, earlier))
+
+
+def read_outputs(config: ViTConfig, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the outputs (B, N, D) of the blocks that the head reads, given those of all blocks."""
+    return outputs[-config.read_blocks :]
 
 
 def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -169,11 +175,13 @@ def rollout(
     """
     tokens = model.embed(pixels)
     product = identity = torch.eye(tokens.shape[1], device=tokens.device)  # (N, N)
+    outputs: list[Tensor] = []
     for maps, after in trace_attention(model, tokens):
         both = discard_weakest(FUSE_HEADS[fusion](maps.float()), discard) + identity
         product = (both / both.sum(dim=-1, keepdim=True)) @ product  # (B, N, N)
-        tokens = after
-    return product, model.classify(model.pool(tokens))
+        outputs = [*outputs, after][-model.config.read_blocks :]
+    *earlier, last = outputs
+    return product, model.classify(model.pool(last, earlier))
 
 
 def discard_weakest(fused: Tensor, fraction: float) -> Tensor:
@@ -195,7 +203,8 @@ def relevance(
 
     For each block, the positive part of attention times gradient is averaged over the heads,
     multiplied by the relevance so far and added to it (equations 5 and 6). Mean pooling, which the
-    paper does not cover, is treated as another attention layer with weight 1 / P for every patch.
+    paper does not cover, is treated as another attention layer with weight 1 / P for every patch,
+    and so is the output of each block if the head reads several.
 
     Returns:
         The non-negative relevance of each token, (B, N), and the logits (B, C).
@@ -205,32 +214,44 @@ def relevance(
     with torch.inference_mode(False), torch.enable_grad():
         tokens = model.embed(pixels.clone()).detach().requires_grad_()  # (B, N, D)
         steps = list(trace_attention(model, tokens))
-        last = steps[-1][1]  # (B, N, D)
-        logits = model.classify(model.pool(last))  # (B, C)
+        maps = [weights for weights, _ in steps]
+        # Views, so that their gradients are those of the head's reads, without later blocks.
+        read = [x.view_as(x) for x in read_outputs(model.config, [tokens for _, tokens in steps])]
+        logits = model.classify(model.pool(read[-1], read[:-1]))  # (B, C)
         wanted = logits.argmax(dim=-1) if target is None else target
         score = logits.gather(1, wanted[:, None]).sum()  # images do not affect each other
-        maps = [weights for weights, _ in steps]
-        *gradients, last_gradient = torch.autograd.grad(score, [*maps, last])
-    initial = initial_rows(model.config, last.detach(), last_gradient)  # (B, 1, N)
-    rows = initial
-    for weights, gradient in zip(reversed(maps), reversed(gradients), strict=True):
-        weighted = (weights.detach() * gradient).clamp(min=0).float().mean(dim=1)  # (B, N, N)
+        gradients = torch.autograd.grad(score, [*maps, *read])
+    count = len(maps)
+    initial = [
+        initial_rows(model.config, x.detach(), gradient)
+        for x, gradient in zip(read, gradients[count:], strict=True)
+    ]  # one (B, 1, N) for each block read
+    rows = torch.zeros_like(initial[-1])
+    for i in reversed(range(count)):
+        if i >= count - len(initial):
+            rows = rows + initial[i - count]
+        weighted = (maps[i].detach() * gradients[i]).clamp(min=0).float().mean(dim=1)  # (B, N, N)
         rows = rows + rows @ weighted
-    if model.config.pool == "cls":
-        rows = rows - initial  # the identity in equation 3
+    if not weights_reads(model.config):
+        rows = rows - initial[0]  # the identity in equation 3
     return rows[:, 0], logits.detach()
 
 
-def initial_rows(config: ViTConfig, last: Tensor, last_gradient: Tensor) -> Tensor:
-    """Return the pooling weight (B, 1, N) of each output token (B, N, D) of the last block.
+def weights_reads(config: ViTConfig) -> bool:
+    """Return whether reading a block's output is treated as another attention layer."""
+    return config.pool == "mean" or config.read_blocks > 1
+
+
+def initial_rows(config: ViTConfig, output: Tensor, gradient: Tensor) -> Tensor:
+    """Return the pooling weight (B, 1, N) of each output token (B, N, D) of a block that is read.
 
     The relevance is this row times one matrix (B, N, N) per block. Starting at the last block, each
     step multiplies a vector by a matrix, whereas the order in the paper multiplies matrices.
     """
-    if config.pool == "mean":
-        pooling = (last * last_gradient).sum(dim=-1).clamp(min=0)  # weight times gradient
+    if weights_reads(config):
+        pooling = (output * gradient).sum(dim=-1).clamp(min=0)  # weight times gradient
         return pooling[:, None].float()
-    rows = torch.zeros((len(last), 1, last.shape[1]), device=last.device)
+    rows = torch.zeros((len(output), 1, output.shape[1]), device=output.device)
     rows[..., : config.num_read] = 1 / config.num_read
     return rows
 

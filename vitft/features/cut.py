@@ -43,7 +43,13 @@ class Prefix(nn.Module):
         if isinstance(self.model, TimmModel):
             return state_digest(str(self.model.config.without_head()), self.model.net.state_dict())
         frozen = (f"blocks.{i}." for i in range(self.stop, self.model.config.depth))
-        behind = ("head.", "pre_logits.", *frozen, *(() if self.pooled else ("norm.", "fc_norm.")))
+        behind = (
+            "head.",
+            "last_head.",
+            "pre_logits.",
+            *frozen,
+            *(() if self.pooled else ("norm.", "fc_norm.")),
+        )
         state = self.model.state_dict()
         used = {name: t.cpu() for name, t in state.items() if not name.startswith(behind)}
         return state_digest(f"{self.model.config.without_head()} {self.stop}", used)

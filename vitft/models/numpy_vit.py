@@ -41,8 +41,10 @@ BEND = 0.28
 CONFIG_FIELDS = {
     "image_size", "patch_size", "in_channels", "width", "depth", "heads", "mlp_ratio", "qkv_bias",
     "num_classes", "pre_logits", "pool", "drop_path", "norm", "norm_eps", "layer_scale",
-    "registers", "prefix_positions", "distilled", "stem", "convs",
+    "registers", "prefix_positions", "distilled", "stem", "convs", "read_blocks",
 }  # fmt: skip
+NEW_FIELDS = {"convs", "read_blocks"}
+"""Fields that older files do not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,24 +115,34 @@ class NumpyModel:
         self.heads, self.eps = int(settings["heads"]), float(settings["norm_eps"])
         self.num_read = 2 if settings["distilled"] else 1
         self.num_prefix = self.num_read + int(settings["registers"])
+        self.read_blocks = int(settings.get("read_blocks", 1))
 
     @property
     def feature_size(self) -> int:
         """Number of dimensions of an image's pooled feature."""
-        return self.width * (self.num_read if self.settings["pool"] == "cls" else 1)
+        reads = self.num_read if self.settings["pool"] == "cls" else 1
+        return self.width * (reads + 2 * (self.read_blocks - 1))
 
     def __getitem__(self, name: str) -> Float32Array:
         return self.weights[name]
 
     def features(self, pixels: Float32Array) -> Float32Array:
         """Return pooled features (B, D) of normalised pixels (B, S, S, channels), channels last."""
-        x = self.embed(pixels)  # (B, N, D)
+        x, earlier = self.embed(pixels), []  # (B, N, D)
         for i in range(self.depth):
             is_last = i == self.depth - 1 and self.settings["pool"] == "cls"
             x = self.block(x, f"blocks.{i}.", self.num_read if is_last else x.shape[1])
+            if self.depth - self.read_blocks <= i < self.depth - 1:
+                earlier.append(self.summarise(x))
         if self.settings["pool"] == "mean":
             return self.norm(x[:, self.num_prefix :].mean(axis=1), "fc_norm.")
-        return self.norm(x, "norm.").reshape(len(x), -1)  # only the class tokens are left
+        last = self.norm(x, "norm.").reshape(len(x), -1)  # only the class tokens are left
+        return np.concatenate([last, *earlier], axis=1) if earlier else last
+
+    def summarise(self, x: Float32Array) -> Float32Array:
+        """Return the normalised class token and mean patch token: (B, N, D) to (B, 2 * D)."""
+        mean = x[:, self.num_prefix :].mean(axis=1, keepdims=True)
+        return self.norm(np.concatenate([x[:, :1], mean], axis=1), "norm.").reshape(len(x), -1)
 
     def embed(self, pixels: Float32Array) -> Float32Array:
         """Return the projected patches with prefix tokens and positions (equation 1)."""
@@ -257,8 +269,8 @@ def as_floats(x: Any) -> Float32Array:  # noqa: ANN401 - any array of numbers
 def numpy_supports(card: Mapping[str, Any]) -> bool:
     """Return whether this module supports everything in the card's architecture."""
     settings = card.get("architecture")
-    if not isinstance(settings, dict) or settings.keys() | {"convs"} != CONFIG_FIELDS:
-        return False  # older files do not have `convs`
+    if not isinstance(settings, dict) or settings.keys() | NEW_FIELDS != CONFIG_FIELDS:
+        return False
     if settings["stem"] is not None or settings.get("convs"):
         return False
     has_head = settings["num_classes"] and card.get("classes")

@@ -16,7 +16,7 @@ and 2103.17239; Darcet et al. 2024 (registers), 2309.16588; timm's `VisionTransf
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -164,8 +164,8 @@ def layer_scale(config: ViTConfig) -> nn.Module:
 class VisionTransformer(nn.Module):
     """Embedding, a stack of encoder blocks, pooling and a linear head.
 
-    `forward` is `classify(pool(encode(embed(pixels))))`; the four steps are public because feature
-    caching, explanation and partial freezing use them separately.
+    `forward` is `classify(pool(*encode_read(embed(pixels))))`; the four steps are public because
+    feature caching, explanation and partial freezing use them separately.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -189,8 +189,11 @@ class VisionTransformer(nn.Module):
         self.pre_logits: nn.Module = nn.Identity()
         if config.pre_logits:  # Linear + Tanh from pretraining (section 3.1)
             self.pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))
-        self.head = linear_head(config)
-        self.head_dist = linear_head(config) if config.distilled else None
+        several = config.read_blocks > 1
+        self.head = linear_head(config, config.feature_size if several else width)
+        self.head_dist = linear_head(config, width) if config.distilled else None
+        # For files of libraries whose models read the last block only; `forward` does not use it.
+        self.last_head = linear_head(config, width) if several else None
         if not self.cls_token.is_meta:  # on "meta", pretrained weights follow
             self.init_weights()
 
@@ -212,15 +215,47 @@ class VisionTransformer(nn.Module):
                 tokens = block(tokens)
         return tokens
 
-    def pool(self, tokens: Tensor) -> Tensor:
-        """Return one normalised feature vector per image: (B, N, D) to (B, D).
+    def encode_read(
+        self, tokens: Tensor, start: int = 0, stop: int | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Apply blocks `start` to `stop` as `encode` does.
 
-        A distilled model returns the features of both class tokens, concatenated: (B, 2 * D).
+        Returns:
+            The output (B, N, D) of the last of these blocks, and the outputs (B, N, D) of those
+            among them that the head reads besides the last block of the model.
         """
+        depth, found = self.config.depth, list[Tensor]()
+        first = max(start, depth - self.config.read_blocks)
+        tokens = self.encode(tokens, start, first)
+        for i in range(first, depth if stop is None else stop):
+            tokens = self.encode(tokens, i, i + 1)
+            if i < depth - 1:
+                found.append(tokens)
+        return tokens, found
+
+    def pool(self, tokens: Tensor, earlier: Sequence[Tensor] = ()) -> Tensor:
+        """Return one normalised feature vector per image.
+
+        Args:
+            tokens: Output of the last block, (B, N, D).
+            earlier: Outputs of the other blocks that the head reads, in order, each (B, N, D).
+
+        Returns:
+            (B, D); of a distilled model, the features of both class tokens, (B, 2 * D); with
+            `read_blocks` K, the class token of the last block, then class token and mean patch
+            token of each earlier block, (B, D + 2 * (K - 1) * D).
+        """
+        assert len(earlier) == self.config.read_blocks - 1, "the head reads a block before the cut"
         tokens = self.norm(tokens)
-        if self.config.pool == "cls":
-            return tokens[:, : self.config.num_read].flatten(1)
-        return self.fc_norm(tokens[:, self.config.num_prefix :].mean(dim=1))
+        if self.config.pool == "mean":
+            return self.fc_norm(tokens[:, self.config.num_prefix :].mean(dim=1))
+        last = tokens[:, : self.config.num_read].flatten(1)
+        return torch.cat([last, *map(self.summarise, earlier)], dim=-1) if earlier else last
+
+    def summarise(self, tokens: Tensor) -> Tensor:
+        """Return the normalised class token and mean patch token: (B, N, D) to (B, 2 * D)."""
+        mean = tokens[:, self.config.num_prefix :].mean(dim=1, keepdim=True)
+        return self.norm(torch.cat([tokens[:, :1], mean], dim=1)).flatten(1)
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Return class scores (logits) from pooled features: (B, D) to (B, C)."""
@@ -230,12 +265,12 @@ class VisionTransformer(nn.Module):
         return (self.head(cls) + self.head_dist(dist)) / 2
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.classify(self.pool(self.encode(self.embed(pixels))))
+        return self.classify(self.pool(*self.encode_read(self.embed(pixels))))
 
     @property
     def feature_size(self) -> int:
         """Number of dimensions of an image's pooled feature."""
-        return self.config.width * (self.config.num_read if self.config.pool == "cls" else 1)
+        return self.config.feature_size
 
     def features(self, pixels: Tensor) -> Tensor:
         """Return pooled features (B, D), skipping computations that `classify` does not need."""
@@ -247,8 +282,8 @@ class VisionTransformer(nn.Module):
         if self.config.pool != "cls" or start > last:
             return self.pool(self.encode(tokens, start=start))
         # The last block's output for the patches is not used.
-        tokens = self.encode(tokens, start=start, stop=last)
-        return self.pool(cast("Block", self.blocks[last]).for_class_token(tokens))
+        tokens, earlier = self.encode_read(tokens, start, last)
+        return self.pool(cast("Block", self.blocks[last]).for_class_token(tokens), earlier)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -266,7 +301,8 @@ class VisionTransformer(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
-            if module in (self.head, self.head_dist) and isinstance(module, nn.Linear):
+            heads = (self.head, self.head_dist, self.last_head)
+            if module in heads and isinstance(module, nn.Linear):
                 nn.init.zeros_(module.weight)
             if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -278,6 +314,6 @@ class VisionTransformer(nn.Module):
                 nn.init.normal_(token, std=std)
 
 
-def linear_head(config: ViTConfig) -> nn.Module:
-    """Return the classification head, or the identity if `num_classes` is 0."""
-    return nn.Linear(config.width, config.num_classes) if config.num_classes else nn.Identity()
+def linear_head(config: ViTConfig, inputs: int) -> nn.Module:
+    """Return a classification head on `inputs` features, or the identity without classes."""
+    return nn.Linear(inputs, config.num_classes) if config.num_classes else nn.Identity()

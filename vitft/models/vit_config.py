@@ -78,6 +78,9 @@ class ViTConfig:
     """Bottlenecks per stage of the ResNet before the patches (hybrids); () for the root alone."""
     convs: tuple[int, ...] = ()
     """Output channels of 3x3 convolutions before the patches, used instead of a ResNet."""
+    read_blocks: int = 1
+    """Number of last blocks that the head reads. Above 1, it reads the class token and the mean of
+    the patch tokens of each block before the last, beside the class token of the last."""
 
     def __post_init__(self) -> None:
         sides = zip(self.image_size, self.patch_size, ("height", "width"), strict=True)
@@ -113,6 +116,19 @@ class ViTConfig:
                 'distilled model needs pool "cls" and no pre_logits',
             )
 
+        if self.read_blocks != 1:
+            self.check_read_blocks()
+
+    def check_read_blocks(self) -> None:
+        """Check that the head can read several blocks of this architecture."""
+        reads_class_token = self.pool == "cls" and not self.distilled and not self.pre_logits
+        if not 1 < self.read_blocks <= self.depth or not reads_class_token:
+            raise UsageError(
+                f"a head cannot read {self.read_blocks} blocks of this model (depth {self.depth}, "
+                f"pool {self.pool!r}, distilled {self.distilled}, pre_logits {self.pre_logits})",
+                fix="use read_blocks = 1, or a model with one class token and no pre_logits layer",
+            )
+
     @property
     def grid(self) -> tuple[int, int]:
         """Number of rows and columns of patches."""
@@ -135,6 +151,12 @@ class ViTConfig:
     def num_read(self) -> int:
         """Number of class tokens read by the heads; they come first in the sequence."""
         return 1 + self.distilled
+
+    @property
+    def feature_size(self) -> int:
+        """Number of dimensions of an image's pooled feature."""
+        reads = self.num_read if self.pool == "cls" else 1
+        return self.width * (reads + 2 * (self.read_blocks - 1))
 
     def without_head(self) -> Self:
         """Return the configuration without head, pre_logits layer and stochastic depth."""
