@@ -245,7 +245,7 @@ def test_an_unexpected_error_is_called_a_bug_with_its_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a wire is loose")
 
     monkeypatch.setattr("vitft.predict.jobs.find_model", broken)
@@ -271,7 +271,7 @@ def test_a_closed_pipe_prints_no_traceback(trained: Path, image_folder: Path) ->
 def test_ctrl_c_ends_in_130_without_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("vitft.predict.jobs.find_model", interrupted)

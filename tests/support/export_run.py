@@ -42,14 +42,15 @@ def make_run(
             parameter.data.normal_()
     run, data = root / "run", root / "photos"
     run.mkdir(parents=True)
+    draw_photos(data, classes).write(run / "split.csv")
     card = Card(
         architecture=config,
         transform=EvalTransform(image_size=config.image_size, **transform),
         classes=tuple(classes),
         weights=weights or {"name": "noise", "source": str(root / "noise.safetensors")},
+        split=hashlib.sha256((run / "split.csv").read_bytes()).hexdigest(),
     )
     save_checkpoint(run / "model.safetensors", model.state_dict(), card)
-    draw_photos(data, classes).write(run / "split.csv")
     (run / "config.toml").write_text(f"[data]\npath = {json.dumps(str(data))}\n")
     (run / "eval.json").write_text(json.dumps(figures(classes)))
     return run

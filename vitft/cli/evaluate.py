@@ -36,7 +36,7 @@ def add_evaluate(parser: Parser) -> None:
         help="part of a folder with train/ and val/ to evaluate (default: val)",
     )
     parser.add_argument(
-        "--run", metavar="DIR", help="run directory or checkpoint (default: runs/latest)"
+        "--run", metavar="DIR", help="run directory, checkpoint or export (default: runs/latest)"
     )
     parser.add_argument(
         "--format",
@@ -58,7 +58,7 @@ def evaluate_command(args: argparse.Namespace) -> int:
     from vitft.models.find import find_model
 
     data = find_labelled(data_path(args.data), subset=args.subset)
-    find_model(args.run)
+    find_model(args.run, graphs=True)
     out = None if args.out is None else plan_output(args.out, Path(data.root))
     for text in data.notes:
         output.note(text)

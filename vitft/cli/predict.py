@@ -58,7 +58,7 @@ def add_predict(parser: Parser) -> None:
         help="file with a list of images; may be repeated",
     )
     parser.add_argument(
-        "--run", metavar="DIR", help="run directory or checkpoint (default: runs/latest)"
+        "--run", metavar="DIR", help="run directory, checkpoint or export (default: runs/latest)"
     )
     parser.add_argument(
         "--device", default="auto", help="device: auto (default), cpu, cuda, cuda:1 or mps"

@@ -10,7 +10,8 @@ from vitft.config.run import read_toml
 from vitft.data.loading import Pixels
 from vitft.data.split import Manifest
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import build_model, holds_timm, load_checkpoint
+from vitft.models.checkpoint import build_model, holds_timm
+from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
@@ -68,7 +69,7 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
         UsageError: The model is a timm model.
     """
     path = find_model(run)
-    state, card = load_checkpoint(path)
+    state, card = load_classifier(path)
     vit = require_vit(
         build_model({n: t.float() for n, t in state.items()}, card.architecture), "explain"
     )

@@ -19,7 +19,8 @@ from torch import Tensor
 from vitft.config.run import read_toml
 from vitft.data.images import open_image, read_bytes
 from vitft.data.split import Manifest, Row
-from vitft.models.checkpoint import Card, build_model, load_checkpoint
+from vitft.models.checkpoint import Card, build_model
+from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.timm_model import Model
 from vitft.system.errors import ImageError, RunError, VitftError
@@ -49,7 +50,7 @@ def load_trained(run: str | None) -> TrainedRun:
         RunError: The run does not exist, is damaged or has no classes.
     """
     source = find_model(run)
-    state, card = load_checkpoint(source)
+    state, card = load_classifier(source)
     if not card.classes:
         raise RunError(
             "the checkpoint contains a backbone without classes",

@@ -218,3 +218,12 @@ def holds_timm(path: Path) -> bool:
         return "timm" in card.get("architecture", {})
     except (SafetensorError, OSError, ValueError, AttributeError, TypeError):
         return False  # the error is reported when the file is read
+
+
+def lacks_card(path: Path) -> bool:
+    """Return whether a file is a safetensors file of another tool. Reads only the header."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return "vitft.card" not in (file.metadata() or {})
+    except (SafetensorError, OSError, ValueError):
+        return False  # the error is reported when the file is read

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.data.images import read_bytes, read_image
+from vitft.data.images import read_bytes
 from vitft.data.labelled import LabelledImages
 from vitft.data.loading import in_order
 from vitft.data.split import Manifest
@@ -29,16 +29,16 @@ from vitft.metrics.calibration import (
 )
 from vitft.metrics.classification import classification_metrics, probability_metrics
 from vitft.metrics.results import EvaluatedData, EvaluationResults
-from vitft.models.checkpoint import Card
 from vitft.models.find import find_model
 from vitft.predict.engine import Views
+from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.output import format_csv_cell
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.predict.validation import read_json
 from vitft.system import console
-from vitft.system.errors import DataError, ImageError, RunError
+from vitft.system.errors import DataError, ImageError, RunError, UsageError
 from vitft.system.files import write_atomically
 from vitft.system.rundir import RunDir, create_run
 from vitft.system.text import count, csv_line, listing
@@ -111,22 +111,22 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
         RunError: The model does not exist, or a file in its folder belongs to another run.
         DataError: A class is unknown to the model, or no images are left to evaluate.
     """
-    predictor = Predictor.from_run(run, device=device)
-    classes = predictor.classes
+    engine = evaluation_engine(run, device)
+    classes = engine.classes
     check_classes(data, classes)
-    folder = find_model(run).parent
-    splits = read_splits(folder, predictor.card)
+    folder = find_model(run, graphs=True).parent
+    splits = read_splits(folder, engine.split)
     index = {name: number for number, name in enumerate(classes)}
-    postprocess = Postprocess.for_run(folder, classes, predictor.feature_size)
+    postprocess = Postprocess.for_run(folder, classes, engine.feature_size)
     predictions: list[LabelledPrediction] = []
     logits: list[ScoreArray] = []
     digests: list[str] = []
     with console.Progress("evaluating", len(data.images)) as progress:
-        for group in image_groups(data, predictor.card, splits):
+        for group in image_groups(data, engine, splits):
             usable = [image for image in group if image.view is not None]
             scored: Iterator[Prediction] = iter(())
             if usable:
-                scores = predictor.scores(np.stack([i.view for i in usable if i.view is not None]))
+                scores = engine.scores(np.stack([i.view for i in usable if i.view is not None]))
                 targets = [index[image.label] for image in usable]
                 scored = iter(postprocess([image.path for image in usable], scores, targets))
                 logits.append(scores.logits)
@@ -153,6 +153,20 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
+def evaluation_engine(run: str | None, device: str) -> Predictor | OnnxEngine:
+    """Return the engine that computes the scores: onnxruntime for ONNX graphs, otherwise torch."""
+    path = find_model(run, graphs=True)
+    if path.suffix.lower() != ".onnx":
+        return Predictor.from_run(run, device=device)
+    if device not in ("auto", "cpu"):
+        raise UsageError(
+            f"--device {device} has no effect on {path}, an ONNX graph that onnxruntime runs on "
+            "the CPU",
+            fix="remove it, or use the run directory",
+        )
+    return OnnxEngine(path)
+
+
 def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     """Check that all classes of the data are known to the model; the reverse is not required.
 
@@ -172,8 +186,10 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     )
 
 
-def read_splits(folder: Path, card: Card) -> Mapping[str, str] | None:
+def read_splits(folder: Path, split: str) -> Mapping[str, str] | None:
     """Return a mapping from image sha256 to `train` or `val`, or None without split.csv.
+
+    `split` is the digest of the manifest with which the model was trained.
 
     Raises:
         RunError: The file split.csv belongs to another model.
@@ -182,7 +198,7 @@ def read_splits(folder: Path, card: Card) -> Mapping[str, str] | None:
     if not path.is_file():
         return None
     manifest = Manifest.read(path, folder)
-    if hashlib.sha256(path.read_bytes()).hexdigest() != card.split:
+    if hashlib.sha256(path.read_bytes()).hexdigest() != split:
         raise RunError(
             f"{path} is not the split with which the model was trained",
             fix="restore the original file, or evaluate a copy of the model in another folder",
@@ -192,7 +208,7 @@ def read_splits(folder: Path, card: Card) -> Mapping[str, str] | None:
 
 
 def image_groups(
-    data: LabelledImages, card: Card, splits: Mapping[str, str] | None
+    data: LabelledImages, engine: Predictor | OnnxEngine, splits: Mapping[str, str] | None
 ) -> Iterator[list[HashedImage]]:
     """Yield batches of hashed images, preprocessed unless the model was trained on them."""
 
@@ -204,14 +220,14 @@ def image_groups(
             digest = hashlib.sha256(content).hexdigest()
             if splits and splits.get(digest) == "train":
                 return HashedImage(path, label, digest, notes=(TRAINED_NOTE,))
-            view = card.transform.pixels(read_image(content, path))
-            return HashedImage(path, label, digest, view)
+            return HashedImage(path, label, digest, engine.view(content, path))
         except ImageError as error:
             return HashedImage(path, label, digest, error=error.reason)
 
+    size = PREDICT_BATCH_SIZE if isinstance(engine, Predictor) else engine.batch
     results = in_order(load, data.images, workers=torch.get_num_threads())
     with contextlib.closing(results):
-        while group := list(islice(results, PREDICT_BATCH_SIZE)):
+        while group := list(islice(results, size)):
             yield group
 
 

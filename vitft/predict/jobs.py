@@ -13,6 +13,7 @@ from vitft.data.sources import ImageSource, sources
 from vitft.models.find import find_model
 from vitft.predict.engine import Engine, MirroredEngine, Pipeline
 from vitft.predict.numpy_engine import FEW_IMAGES, NumpyEngine, start_digest
+from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.output import (
     ProcessShard,
     ResumePoint,
@@ -59,7 +60,7 @@ def run_prediction(
     """
     if request.out is not None:
         check_output(Path(request.out), request.shard, resume=request.resume)
-    checkpoint = find_model(request.run)
+    checkpoint = find_model(request.run, graphs=True)
     threshold = request.threshold or 0.0
     if request.precision is not None:
         from vitft.predict.validation import choose_threshold  # it imports simplejpeg
@@ -101,7 +102,14 @@ def run_prediction(
 def choose_engine(
     request: PredictRequest, checkpoint: Path, images: Iterator[ImageSource]
 ) -> tuple[Engine, Iterator[ImageSource]]:
-    """Return an engine, NumPy for a few images on a CPU and torch otherwise, and all sources."""
+    """Return an engine and all sources.
+
+    ONNX graphs run in onnxruntime; checkpoints in NumPy for a few images on a CPU, otherwise in
+    torch.
+    """
+    if checkpoint.suffix.lower() == ".onnx":
+        request.check_graph(checkpoint)
+        return OnnxEngine(checkpoint), images
     first = [*islice(images, FEW_IMAGES + 1)] if request.shard.world == 1 else []
     are_few = 0 < len(first) <= FEW_IMAGES
     images = chain(first, images)

@@ -54,10 +54,12 @@ class Postprocess:
     ) -> Self:
         """Create an instance with the training feature statistics of a run folder, if it has any.
 
+        A model whose engine returns no features (`feature_size` 0) gets no such notes.
+
         Raises:
             RunError: The statistics are damaged or belong to another model.
         """
-        reference = read_reference(folder, feature_size)
+        reference = read_reference(folder, feature_size) if feature_size else None
         return cls(classes=classes, top_k=top_k, threshold=threshold, reference=reference)
 
     def __call__(

@@ -92,6 +92,19 @@ class PredictRequest:
                     f"the NumPy engine does not support {used[0]}", fix="remove --engine numpy"
                 )
 
+    def check_graph(self, path: Path) -> None:
+        """Raise UsageError if an option does not work with the ONNX graph in `path`."""
+        used = [f"--engine {self.engine}"] * (self.engine != "auto")
+        used += [f"--device {self.device}"] * (self.device not in ("auto", "cpu"))
+        used += ["--dtype bf16"] * (self.dtype != "fp32")
+        used += ["--explain"] * (self.explain is not None)
+        if used:
+            raise UsageError(
+                f"{used[0]} has no effect on {path}, an ONNX graph that onnxruntime runs on the "
+                "CPU",
+                fix="remove it, or use the run directory",
+            )
+
 
 def choose_format(wanted: str | None, out: str | None) -> str:
     """Return the requested format, or the one inferred from the suffix of the file.

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from vitft.data.images import MAX_PIXELS
 from vitft.data.sources import ImageSource
-from vitft.models.checkpoint import Card, build_model, load_checkpoint
+from vitft.models.checkpoint import Card, build_model
+from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.timm_model import Model, TimmModel
 from vitft.predict.engine import Pipeline, Views, decode_view
@@ -58,7 +59,7 @@ class Predictor:
             )
         self.device = pick_device(local_device(device))
         self.model, self.card, self.precision = model.eval().to(self.device), card, precision
-        self.classes, self.transform = card.classes, card.transform
+        self.classes, self.transform, self.split = card.classes, card.transform, card.split
         self.feature_size = model.feature_size
         self.batch, self.workers = WORKER_BATCH_SIZE[self.device.type], torch.get_num_threads()
         self.in_workers = self.device.type == "cpu"
@@ -78,7 +79,7 @@ class Predictor:
         Raises:
             RunError: The model does not exist or is damaged.
         """
-        state, card = load_checkpoint(find_model(run), digest=digest)
+        state, card = load_classifier(find_model(run), digest=digest)
         return cls(build_model(state, card.architecture), card, device=device, precision=precision)
 
     def stream(self, paths: Iterable[str], *, top_k: int = 1) -> Iterator[Prediction]:

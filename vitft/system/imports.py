@@ -23,13 +23,16 @@ EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
 """Optional libraries that vitft imports, by the extra that installs them."""
 
 
-def require_extra(extra: str, *, feature: str) -> None:
+def require_extra(extra: str, *, feature: str, libraries: tuple[str, ...] = ()) -> None:
     """Check that the libraries required by a feature are installed, without importing them.
+
+    `libraries` are those of the extra that the feature needs (default: all).
 
     Raises:
         UsageError: A library is missing; the fix is the command that installs it.
     """
-    missing = [m for m in EXTRA_LIBRARIES[extra] if importlib.util.find_spec(m) is None]
+    needed = libraries or EXTRA_LIBRARIES[extra]
+    missing = [m for m in needed if importlib.util.find_spec(m) is None]
     if missing:
         raise UsageError(
             f"{feature} needs {missing[0]}, which is not installed",

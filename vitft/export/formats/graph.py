@@ -30,10 +30,10 @@ from vitft.export.formats.base import (
 )
 from vitft.export.formats.onnx_resize import RESIZE_INPUT
 from vitft.export.trained import TrainedRun
+from vitft.models.find import PROGRAM_FILE
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically
 
-PROGRAM_FILE = "model.pt2"
 DESCRIPTION_FILE = "vitft.json"
 """Name of the file in the .pt2 archive that describes the program."""
 
@@ -95,6 +95,7 @@ def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = F
             },
             "output": {"name": "logits", "layout": "float32 (batch, classes), before the softmax"},
             "weights": dict(trained.card.weights),
+            "split": trained.card.split,
             "made_by": f"vitft {version('vitft')}",
         },
         allow_nan=False,

@@ -20,11 +20,11 @@ from vitft.export.formats.graph import (
 from vitft.export.formats.onnx_resize import add_resize, resize_obstacle, rgb_bytes
 from vitft.export.trained import TrainedRun
 from vitft.models.checkpoint import Card
+from vitft.models.find import ONNX_FILE
 from vitft.system.errors import RunError
 from vitft.system.files import writing
 from vitft.system.text import percent
 
-ONNX_FILE = "model.onnx"
 OPSET = 18
 """Newest operator set supported by onnxruntime 1.14 and later and by most other tools."""
 MAX_INLINE_BYTES = 1_800_000_000

@@ -134,27 +134,36 @@ def timm_facts(config: JsonTable) -> SidecarFacts:
     cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
     arguments = config.table("model_args")
     check_gelu(arguments, "act_layer")
-    mean, std = cfg.numbers("mean"), cfg.numbers("std")
-    names = ("", "random", *RESAMPLING)  # "random" is an option for training
-    known = cfg.checked("interpolation", f"one of {', '.join(RESAMPLING)}", names.__contains__)
     pool = arguments.text("global_pool") or config.text("global_pool")
     return SidecarFacts(
         averages=pool in ("avg", "avgmax", "max"),
         heads=arguments.whole("num_heads", 1024),
         image_size=arguments.size("img_size") or cfg.size("input_size"),
-        mean=mean if std else None,
-        std=std if mean else None,
-        crop=cfg.number("crop_pct"),
-        interpolation=known if known in RESAMPLING else None,
-        fit="squash" if cfg.text("crop_mode") == "squash" else "crop",
         classes=stated_classes(cfg, "label_names") or stated_classes(config, "label_names"),
-        source=f"from {config.path}" if mean and std else "",
+        **timm_preprocessing_facts(cfg),
     )
+
+
+def timm_preprocessing_facts(cfg: JsonTable) -> dict[str, Any]:
+    """Return the fields of `SidecarFacts` that timm's pretrained_cfg states."""
+    mean, std = cfg.numbers("mean"), cfg.numbers("std")
+    names = ("", "random", *RESAMPLING)  # "random" is an option for training
+    known = cfg.checked("interpolation", f"one of {', '.join(RESAMPLING)}", names.__contains__)
+    return {
+        "mean": mean if std else None,
+        "std": std if mean else None,
+        "crop": cfg.number("crop_pct"),
+        "interpolation": known if known in RESAMPLING else None,
+        "fit": "squash" if cfg.text("crop_mode") == "squash" else "crop",
+        "source": f"from {cfg.path}" if mean and std else "",
+    }
 
 
 def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
     """Return the facts in transformers' config.json and preprocessor_config.json."""
     check_gelu(config, "hidden_act")
+    if processor is None and "pretrained_cfg" in config.values:
+        processor = config
     return SidecarFacts(
         heads=config.whole("num_attention_heads", 1024),
         image_size=config.size("image_size"),
@@ -168,6 +177,8 @@ def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
 
 def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
     """Return the fields of `SidecarFacts` that transformers' image processor states."""
+    if "pretrained_cfg" in processor.values:  # the processor for timm models
+        return timm_preprocessing_facts(processor.table("pretrained_cfg"))
     mean, std = processor.numbers("image_mean"), processor.numbers("image_std")
     if processor.values.get("do_normalize") is False:
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)

@@ -1,0 +1,230 @@
+"""Predictions of exported ONNX graphs through onnxruntime."""
+
+import csv
+import importlib.util
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.support.export_run import make_run
+from vitft.cli.main import main
+from vitft.data.labelled import find_labelled
+from vitft.export import export_run
+from vitft.export.plan import plan_export
+from vitft.predict.evaluate import evaluate
+from vitft.predict.onnx_engine import OnnxEngine
+from vitft.system.errors import RunError, UsageError
+
+GRAPHS: dict[str, dict[str, Any]] = {
+    "normalised": {},
+    "bytes": {"with_preprocessing": True},
+    "any size": {"with_resize": True},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("made")
+    return make_run(root, mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1))
+
+
+@pytest.fixture(scope="module")
+def graphs(run: Path) -> dict[str, Path]:
+    """One exported folder for each kind of input."""
+    return {
+        kind: export_run(str(run), plan_export(["onnx"], str(run.parent / kind), **options)).folder
+        for kind, options in GRAPHS.items()
+    }
+
+
+def answers(capsys: pytest.CaptureFixture[str], run: Path, model: Path) -> list[dict[str, str]]:
+    photos = str(run.parent / "photos")
+    assert main(["predict", photos, "--run", str(model), "--format", "csv"]) == 0
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_predict_answers_from_a_graph_as_from_the_run(
+    run: Path, graphs: dict[str, Path], capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    theirs = answers(capsys, run, graphs[kind] / "model.onnx")
+    ours = answers(capsys, run, run)
+
+    assert len(theirs) == 9
+    assert [row["path"] for row in theirs] == [row["path"] for row in ours]
+    assert [row["class"] for row in theirs] == [row["class"] for row in ours]
+    gaps = [
+        abs(float(a["probability"]) - float(b["probability"]))
+        for a, b in zip(theirs, ours, strict=True)
+    ]
+    assert max(gaps) <= (0.02 if kind == "any size" else 2e-6)
+
+
+def test_an_unreadable_image_is_an_error_in_its_row_of_a_graph_too(
+    graphs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+
+    assert main(["predict", str(tmp_path / "broken.png"), "--run", str(graphs["any size"])]) == 3
+
+    assert "broken.png" in capsys.readouterr().out
+
+
+def test_a_graph_is_run_without_importing_torch(run: Path, graphs: dict[str, Path]) -> None:
+    photo = str(run.parent / "photos" / "0" / "0.png")
+    code = (
+        "import sys\nfrom vitft.cli.main import main\n"
+        f"assert main(['predict', {photo!r}, '--run', {str(graphs['bytes'])!r}]) == 0\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_evaluate_gives_the_same_metrics_for_a_graph(
+    run: Path, graphs: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    bare = tmp_path / "m.safetensors"
+    shutil.copy(run / "model.safetensors", bare)
+    found = find_labelled(labelled(run, tmp_path))
+
+    theirs, ours = (evaluate(found, str(model)).results for model in (graphs[kind], bare))
+
+    assert theirs["images"] == ours["images"] == 9
+    assert theirs["confusion"] == ours["confusion"]
+    assert theirs["loss"] == pytest.approx(ours["loss"], rel=0.05 if kind == "any size" else 1e-5)
+
+
+def labelled(run: Path, root: Path) -> Path:
+    """The photos of a run in folders with the names of its classes."""
+    for label, name in enumerate(("blue", "green", "red")):
+        (root / "data").mkdir(exist_ok=True)
+        (root / "data" / name).symlink_to(run.parent / "photos" / str(label))
+    return root / "data"
+
+
+def test_a_graph_beside_the_split_of_its_run_leaves_training_images_out(
+    run: Path, graphs: dict[str, Path], tmp_path: Path
+) -> None:
+    for path in (graphs["bytes"] / "model.onnx", run / "split.csv"):
+        shutil.copy(path, tmp_path)
+    data = find_labelled(labelled(run, tmp_path))
+
+    assert evaluate(data, str(tmp_path)).results["data"]["trained"] == 3
+
+    rows = (tmp_path / "split.csv").read_text()
+    (tmp_path / "split.csv").write_text(rows.replace(",train,", ",val,", 1))
+    with pytest.raises(RunError, match="is not the split with which"):
+        evaluate(data, str(tmp_path))
+
+
+def foreign_graph(path: Path, **metadata: str) -> Path:
+    """A graph that returns the mean of each channel."""
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("pixels", ["batch", 3, 16, 16]), ("logits", ["batch", 3]))
+    ]
+    nodes = [helper.make_node("ReduceMean", ["pixels", "axes"], ["logits"], keepdims=0)]
+    axes = onnx.numpy_helper.from_array(np.array([2, 3]), "axes")
+    graph = helper.make_graph(nodes, "mean", ends[:1], ends[1:], [axes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    helper.set_model_props(model, metadata)
+    onnx.save(model, path)
+    return path
+
+
+def description(**fields: Any) -> str:
+    facts = {
+        "classes": ["a", "b", "c"],
+        "transform": {"image_size": [16, 16]},
+        "input": {"name": "pixels", "bytes": False, "any_size": False},
+    }
+    return json.dumps({**facts, **fields})
+
+
+BAD = [
+    pytest.param({}, "vitft did not write", id="another tool's"),
+    pytest.param({"vitft": "{"}, "its description is not JSON", id="not JSON"),
+    pytest.param({"vitft": "[]"}, "not a JSON object", id="a list"),
+    pytest.param({"vitft": "{}"}, "its description is incomplete", id="empty"),
+    pytest.param({"vitft": description(input=3)}, "incomplete", id="wrong type"),
+    pytest.param({"vitft": description(transform={"crop": 9})}, "crop is 9", id="wrong transform"),
+]
+
+
+@pytest.mark.parametrize(("metadata", "reason"), BAD)
+def test_a_graph_that_is_not_completely_described_is_refused_with_the_reason(
+    tmp_path: Path, metadata: dict[str, str], reason: str
+) -> None:
+    path = foreign_graph(tmp_path / "x.onnx", **metadata)
+
+    with pytest.raises(RunError, match=reason):
+        OnnxEngine(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        pytest.param({"classes": ["a", "b"]}, r"2 classes and outputs \(1, 3\)", id="classes"),
+        pytest.param({"transform": {"image_size": [8, 8]}}, "dimension", id="image size"),
+        pytest.param({"input": {"name": "x", "bytes": False, "any_size": False}}, "x", id="name"),
+    ],
+)
+def test_a_graph_that_contradicts_its_description_is_refused_when_it_runs(
+    tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    engine = OnnxEngine(foreign_graph(tmp_path / "x.onnx", vitft=description(**fields)))
+    views = np.zeros((1, *engine.transform.image_size, 3), np.uint8)
+
+    with pytest.raises(RunError, match=f"cannot run the ONNX graph .*{reason}"):
+        engine.scores(views)
+
+
+def test_a_damaged_graph_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "x.onnx").write_bytes(b"nothing of the kind")
+
+    with pytest.raises(RunError, match="cannot run the ONNX graph"):
+        OnnxEngine(tmp_path / "x.onnx")
+
+
+def test_without_onnxruntime_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n: None if n == "onnxruntime" else find(n)
+    )
+
+    with pytest.raises(UsageError, match="needs onnxruntime, which is not installed") as caught:
+        OnnxEngine(foreign_graph(tmp_path / "x.onnx", vitft=description()))
+
+    assert caught.value.fix == "pip install 'vitft[onnx]'"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--engine", "numpy"], ["--engine", "torch"], ["--device", "cuda"], ["--dtype", "bf16"]],
+    ids=" ".join,
+)
+def test_options_that_need_another_engine_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    path = foreign_graph(tmp_path / "x.onnx", vitft=description())
+
+    assert main(["predict", "photo.jpg", "--run", str(path), *options]) == 2
+
+    assert f"{' '.join(options)} has no effect on" in capsys.readouterr().err

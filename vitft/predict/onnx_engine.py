@@ -1,0 +1,136 @@
+"""The onnxruntime engine: predictions of an exported ONNX graph on a CPU, without torch.
+
+`vitft export` stores the classes, the preprocessing and the layout of the input in the file. Graphs
+that resize images themselves get decoded images, one at a time.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitft.data.images import MAX_PIXELS, read_image
+from vitft.data.transforms import EvalTransform
+from vitft.models.numpy_vit import normalise
+from vitft.predict.engine import Views, decode_view
+from vitft.predict.postprocess import Scores
+from vitft.system.errors import RunError, UsageError
+from vitft.system.imports import require_extra
+
+ONNX_BATCH_SIZE = 16
+"""Number of images per call of a graph with a fixed image size."""
+
+
+class OnnxEngine:
+    """An `Engine` that runs an ONNX graph written by `vitft export`.
+
+    Raises:
+        UsageError: onnxruntime is not installed.
+        RunError: The file is damaged, or vitft did not write it.
+    """
+
+    in_workers = False
+    feature_size = 0
+
+    def __init__(self, path: Path) -> None:
+        require_extra("onnx", feature=f"running {path}", libraries=("onnxruntime",))
+        self.path = path
+        self.session = open_session(path)
+        self.workers = os.cpu_count() or 1
+        facts = described_graph(path, self.session.get_modelmeta().custom_metadata_map)
+        try:
+            self.classes = tuple(map(str, facts["classes"]))
+            self.transform = EvalTransform.from_json(facts["transform"])
+            self.split = str(facts.get("split", ""))
+            self.input = str(facts["input"]["name"])
+            self.takes_bytes, self.any_size = facts["input"]["bytes"], facts["input"]["any_size"]
+        except (KeyError, TypeError, AttributeError, UsageError) as error:
+            raise unreadable_graph(path, f"its description is incomplete: {error}") from error
+        self.batch = 1 if self.any_size else ONNX_BATCH_SIZE
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def enter_worker(self) -> None:
+        """Do nothing; workers need no preparation."""
+
+    def view(self, data: bytes, name: str) -> Views:
+        """Return the preprocessed image (S, S, 3), or the decoded one if the graph resizes it."""
+        if self.any_size:
+            return np.asarray(read_image(data, name, max_pixels=MAX_PIXELS))
+        return decode_view(data, name, self.transform)
+
+    def scores(self, views: Views) -> Scores:
+        """Return the scores of views (B, S, S, 3).
+
+        Raises:
+            RunError: onnxruntime cannot run the graph.
+        """
+        inputs: Any = views
+        if not self.takes_bytes:
+            inputs = normalise(views, self.transform).transpose(0, 3, 1, 2)
+        try:
+            (logits,) = self.session.run(["logits"], {self.input: np.ascontiguousarray(inputs)})
+        except Exception as error:  # onnxruntime's exceptions have no common base class
+            raise unreadable_graph(self.path, first_line(error)) from error
+        if logits.shape != (len(views), len(self.classes)):
+            raise unreadable_graph(
+                self.path, f"it has {len(self.classes)} classes and outputs {logits.shape}"
+            )
+        return Scores(np.asarray(logits, np.float32))
+
+
+def open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
+    """Return a session of onnxruntime on all cores.
+
+    Raises:
+        RunError: onnxruntime cannot read the file.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # fatal errors only; the others are raised
+    # Otherwise, idle threads would take the cores from the threads that decode images.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions have no common base class
+        raise unreadable_graph(path, first_line(error)) from error
+
+
+def described_graph(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the description that `vitft export` has stored in a graph.
+
+    Raises:
+        RunError: The graph has none.
+    """
+    if "vitft" not in metadata:
+        raise RunError(
+            f"vitft did not write the ONNX graph {path}, and the file states neither the class "
+            "names nor the preprocessing",
+            fix="run it with onnxruntime, or use a graph made by `vitft export --onnx`",
+        )
+    try:
+        facts = json.loads(metadata["vitft"])
+    except (ValueError, RecursionError) as error:
+        raise unreadable_graph(path, f"its description is not JSON: {error}") from error
+    if not isinstance(facts, dict):
+        raise unreadable_graph(path, "its description is not a JSON object")
+    return facts
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error message, shortened."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def unreadable_graph(path: Path, reason: str) -> RunError:
+    """Return the error for a graph that cannot be read or run."""
+    return RunError(
+        f"cannot run the ONNX graph {path}: {reason}",
+        fix="copy the file again from its original place, or run `vitft export --onnx` again",
+    )
