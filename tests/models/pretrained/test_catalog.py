@@ -210,7 +210,7 @@ def test_a_row_names_an_architecture_that_can_be_built(entry: CatalogEntry) -> N
     ("name", "reason"),
     [
         ("vit_giant_patch14_dinov2.lvd142m", "SwiGLU"),
-        ("timm/vit_base_patch16_clip_224.openai", "CLIP tower"),
+        ("timm/vit_base_patch16_clip_224.openai", "CLIP models"),
         ("vit_base_patch16_siglip_224.webli", "attention pooling"),
         ("swin_tiny_patch4_window7_224", "window attention"),
     ],
