@@ -89,7 +89,7 @@ def kill(data: Path, weights: Path, into: Path) -> None:
         )
         assert child.stderr is not None
         for line in child.stderr:
-            if line.startswith("training head"):  # printed just before the pass
+            if line.startswith("training:"):  # printed just before the pass
                 break
         time.sleep(rng.uniform(0, 4))
         if child.poll() is None:

@@ -99,7 +99,7 @@ def test_sharding_on_one_process_is_reported_as_without_effect(
 ) -> None:
     check_sharding(VisionTransformer(SMALL), ProcessGroup(), precision="bf16", compiled=False)
 
-    assert "no effect on one process" in capsys.readouterr().err
+    assert "no effect with a single process" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("own", "sizes"), [(4, [2, 2]), (3, [2, 1]), (0, [0, 0])])

@@ -314,16 +314,16 @@ def test_the_command_line_resumes_a_run(
     moved = few.rename(few.with_name("moved"))
 
     assert main(["finetune", "--resume", str(stopped), "--data", str(moved)]) == 0
-    assert "resuming after step 2" in capsys.readouterr().err
+    assert "resuming after 2 steps" in capsys.readouterr().err
     assert main(["finetune", "--resume", str(stopped), "--data", str(moved)]) == 0
 
 
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--lr", "0.5"], 5, "optim.lr was 0.01, now 0.5"),
-        (["--epochs", "9"], 5, "optim.epochs was 3, now 9"),
-        (["--seed", "1", "--batch-size", "4"], 5, "optim.batch_size was 8, now 4, train.seed"),
+        (["--lr", "0.5"], 5, "optim.lr was 0.01 and is now 0.5"),
+        (["--epochs", "9"], 5, "optim.epochs was 3 and is now 9"),
+        (["--seed", "1", "--batch-size", "4"], 5, "was 8 and is now 4, train.seed"),
         (["--out", "x"], 2, "--resume cannot be combined with --out or --recipe"),
         (["--max-time", "0"], 2, "invalid --max-time '0'"),
         (["--max-time", "soon"], 2, "invalid --max-time 'soon'"),

@@ -149,7 +149,8 @@ def usage_section(card: Card, repo: str, form: str) -> list[str]:
             "    from transformers import pipeline",
             f'    pipeline("image-classification", "{repo}")("photo.jpg")',
             "",
-            "This needs `pip install transformers timm torchvision`; timm preprocesses the images.",
+            "Install the requirements with `pip install transformers timm torchvision`; timm "
+            "preprocesses the images.",
         ]
     else:
         lines += [f"    vitft predict --run hf:{repo} photo.jpg"]
@@ -165,7 +166,7 @@ def usage_section(card: Card, repo: str, form: str) -> list[str]:
 
 def results_section(results: RunResults | None, row: ExportComparison) -> list[str]:
     """Return the lines on the accuracy, overall and by class, and on the export's fidelity."""
-    noise = "noise, because the validation images were missing"
+    noise = "random noise, because the validation images were missing"
     on = count(row.images, "validation image") if row.images else noise
     same = (
         f"The exported model was opened with {row.by} and compared with the original on {on}: "

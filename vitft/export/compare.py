@@ -146,7 +146,7 @@ def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> 
     on = f"of {count(row.images, 'validation image')}" if row.images else "noise images"
     problem = (
         f"the predictions of the --{row.name} export differ from those of the run (logits by up to "
-        f"{row.difference:.2g}, classes on {row.changed} {on}); the export was removed"
+        f"{row.difference:.2g}, predicted classes on {row.changed} {on}); the export was removed"
     )
     if row.name == "int8":
         if not row.images:

@@ -15,9 +15,9 @@ EXPORT_FORMATS = {
     "safetensors": "one self-describing file, with a config.json for timm",
     "timm": "a folder for timm.create_model('local-dir:DIR', pretrained=True) and the hub",
     "transformers": "a folder for transformers.pipeline('image-classification', DIR)",
-    "onnx": "an ONNX graph of any batch size for onnxruntime and other tools",
-    "torch-export": "a program of any batch size for torch.export.load",
-    "int8": "an ONNX graph with 8-bit weights for CPUs, with slightly lower accuracy",
+    "onnx": "an ONNX graph for onnxruntime and other tools (any batch size)",
+    "torch-export": "a program for torch.export.load (any batch size)",
+    "int8": "an ONNX graph with 8-bit weights for CPUs (slightly lower accuracy)",
 }
 """Mapping from the name of each format, which is also its option, to a description."""
 

@@ -39,7 +39,7 @@ def default_folder() -> Path:
         return Path.home() / ".cache" / "vitft" / "features"
     except RuntimeError as error:
         raise RunError(
-            "cannot find a home directory for cached features",
+            "cannot cache features: there is no home directory",
             fix="choose a cache folder with --cache DIR",
         ) from error
 

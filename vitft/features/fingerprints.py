@@ -171,7 +171,7 @@ def hidden_damage(data: bytes) -> tuple[str, ...]:
     except ValueError as error:
         _, is_damage, what = str(error).partition("Corrupt JPEG data: ")
         if is_damage and "ICC" not in what:
-            return (f"corrupt JPEG data: part of the image may be wrong ({what[:60]})",)
+            return (f"damaged JPEG data: part of the image may be wrong ({what[:60]})",)
     return ()
 
 

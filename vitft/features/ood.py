@@ -126,7 +126,7 @@ def read_reference(run: Path, width: int) -> Reference | None:
         raise damaged_reference(path, str(error)) from error
     shapes = (found.centre.shape, found.within.shape, found.means.shape[1:])
     if shapes != ((width,), (width, width), (width,)) or not np.isfinite(found.limit):
-        raise damaged_reference(path, f"expected features of {width} dimensions")
+        raise damaged_reference(path, f"expected {width}-dimensional features")
     return found
 
 

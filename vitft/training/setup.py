@@ -146,7 +146,7 @@ def extract_shard(folder: Folder, extractor: Extractor, view: View, group: Proce
     If the processes do not share a cache, each computes the missing features itself afterwards.
     """
     files = group.shard(folder.files)
-    with console.Progress("extracting one shard of the features", len(files)) as progress:
+    with console.Progress("extracting features (one shard)", len(files)) as progress:
         for _ in extractor.extract(str(folder.root), files, view):
             progress.advance()  # `inspect_images` reports unreadable files
     group.barrier()
@@ -205,7 +205,11 @@ def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInp
     if inputs.extractor is not None and views and reads_views and caches_views(inputs.cut, train):
         manifest = data.manifest
         compute_views(
-            inputs.extractor, manifest, manifest.train, views, "extracting augmented features"
+            inputs.extractor,
+            manifest,
+            manifest.train,
+            views,
+            "extracting features of augmented images",
         )
     return inputs
 

@@ -187,7 +187,7 @@ class Wandb:
             config=dict(run.settings),
             settings=self.settings,
         )
-        offline = f"offline run in {run.folder / 'wandb'}, to be uploaded with `wandb sync`"
+        offline = f"offline run in {run.folder / 'wandb'} (upload it with `wandb sync`)"
         location = self.run.url if self.is_online else offline
         last_moment = 2 * int(self.run.step) - 1 if self.run.resumed else -1
         return Connection(id=name, location=str(location), last_moment=last_moment)
@@ -208,7 +208,7 @@ CLIENTS: Mapping[str, Callable[[], TrackerClient]] = {
     "wandb": Wandb,
 }
 CONNECTION_HELP = {
-    "tensorboard": "install a version that is compatible with torch",
+    "tensorboard": "install a version of tensorboard that is compatible with torch",
     "mlflow": "set MLFLOW_TRACKING_URI to a running server or to sqlite:///mlflow.db",
     "wandb": "log in with `wandb login`, set WANDB_MODE=offline",
 }

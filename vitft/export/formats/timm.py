@@ -68,13 +68,13 @@ def timm_obstacle(card: Card) -> str:
         {
             "pre_logits": shape.pre_logits,
             "a post-norm encoder": shape.norm == "post",
-            "two class tokens": shape.distilled,
+            "a distillation token": shape.distilled,
             "a LayerNorm eps other than 1e-6": shape.norm_eps != 1e-6,
             "a hybrid stem": shape.stem is not None,
             "convolutions before the patch embedding": bool(shape.convs),
         }
     )
-    return f"the model has {odd}, which timm's VisionTransformer does not support" if odd else ""
+    return f"the model has {odd}, which the timm format does not support" if odd else ""
 
 
 def timm_config(trained: TrainedRun) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class TransformersFormat(ExportFormat):
                 "LayerScale": bool(shape.layer_scale),
                 "registers": bool(shape.registers),
                 "a post-norm encoder": shape.norm == "post",
-                "two class tokens": shape.distilled,
+                "a distillation token": shape.distilled,
                 "position embeddings for the patches only": not shape.prefix_positions,
                 "a hybrid stem": shape.stem is not None,
                 "convolutions before the patch embedding": bool(shape.convs),
