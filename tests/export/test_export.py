@@ -25,6 +25,7 @@ from vitft.export.formats.onnx_resize import view_difference
 from vitft.export.formats.timm import SafetensorsFormat
 from vitft.export.plan import EXPORT_FORMATS, plan_export
 from vitft.export.trained import LabelledImage, TrainedRun, comparison_images, load_trained
+from vitft.models.classifier import load_classifier
 from vitft.models.pretrained.load import load_pretrained
 from vitft.models.timm_model import TimmConfig
 from vitft.predict.torch_engine import Predictor
@@ -278,6 +279,42 @@ def test_timm_builds_every_architecture_that_is_offered_to_it(
 
     assert done.rows[0].by == f"timm {timm.__version__}"
     assert done.difference < 1e-5
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param({"stem": (), "patch_size": (8, 8)}, id="R+Ti/16"),
+        pytest.param({"stem": (), "patch_size": (8, 4), "image_size": (16, 24)}, id="not square"),
+        pytest.param({"stem": (2, 2, 2, 2), "patch_size": (32, 32)}, id="R26+S/32"),
+        pytest.param({"stem": (3, 4, 9), "patch_size": (16, 16)}, id="R50+B/16"),
+        pytest.param({"stem": (3, 4, 6, 3), "patch_size": (32, 32)}, id="R50+L/32"),
+        pytest.param(
+            {"stem": (), "patch_size": (4, 4), "in_channels": 1}, id="grey, one cell per patch"
+        ),
+    ],
+)
+def test_a_hybrid_goes_to_timm_and_comes_back_equal(tmp_path: Path, shape: dict[str, Any]) -> None:
+    config = tiny(3, **{"image_size": (32, 32), **shape})
+    grey: Any = {"mean": (0.5,), "std": (0.5,)} if config.in_channels == 1 else {}
+    kept = make_run(tmp_path, config=config, **grey)
+
+    done = export_run(str(kept), plan_export(["timm"], str(tmp_path / "export")))
+
+    assert done.rows[0].by == f"timm {timm.__version__}"
+    assert done.changed == 0
+    (tensors, card), (original, known) = (
+        load_classifier(folder / "model.safetensors") for folder in (done.folder, kept)
+    )
+    assert (card.architecture, card.transform) == (known.architecture, known.transform)
+    assert all(torch.equal(tensors[name], original[name]) for name in original)
+
+
+def test_a_stem_that_timm_does_not_have_is_refused(tmp_path: Path) -> None:
+    kept = make_run(tmp_path, config=tiny(3, stem=(1,), patch_size=(8, 8)))
+
+    with pytest.raises(RunError, match="a ResNet stem that none of timm's hybrids has"):
+        export_run(str(kept), plan_export(["timm"], str(tmp_path / "export")))
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_resnet"])

@@ -143,6 +143,13 @@ class ViTConfig:
         return math.prod(conv_strides(self.convs, self.patch_size))
 
     @property
+    def first_conv(self) -> str:
+        """Name of the convolution that reads the pixels."""
+        if self.stem is not None:
+            return f"patch_embed.backbone.{'stem.' if self.stem else ''}conv"
+        return "patch_embed.backbone.0.conv" if self.convs else "patch_embed.proj"
+
+    @property
     def num_prefix(self) -> int:
         """Number of tokens before the patch tokens."""
         return 1 + self.distilled + self.registers

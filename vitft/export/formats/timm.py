@@ -3,6 +3,7 @@
 The model is opened with `timm.create_model('local-dir:DIR', pretrained=True)` or from the hub.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ from vitft.models.timm_model import TimmConfig, TimmModel
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.files import write_json
 from vitft.system.rundir import MODEL
+
+HYBRIDS: Mapping[tuple[int, ...], str] = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+"""Mapping from the bottlenecks per stage of a ResNet stem to a hybrid of timm that has it."""
 
 
 class SafetensorsFormat(ExportFormat):
@@ -70,7 +79,7 @@ def timm_obstacle(card: Card) -> str:
             "a post-norm encoder": shape.norm == "post",
             "a distillation token": shape.distilled,
             "a LayerNorm eps other than 1e-6": shape.norm_eps != 1e-6,
-            "a hybrid stem": shape.stem is not None,
+            "a ResNet stem that none of timm's hybrids has": shape.stem not in (None, *HYBRIDS),
             "convolutions before the patch embedding": bool(shape.convs),
         }
     )
@@ -83,7 +92,7 @@ def timm_config(trained: TrainedRun) -> dict[str, Any]:
     ours: dict[str, Any] = {"classifier": "head"}
     if isinstance(shape, ViTConfig):
         name, arguments = timm_name(shape), vit_arguments(shape)
-        ours |= {"pool_size": None, "first_conv": "patch_embed.proj"}
+        ours |= {"pool_size": None, "first_conv": shape.first_conv}
         pool = {"global_pool": arguments["global_pool"]}
     else:
         size = {"img_size": list(shape.image_size)} if shape.sized else {}
@@ -124,7 +133,7 @@ def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
     """Return the timm arguments that describe this architecture."""
     arguments = {
         "img_size": list(shape.image_size),
-        "patch_size": list(shape.patch_size),
+        "patch_size": [side // shape.stride for side in shape.patch_size],  # in cells of the stem
         "in_chans": shape.in_channels,
         "embed_dim": shape.width,
         "depth": shape.depth,
@@ -140,6 +149,8 @@ def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
 
 def timm_name(shape: ViTConfig) -> str:
     """Return the timm model name that builds this architecture given its `vit_arguments`."""
+    if shape.stem is not None:
+        return HYBRIDS[shape.stem]
     known = {"tiny": (16,), "small": (16, 32), "base": (8, 16, 32), "large": (16, 32)}
     patch = shape.patch_size[0]
     for size, patches in known.items():

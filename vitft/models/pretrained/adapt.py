@@ -177,11 +177,7 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfi
     """Adapt the first kernels to other channels and patch sizes, in place; return notes."""
     notes = []
     if source.in_channels != target.in_channels:
-        first = "patch_embed.proj.weight"
-        if source.stem is not None:
-            first = f"patch_embed.backbone.{'stem.' if source.stem else ''}conv.weight"
-        elif source.convs:
-            first = "patch_embed.backbone.0.conv.weight"
+        first = f"{source.first_conv}.weight"
         tensors[first] = fit_channels(tensors[first], target.in_channels)
         how = "summed" if target.in_channels == 1 else "repeated and scaled"
         notes.append(
