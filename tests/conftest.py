@@ -52,6 +52,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     """Set an empty home folder, so that no test uses the user's cache."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
+    for name in ("XDG_CACHE_HOME", "VITFT_CACHE"):
+        monkeypatch.delenv(name, raising=False)
     return home
 
 

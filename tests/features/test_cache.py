@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitft.features.cache import KEY_BYTES, Store, key_of, prune, remove_spaces, spaces
+from vitft.features import cache
+from vitft.features.cache import (
+    KEY_BYTES,
+    Store,
+    default_folder,
+    key_of,
+    prune,
+    remove_spaces,
+    spaces,
+)
 
 SPACE = {"prefix": "abc"}
 
@@ -169,3 +178,78 @@ def test_a_file_that_is_not_a_shard_is_ignored(tmp_path: Path, content: bytes) -
 
     assert store.damaged == 1
     assert same(store.get(keys(1)[0]), row(0))
+
+
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted in /proc")
+def test_open_files_are_bounded_however_many_shards_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "MAPPED_SHARDS", 8)
+    monkeypatch.setattr(cache, "SMALL_SHARD", 0)  # none is merged
+    store = Store(tmp_path, SPACE, (2, 3), "float32")
+    for i, key in enumerate(keys(100)):
+        store.add(key, row(i))
+        store.flush()
+    before = open_files()
+
+    again = Store(tmp_path, SPACE, (2, 3), "float32")
+    in_turn = [same(again.get(key), row(i)) for i, key in enumerate(keys(100))]
+    at_random = [same(again.get(keys(100)[i]), row(i)) for i in (99, 0, 50, 1, 98)]
+
+    assert len(again.shards) == 100
+    assert all(in_turn + at_random)
+    assert open_files() - before <= 8
+    assert not again.damaged
+
+
+def test_rows_are_found_after_another_process_has_merged_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "MAPPED_SHARDS", 2)
+    store = Store(tmp_path, SPACE, (2, 3), "float32")
+    for i, key in enumerate(keys(80)):
+        store.add(key, row(i))
+        store.flush()
+
+    Store(tmp_path, SPACE, (2, 3), "float32")  # merges more than 64 small files
+
+    assert len([*store.folder.glob("*.rows")]) == 1
+    assert all(same(store.get(key), row(i)) for i, key in enumerate(keys(80)))
+
+
+def test_rows_of_a_deleted_file_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path)
+    monkeypatch.setattr(cache, "MAPPED_SHARDS", 0)
+    store = Store(tmp_path, SPACE, (2, 3), "float32")
+    next(store.folder.glob("*.rows")).unlink()
+
+    assert store.get(keys(1)[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        pytest.param({}, "HOME/.cache/vitft/features", id="home"),
+        pytest.param({"XDG_CACHE_HOME": "/big"}, "/big/vitft/features", id="XDG_CACHE_HOME"),
+        pytest.param({"XDG_CACHE_HOME": "big"}, "HOME/.cache/vitft/features", id="relative XDG"),
+        pytest.param({"XDG_CACHE_HOME": ""}, "HOME/.cache/vitft/features", id="empty XDG"),
+        pytest.param(
+            {"XDG_CACHE_HOME": "/big", "VITFT_CACHE": "~/mine"},
+            "HOME/mine/features",
+            id="ours first",
+        ),
+    ],
+)
+def test_the_environment_chooses_the_cache_folder(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert default_folder() == Path(folder.replace("HOME", str(own_home)))

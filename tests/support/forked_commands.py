@@ -83,6 +83,7 @@ def launcher(home: Path) -> Iterator[Launcher]:
     """Start the process that forks, with `home` as its current and home folder."""
     root = Path(__file__).parents[2]
     environment = {**os.environ, "HOME": str(home), "PYTHONPATH": str(root)}
+    environment["VITFT_CACHE"] = str(home / "cache")
     with subprocess.Popen(
         [sys.executable, "-m", "tests.support.forked_commands"],
         stdin=subprocess.PIPE,

@@ -215,7 +215,8 @@ class TrainSpec:
     views: Annotated[int, Range(ge=0, le=1000)] = 0
     """Number of augmented views of each training image to cache in addition to the plain one."""
     cache: str = ""
-    """Folder of cached features; empty for the default folder, `none` to cache nothing."""
+    """Folder of cached features; `none` to cache nothing. Empty for the default folder: `features`
+    in VITFT_CACHE, or `vitft/features` in XDG_CACHE_HOME or ~/.cache."""
     seed: WholeNumber = 0
     """Seed for the batch order and the augmentation."""
     device: str = "auto"

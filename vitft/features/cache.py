@@ -3,7 +3,8 @@
 A `Store` holds one row per key for one `space` (weights, cut, view, precision). It is a folder of
 shards, each written once and never changed, so several processes can fill it at once and a crash
 loses only unflushed rows. Every row has a checksum that is verified on reading: a damaged row
-counts as missing and is computed again. Rows are memory-mapped, not loaded.
+counts as missing and is computed again. Rows are memory-mapped, not loaded; each mapped shard takes
+a file descriptor, so only the shards used last are mapped.
 """
 
 import contextlib
@@ -11,9 +12,11 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
 import uuid
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,18 +32,31 @@ SHARD_MAGIC = b"vitftrow"
 KEY_BYTES = 32
 ALIGN = 64
 MANY_SHARDS, SMALL_SHARD = 64, 2**24
+MAPPED_SHARDS = 64
+"""Maximum number of mapped shards per store; a run has a few stores, a process often 256 files."""
 LIMIT_GB = 20.0
 """Total cache size in GB above which the least recently used spaces are removed."""
 
 
 def default_folder() -> Path:
-    """Return the default cache folder."""
+    """Return the default cache folder.
+
+    It is `features` in the folder that VITFT_CACHE names, otherwise in `vitft` in the user's cache
+    folder: XDG_CACHE_HOME, by default ~/.cache.
+
+    Source: XDG Base Directory Specification 0.8, which has relative paths ignored.
+    """
+    if own := os.environ.get("VITFT_CACHE"):
+        return Path(own).expanduser() / "features"
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if shared.is_absolute():
+        return shared / "vitft" / "features"
     try:
         return Path.home() / ".cache" / "vitft" / "features"
     except RuntimeError as error:
         raise RunError(
             "cannot cache features: there is no home directory",
-            fix="choose a cache folder with --cache DIR",
+            fix="choose a cache folder with --cache DIR or the environment variable VITFT_CACHE",
         ) from error
 
 
@@ -54,9 +70,20 @@ class Shard:
     """A file of rows: header, keys, checksums, rows."""
 
     path: Path
-    keys: CachedRows  # (n, 32) uint8, in memory
+    keys: bytes  # 32 per row
     sums: CachedRows  # (n,) uint32, in memory
-    rows: CachedRows  # (n, ...), memory-mapped
+    start: int  # offset of the first row in bytes
+    shape: tuple[int, ...]  # (n, ...)
+    dtype: np.dtype[Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Total size of the rows in bytes."""
+        return self.dtype.itemsize * int(np.prod(self.shape))
+
+    def map(self) -> CachedRows:
+        """Map the rows (n, ...) into memory."""
+        return np.memmap(self.path, self.dtype, mode="r", offset=self.start, shape=self.shape)
 
 
 class Store:
@@ -71,6 +98,9 @@ class Store:
         self.folder = root / hashlib.sha256(self.text.encode()).hexdigest()[:32]
         self.places: dict[bytes, tuple[int, int]] = {}
         self.shards: list[Shard] = []
+        self.mapped: OrderedDict[int, CachedRows] = OrderedDict()
+        """Rows of the shards used last, by number of the shard."""
+        self.lock = threading.RLock()
         self.damaged = 0
         """Number of damaged rows and files found since the store was opened."""
         self.waiting: dict[bytes, CachedRows] = {}
@@ -96,7 +126,7 @@ class Store:
 
     def merge_small_shards(self) -> None:
         """Merge many small files into one, because each mapped file needs a descriptor."""
-        small = [i for i, shard in enumerate(self.shards) if shard.rows.nbytes < SMALL_SHARD]
+        small = [i for i, shard in enumerate(self.shards) if shard.num_bytes < SMALL_SHARD]
         rows = {
             key: np.array(row)
             for key, place in list(self.places.items())
@@ -119,11 +149,33 @@ class Store:
             with contextlib.suppress(OSError):
                 path.unlink()
             return
-        number = len(self.shards)
-        self.shards.append(shard)
-        flat = shard.keys.tobytes()
-        for row in range(len(shard.keys)):
-            self.places[flat[row * KEY_BYTES : (row + 1) * KEY_BYTES]] = (number, row)
+        with self.lock:
+            number = len(self.shards)
+            self.shards.append(shard)
+            if number < MAPPED_SHARDS:  # now, so that its rows outlast the file
+                self.rows_of(number)
+            for row in range(shard.shape[0]):
+                self.places[shard.keys[row * KEY_BYTES : (row + 1) * KEY_BYTES]] = (number, row)
+
+    def rows_of(self, number: int) -> CachedRows | None:
+        """Return the mapped rows of a shard, or None if the file was deleted since."""
+        with self.lock:
+            if number not in self.mapped:
+                try:
+                    self.mapped[number] = self.shards[number].map()
+                except (OSError, ValueError):  # deleted, or cut
+                    return None
+            self.mapped.move_to_end(number)
+            if len(self.mapped) > MAPPED_SHARDS:
+                self.mapped.popitem(last=False)  # a row in use keeps its map
+            return self.mapped[number]
+
+    def find_new_shards(self) -> None:
+        """Add shards that other processes have written, e.g. by merging some that are known."""
+        with self.lock:
+            known = {shard.path for shard in self.shards}
+            for path in sorted({*self.folder.glob("*.rows")} - known):
+                self.open_shard(path)
 
     def get(self, key: bytes) -> CachedRows | None:
         """Return the row of a key, or None if it is missing or damaged."""
@@ -132,9 +184,12 @@ class Store:
         place = self.places.get(key)
         if place is None:
             return None
-        shard = self.shards[place[0]]
-        row = shard.rows[place[1]]
-        if checksum(key, row) != int(shard.sums[place[1]]):
+        if (rows := self.rows_of(place[0])) is None:
+            self.places.pop(key, None)
+            self.find_new_shards()
+            return self.get(key)
+        row = rows[place[1]]
+        if checksum(key, row) != int(self.shards[place[0]].sums[place[1]]):
             self.damaged += 1
             del self.places[key]
             return None
@@ -184,7 +239,7 @@ def shard_bytes(rows: Mapping[bytes, CachedRows]) -> bytes:
 
 
 def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shard | None:
-    """Map a shard into memory, or return None if its header, index or length is damaged."""
+    """Read the index of a shard, or return None if its header, index or length is damaged."""
     try:
         with path.open("rb") as file:
             if file.read(8) != SHARD_MAGIC:
@@ -205,9 +260,7 @@ def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shar
     start += -start % ALIGN
     if path.stat().st_size != start + count * dtype.itemsize * int(np.prod(shape)):
         return None
-    rows = np.memmap(path, dtype=dtype, mode="r", offset=start, shape=(count, *shape))
-    table = np.frombuffer(keys, dtype=np.uint8).reshape(count, KEY_BYTES)
-    return Shard(path, table, np.frombuffer(sums, dtype="<u4"), rows)
+    return Shard(path, keys, np.frombuffer(sums, dtype="<u4"), start, (count, *shape), dtype)
 
 
 @dataclass(frozen=True, slots=True)
