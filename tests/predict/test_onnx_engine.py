@@ -157,7 +157,7 @@ def description(**fields: Any) -> str:
 
 
 BAD = [
-    pytest.param({}, "vitft did not write", id="another tool's"),
+    pytest.param({}, "was not exported by vitft", id="another tool's"),
     pytest.param({"vitft": "{"}, "its description is not JSON", id="not JSON"),
     pytest.param({"vitft": "[]"}, "not a JSON object", id="a list"),
     pytest.param({"vitft": "{}"}, "its description is incomplete", id="empty"),
@@ -179,7 +179,9 @@ def test_a_graph_that_is_not_completely_described_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        pytest.param({"classes": ["a", "b"]}, r"2 classes and outputs \(1, 3\)", id="classes"),
+        pytest.param(
+            {"classes": ["a", "b"]}, r"2 classes, but its output is of shape \(1, 3\)", id="classes"
+        ),
         pytest.param({"transform": {"image_size": [8, 8]}}, "dimension", id="image size"),
         pytest.param({"input": {"name": "x", "bytes": False, "any_size": False}}, "x", id="name"),
     ],
@@ -212,7 +214,7 @@ def test_without_onnxruntime_the_extra_is_named(
     with pytest.raises(UsageError, match="needs onnxruntime, which is not installed") as caught:
         OnnxEngine(foreign_graph(tmp_path / "x.onnx", vitft=description()))
 
-    assert caught.value.fix == "pip install 'vitft[onnx]'"
+    assert caught.value.fix == "run pip install 'vitft[onnx]'"
 
 
 @pytest.mark.parametrize(
@@ -227,4 +229,4 @@ def test_options_that_need_another_engine_are_refused(
 
     assert main(["predict", "photo.jpg", "--run", str(path), *options]) == 2
 
-    assert f"{' '.join(options)} has no effect on" in capsys.readouterr().err
+    assert f"{' '.join(options)} cannot be used with the ONNX graph" in capsys.readouterr().err

@@ -188,8 +188,8 @@ def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
     free = shutil.disk_usage(extractor.folder).free
     if (images - here) * each > free:
         raise ResourceError(
-            f"caching the tokens of the frozen blocks takes {words}, but only "
-            f"{format_bytes(free)} are free in {extractor.folder}",
+            f"caching the tokens of the frozen blocks takes {words}, but {extractor.folder} has "
+            f"only {format_bytes(free)} of free space",
             fix="choose a cache folder with more space (--cache DIR), or use --freeze head, which "
             "caches one feature vector per image, or --freeze none, which caches nothing",
         )

@@ -160,9 +160,9 @@ def evaluation_engine(run: str | None, device: str) -> Predictor | OnnxEngine:
         return Predictor.from_run(run, device=device)
     if device not in ("auto", "cpu"):
         raise UsageError(
-            f"--device {device} has no effect on {path}, an ONNX graph that onnxruntime runs on "
-            "the CPU",
-            fix="remove it, or use the run directory",
+            f"--device {device} cannot be used with the ONNX graph {path}, which onnxruntime runs "
+            "on the CPU",
+            fix=f"remove --device {device}, or use the run directory",
         )
     return OnnxEngine(path)
 
@@ -306,7 +306,7 @@ def warn_of_bias(results: EvaluationResults) -> None:
     if data["validated"]:
         log.warning(
             "the results are slightly optimistic: the model was selected on "
-            f"{data['validated']:,} of the {count(images, 'image')} (validation images of the run)"
+            f"{data['validated']:,} of {count(images, 'image')} (validation images of the run)"
         )
     if data["copies"]:
         log.warning(

@@ -129,7 +129,7 @@ def choose_engine(
     )
     if request.engine == "numpy":
         raise UsageError(
-            "the NumPy engine does not support this model (a hybrid or timm model)",
+            "the NumPy engine does not support this model",
             fix="remove --engine numpy",
         )
     if are_few:  # too few for a batch per core: all cores score one batch at a time

@@ -72,7 +72,7 @@ class NumpyEngine:
             raise RunError(
                 f"damaged checkpoint: {self.path} (the sha256 of its contents differs from the "
                 "recorded one)",
-                fix="copy the file again from its source, or train again",
+                fix="copy the file again from its original location, or train the model again",
             )
         return scores
 

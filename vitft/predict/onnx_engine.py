@@ -79,7 +79,8 @@ class OnnxEngine:
             raise unreadable_graph(self.path, first_line(error)) from error
         if logits.shape != (len(views), len(self.classes)):
             raise unreadable_graph(
-                self.path, f"it has {len(self.classes)} classes and outputs {logits.shape}"
+                self.path,
+                f"it has {len(self.classes)} classes, but its output is of shape {logits.shape}",
             )
         return Scores(np.asarray(logits, np.float32))
 
@@ -110,9 +111,9 @@ def described_graph(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any
     """
     if "vitft" not in metadata:
         raise RunError(
-            f"vitft did not write the ONNX graph {path}, and the file states neither the class "
-            "names nor the preprocessing",
-            fix="run it with onnxruntime, or use a graph made by `vitft export --onnx`",
+            f"the ONNX graph {path} was not exported by vitft and contains neither the class names "
+            "nor the preprocessing",
+            fix="use a graph from `vitft export --onnx`, or run this one with onnxruntime",
         )
     try:
         facts = json.loads(metadata["vitft"])
@@ -132,5 +133,5 @@ def unreadable_graph(path: Path, reason: str) -> RunError:
     """Return the error for a graph that cannot be read or run."""
     return RunError(
         f"cannot run the ONNX graph {path}: {reason}",
-        fix="copy the file again from its original place, or run `vitft export --onnx` again",
+        fix="copy the file again from its original location, or run `vitft export --onnx` again",
     )

@@ -100,9 +100,9 @@ class PredictRequest:
         used += ["--explain"] * (self.explain is not None)
         if used:
             raise UsageError(
-                f"{used[0]} has no effect on {path}, an ONNX graph that onnxruntime runs on the "
-                "CPU",
-                fix="remove it, or use the run directory",
+                f"{used[0]} cannot be used with the ONNX graph {path}, which onnxruntime runs on "
+                "the CPU",
+                fix=f"remove {used[0]}, or use the run directory",
             )
 
 

@@ -65,7 +65,7 @@ def damaged_file(path: Path, reason: str) -> RunError:
     """Return the error for a damaged file of a run."""
     return RunError(
         f"damaged run: {path} ({reason})",
-        fix="copy the run again from its source, or train again",
+        fix="copy the run again from its original location, or train the model again",
     )
 
 

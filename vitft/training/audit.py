@@ -83,7 +83,7 @@ def log_audit(audit: AuditResults, data: Dataset, run: RunDir) -> None:
     """Log the number of findings to review, with the command that lists them."""
     if summary := audit_summary(audit):
         folder, path = (shlex.quote(str(place)) for place in (data.manifest.root, run.path))
-        log.info(f"{summary}: vitft check {folder} --run {path}")
+        log.info(f"found {summary}; for details, run: vitft check {folder} --run {path}")
 
 
 def write_reference(inputs: StageInputs, run: RunDir) -> None:
