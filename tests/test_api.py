@@ -18,7 +18,8 @@ from vitft.api import Trained
 from vitft.config.options import FINETUNE_OPTIONS, option_settings
 from vitft.data.images import open_image
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.card import Card
+from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import DataError, ImageError, UsageError

@@ -33,7 +33,8 @@ from torch.nn import functional as F
 
 from vitft.config.sections import OptimSpec
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.card import Card
+from vitft.models.checkpoint import save_checkpoint
 from vitft.models.initial import sinusoidal_positions
 from vitft.models.pretrained.adapt import resize_positions
 from vitft.models.vit import Attention, Block, VisionTransformer

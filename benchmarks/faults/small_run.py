@@ -9,7 +9,8 @@ import torch
 
 from tests.conftest import draw_folder
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card, load_checkpoint, save_checkpoint, state_digest
+from vitft.models.card import Card
+from vitft.models.checkpoint import load_checkpoint, save_checkpoint, state_digest
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.report import html

@@ -27,7 +27,8 @@ def tiny_run(home: Path) -> None:
     import torch
 
     from vitft.data.transforms import EvalTransform
-    from vitft.models.checkpoint import Card, save_checkpoint
+    from vitft.models.card import Card
+    from vitft.models.checkpoint import save_checkpoint
     from vitft.models.vit import VisionTransformer
     from vitft.models.vit_config import ViTConfig
 

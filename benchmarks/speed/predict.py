@@ -56,7 +56,8 @@ def prepare(home: Path, model: str, run: str | None, *, int8: bool) -> None:
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
     from vitft.data.transforms import EvalTransform
-    from vitft.models.checkpoint import Card, save_checkpoint
+    from vitft.models.card import Card
+    from vitft.models.checkpoint import save_checkpoint
     from vitft.models.registry import create_model
     from vitft.predict.torch_engine import Predictor
 

@@ -19,7 +19,8 @@ from tests.data.test_images import chunk, encoded, gradient, png_header
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.features.ood import REFERENCE_FILE, fit_reference
-from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.card import Card
+from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.rundir import RunDir

@@ -27,7 +27,7 @@ from vitft.export.plan import EXPORT_FORMATS, plan_export
 from vitft.export.trained import LabelledImage, TrainedRun, comparison_images, load_trained
 from vitft.models.classifier import load_classifier
 from vitft.models.pretrained.load import load_pretrained
-from vitft.models.timm_model import TimmConfig
+from vitft.models.timm_config import TimmConfig
 from vitft.predict.torch_engine import Predictor
 from vitft.system import imports
 from vitft.system.errors import RunError, UsageError

@@ -20,7 +20,7 @@ from vitft.export.card import markdown_text, write_readme
 from vitft.export.compare import ExportComparison
 from vitft.export.plan import plan_export
 from vitft.export.trained import load_trained, without_paths
-from vitft.models.checkpoint import Provenance
+from vitft.models.card import Provenance
 
 WRITER = "hf_mayWrite"
 

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
+from vitft.models.card import Card
+from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import ResourceError, RunError

@@ -15,7 +15,7 @@ from vitft.export.plan import plan_export
 from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.pretrained.load import load_pretrained
-from vitft.models.timm_model import TimmConfig
+from vitft.models.timm_config import TimmConfig
 from vitft.system.errors import RunError
 
 TRANSFORMS = [

@@ -13,11 +13,13 @@ from tests.training.test_stages import few, outcome, resumed, start, stop_after 
 from vitft.config.sections import TrainSpec
 from vitft.data.transforms import EvalTransform
 from vitft.features.cut import Whole
-from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
+from vitft.models.card import Card
+from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.freeze import freeze_model
 from vitft.models.lora import adapted_layers, add_adapters, merge_adapters
 from vitft.models.pretrained.load import load_pretrained
-from vitft.models.timm_model import TimmConfig, TimmModel
+from vitft.models.timm_config import TimmConfig
+from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError

@@ -4,7 +4,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card, save_checkpoint
-from vitft.models.numpy_vit import NumpyModel, gelu, normalise, open_model
+from vitft.models.card import Card
+from vitft.models.checkpoint import load_checkpoint, save_checkpoint, state_digest
+from vitft.models.checkpoint_file import open_checkpoint
+from vitft.models.numpy_vit import NumpyModel, gelu, normalise
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.numpy_engine import NumpyEngine
@@ -55,7 +57,7 @@ def test_numpy_answers_as_torch_does(settings: dict[str, Any]) -> None:
     views = np.random.default_rng(0).integers(0, 256, (3, 24, 32, 3), np.uint8)
     transform = EvalTransform(image_size=(24, 32), mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
 
-    ours = NumpyModel(asdict(model.config), weights)
+    ours = NumpyModel(model.config, weights)
     features = ours.features(normalise(views, transform))
     logits = ours.classify(features)
 
@@ -90,10 +92,10 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_is_verified_as_torch_verifies_it(saved: Path) -> None:
-    found = open_model(saved)
+    engine = NumpyEngine.open(saved)
 
-    assert found is not None
-    assert found[1].is_whole()
+    assert engine is not None
+    assert engine.digest() == state_digest(engine.opened.card.to_json(), load_checkpoint(saved)[0])
 
 
 @pytest.mark.parametrize("place", [0.3, 0.6, 0.99])
@@ -110,18 +112,20 @@ def test_one_changed_bit_of_the_weights_is_no_answer(saved: Path, place: float) 
         engine.scores(np.zeros((1, 24, 32, 3), np.uint8))
 
 
-def test_every_flip_in_the_header_is_refused_or_left_to_torch(saved: Path) -> None:
+def verify(path: Path) -> None:
+    opened = open_checkpoint(path)
+    opened.check_digest(opened.digest())
+
+
+def test_every_flip_in_the_header_is_refused(saved: Path) -> None:
     whole = saved.read_bytes()
     size = 8 + int.from_bytes(whole[:8], "little")
-    answered = 0
     for place in range(0, size, 7):
         data = bytearray(whole)
         data[place] ^= 1 << (place % 8)
         saved.write_bytes(data)
-        found = open_model(saved)
-        answered += found is not None and found[1].is_whole()
-
-    assert answered == 0
+        with pytest.raises(RunError):
+            verify(saved)
 
 
 @pytest.mark.parametrize(
@@ -135,18 +139,24 @@ def test_every_flip_in_the_header_is_refused_or_left_to_torch(saved: Path) -> No
 )
 def test_what_it_cannot_run_it_leaves_to_torch(tmp_path: Path, change: dict[str, Any]) -> None:
     config = replace(SMALL, patch_size=(16, 16), image_size=(32, 32), **change)
-    card = Card(architecture=config, transform=EvalTransform(), classes=("a",))
-    save_checkpoint(tmp_path / "m.safetensors", {"x": torch.zeros(1)}, card)
+    half = (0.5,) * config.in_channels
+    transform = EvalTransform(image_size=(32, 32), mean=half, std=half)
+    card = Card(
+        architecture=config, transform=transform, classes=tuple("abcde")[: config.num_classes]
+    )
+    save_checkpoint(tmp_path / "m.safetensors", VisionTransformer(config).state_dict(), card)
 
-    assert open_model(tmp_path / "m.safetensors") is None
+    assert NumpyEngine.open(tmp_path / "m.safetensors") is None
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 100, b"\x05\0\0\0\0\0\0\0[1,2]"], ids=str)
-def test_what_is_no_checkpoint_is_left_to_torch(tmp_path: Path, data: bytes) -> None:
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "m.safetensors").write_bytes(data)
 
-    assert open_model(tmp_path / "m.safetensors") is None
-    assert open_model(tmp_path / "missing") is None
+    with pytest.raises(RunError, match="damaged checkpoint"):
+        NumpyEngine.open(tmp_path / "m.safetensors")
+    with pytest.raises(RunError, match="not found"):
+        NumpyEngine.open(tmp_path / "missing")
 
 
 def test_a_few_images_are_answered_without_importing_torch(saved: Path, image_folder: Path) -> None:
@@ -173,9 +183,3 @@ def test_a_few_images_are_answered_without_importing_torch(saved: Path, image_fo
         assert [c["class"] for c in a["classes"]] == [c["class"] for c in b["classes"]]
         shares = [[c["probability"] for c in row["classes"]] for row in (a, b)]
         assert shares[0] == pytest.approx(shares[1], abs=2e-6)  # printed with six decimals
-
-
-def test_no_setting_of_a_model_is_unknown_here() -> None:
-    from vitft.models.numpy_vit import CONFIG_FIELDS
-
-    assert asdict(SMALL).keys() == CONFIG_FIELDS  # else every checkpoint would be left to torch

@@ -13,9 +13,9 @@ from tests.conftest import fill
 from vitft.models.checkpoint import build_model
 from vitft.models.pretrained.adapt import adapt
 from vitft.models.registry import architecture_config, create_model
-from vitft.models.stem import STEMS, StdConv2d, conv_strides, pad_same, stem_stride
+from vitft.models.stem import StdConv2d, pad_same
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
+from vitft.models.vit_config import STEMS, ViTConfig, conv_strides, stem_stride
 from vitft.system.errors import UsageError
 
 

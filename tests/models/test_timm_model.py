@@ -1,6 +1,7 @@
 """timm models behind the interface of vitft's own."""
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,12 +15,15 @@ from tests.training.test_run import run_it
 from vitft.data.transforms import EvalTransform
 from vitft.features.cut import cut_model, run_prefix
 from vitft.metrics.results import Metrics
-from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
+from vitft.models.card import Card
+from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.freeze import freeze_model
 from vitft.models.pretrained.load import load_backbone, load_pretrained
-from vitft.models.timm_model import TimmConfig, TimmModel, config_from_json, require_vit, untrained
+from vitft.models.timm_config import TimmConfig
+from vitft.models.timm_model import TimmModel, require_vit, untrained
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import RunError, UsageError, WeightsError
+from vitft.system.structure import StructureError, structured
 from vitft.training.best import BestWeights
 
 SMALL = TimmConfig(timm="test_resnet", image_size=(32, 32), num_classes=3)
@@ -162,8 +166,8 @@ def test_a_size_that_the_architecture_cannot_have_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["hf-hub:a/b", "local-dir:/x", "", "../x", "Resnet18"])
 def test_a_card_cannot_make_timm_fetch_anything(name: str) -> None:
-    with pytest.raises(UsageError, match="invalid timm model"):
-        config_from_json({"timm": name, "image_size": [8, 8]})
+    with pytest.raises(StructureError, match="invalid timm model"):
+        structured({"timm": name, "image_size": [8, 8]}, TimmConfig)
 
 
 def test_an_architecture_that_this_timm_lacks_is_named() -> None:
@@ -260,3 +264,21 @@ def test_a_run_goes_from_images_to_predictions(
     ]
     assert figures["top1"] == sum(right) / len(right)
     assert isinstance(predictor.model, TimmModel)
+
+
+def test_a_card_that_names_a_giant_of_timm_is_refused_without_building_it() -> None:
+    giant = TimmConfig(timm="vit_giant_patch14_224", image_size=(224, 224), num_classes=3)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    with pytest.raises(RunError, match="do not match the architecture"):
+        build_model({"x": torch.zeros(1)}, giant)
+
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 300 * 1024  # KiB; its weights would take 4 GB
+
+
+def test_a_size_that_timm_cannot_build_is_an_error_of_the_checkpoint() -> None:
+    odd = TimmConfig(timm="test_vit", image_size=(7, 7), sized=True, num_classes=3)
+
+    with pytest.raises(RunError):
+        build_model({"x": torch.zeros(1)}, odd)

@@ -15,10 +15,10 @@ from tests.conftest import random_timm
 from vitft.models.checkpoint import build_model
 from vitft.models.registry import architecture_config, create_model
 from vitft.models.stem import DropPath
-from vitft.models.timm_model import config_from_json
 from vitft.models.vit import Attention, Block, VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
+from vitft.system.structure import structured
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 SMALL_CONFIG = ViTConfig(
@@ -192,7 +192,7 @@ def test_a_card_from_before_a_field_existed_is_still_read() -> None:
     old |= {"depth": 2, "heads": 4, "mlp_ratio": 4.0, "qkv_bias": True, "num_classes": 10}
     old |= {"pre_logits": False, "pool": "cls", "drop_path": 0.0}
 
-    assert config_from_json(old) == SMALL_CONFIG
+    assert structured(old, ViTConfig) == SMALL_CONFIG
 
 
 @pytest.mark.parametrize("stem", [None, (), (3, 4, 9)])
@@ -200,7 +200,7 @@ def test_a_configuration_survives_its_card(stem: tuple[int, ...] | None) -> None
     convs = (8, 16) if stem is None else ()
     config = replace(SMALL_CONFIG, stem=stem, convs=convs, registers=2, norm="post")
 
-    assert config_from_json(json.loads(json.dumps(asdict(config)))) == config
+    assert structured(json.loads(json.dumps(asdict(config))), ViTConfig) == config
 
 
 @torch.no_grad()
@@ -311,14 +311,14 @@ def test_an_unknown_architecture_names_the_nearest(name: str, message: str) -> N
     [
         pytest.param({"image_size": 225}, r"height, 225 pixels.*\n.*multiple of 16", id="size"),
         pytest.param({"image_size": (224, 8)}, "width, 8 pixels", id="too narrow"),
-        pytest.param({"num_classes": -1}, "num_classes -1", id="classes"),
-        pytest.param({"drop_path": 1.0}, "drop_path 1.0", id="drop path"),
+        pytest.param({"num_classes": -1}, "num_classes is -1", id="classes"),
+        pytest.param({"drop_path": 1.0}, "drop_path is 1.0", id="drop path"),
         pytest.param({"pool": "max"}, "pool 'max'", id="pool"),
         pytest.param({"norm": "both"}, "norm 'both'", id="norm"),
-        pytest.param({"registers": -1}, "registers -1", id="registers"),
-        pytest.param({"heads": 0}, "heads 0", id="no heads"),
+        pytest.param({"registers": -1}, "registers is -1", id="registers"),
+        pytest.param({"heads": 0}, "heads is 0", id="no heads"),
         pytest.param({"stem": (2, 2, 2, 2)}, "stride 32", id="stem"),
-        pytest.param({"convs": (8, 1)}, r"convs \(8, 1\)", id="one channel"),
+        pytest.param({"convs": (8, 1)}, "convs is 1", id="one channel"),
         pytest.param({"convs": (8,), "stem": ()}, r"stem \(\), convs \(8,\)", id="two stems"),
         pytest.param({"distilled": True, "pool": "mean"}, "distilled True", id="two heads"),
         pytest.param({"read_blocks": 13}, "cannot read 13 blocks.*depth 12", id="blocks read"),

@@ -17,7 +17,8 @@ from tests.training.test_run import run_it
 from vitft.cli.main import main
 from vitft.data.labelled import find_labelled
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.card import Card
+from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.predict.evaluate import Evaluation, evaluate
 from vitft.system.errors import DataError, RunError

@@ -7,7 +7,7 @@ import torch
 
 from vitft.data.sources import expand
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card
+from vitft.models.card import Card
 from vitft.models.vit import VisionTransformer
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import DataError, RunError

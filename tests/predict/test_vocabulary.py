@@ -18,7 +18,8 @@ from tests.support.serving import serving
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
 from vitft.features.ood import REFERENCE_FILE, fit_reference
-from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.card import Card
+from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.torch_engine import Predictor

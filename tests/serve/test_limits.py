@@ -22,7 +22,8 @@ from tests.support.run_files import HOSTILE
 from tests.support.serving import Client, Reply, answered, form, read_all, serving
 from vitft.cli.main import main
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.card import Card
+from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.serve.access import access_for
 from vitft.serve.limits import SWITCH_SECONDS, ServeLimits

@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.support.serving import Client, serving
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card
+from vitft.models.card import Card
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.postprocess import Postprocess, Scores

@@ -12,8 +12,9 @@ from PIL import Image
 
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card, Provenance, save_checkpoint
-from vitft.models.timm_model import AnyConfig, untrained
+from vitft.models.card import AnyConfig, Card, Provenance
+from vitft.models.checkpoint import save_checkpoint
+from vitft.models.timm_model import untrained
 from vitft.models.vit_config import ViTConfig
 
 TINY = {"image_size": (16, 16), "patch_size": (4, 4), "width": 32, "depth": 2, "heads": 2}

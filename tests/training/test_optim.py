@@ -7,7 +7,8 @@ from torch import nn
 from vitft.config.sections import OptimSpec
 from vitft.features.cut import Whole
 from vitft.models.freeze import freeze_model, frozen_blocks
-from vitft.models.timm_model import TimmConfig, TimmModel
+from vitft.models.timm_config import TimmConfig
+from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import UsageError
 from vitft.training.optim import lr_at, make_optimizer, parameter_groups

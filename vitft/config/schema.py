@@ -13,31 +13,7 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 from vitft.system.errors import UsageError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """Bounds of a number or of each number in a list; infinity and NaN are always rejected."""
-
-    ge: float = -math.inf
-    gt: float = -math.inf
-    le: float = math.inf
-    lt: float = math.inf
-
-    def __contains__(self, value: float) -> bool:
-        return self.ge <= value <= self.le and self.gt < value < self.lt
-
-    def __str__(self) -> str:
-        """Return the bounds in words that follow `a number`: `from 0 to 1`, `of 1 or more`."""
-        if math.isfinite(self.ge) and math.isfinite(self.le):
-            return f"from {self.ge:.9g} to {self.le:.9g}"
-        if math.isfinite(self.ge):
-            end = f"up to but not including {self.lt:.9g}"
-            return (
-                f"from {self.ge:.9g} {end}" if self.lt < math.inf else f"of {self.ge:.9g} or more"
-            )
-        bounds = {"above": self.gt, "at most": self.le, "below": self.lt}
-        return " and ".join(f"{word} {n:.9g}" for word, n in bounds.items() if math.isfinite(n))
+from vitft.system.structure import NO_LIMITS, Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +26,7 @@ class SettingType:
     length: int | None = None
     """Number of items in a list, or 0 for any number; None for a single value."""
     is_optional: bool = False
-    limits: Range = Range()
+    limits: Range = NO_LIMITS
 
     def converted(self, value: Any) -> Any:  # noqa: ANN401
         """Convert a value from TOML or Python to the type of the setting.
@@ -101,7 +77,7 @@ def setting_types(section: type[Any]) -> Mapping[str, SettingType]:
 
 def parse_annotation(hint: Any) -> SettingType:  # noqa: ANN401
     """Return the setting type described by an annotation."""
-    limits = Range()
+    limits = NO_LIMITS
     if typing.get_origin(hint) is Annotated:
         hint, limits = typing.get_args(hint)
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)

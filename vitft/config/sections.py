@@ -5,7 +5,8 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from vitft.config.schema import Range, check_values, invalid, require
+from vitft.config.schema import check_values, invalid, require
+from vitft.system.structure import Range
 
 Fraction = Annotated[float, Range(ge=0, le=1)]
 BelowOne = Annotated[float, Range(ge=0, lt=1)]
@@ -13,6 +14,8 @@ NotNegative = Annotated[float, Range(ge=0)]
 WholeNumber = Annotated[int, Range(ge=0)]
 PositiveInt = Annotated[int, Range(ge=1)]
 Count = Annotated[int, Range(ge=1, le=16384)]
+MAX_IMAGE_SIDE = 4096
+"""Maximum side of a model's input in pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ class WeightsSpec:
     name: str = ""
     """Catalogue name (`vitft weights list`), path of a weight file, or `none` for a new model as
     described by `[model]`."""
-    image_size: Annotated[tuple[int, int] | None, Range(ge=1, le=4096)] = None
+    image_size: Annotated[tuple[int, int] | None, Range(ge=1, le=MAX_IMAGE_SIDE)] = None
     """Height and width in pixels; default: the pretraining size."""
     pre_logits: Literal["keep", "drop"] = "drop"
     """Whether to keep a Linear + Tanh layer before the pretrained head."""

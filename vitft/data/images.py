@@ -20,7 +20,6 @@ import errno
 import io
 import os
 import re
-import stat
 import struct
 import warnings
 import zlib
@@ -49,6 +48,7 @@ from vitft.data.signatures import (
     identify_format,
 )
 from vitft.system.errors import ImageError
+from vitft.system.files import open_regular
 
 MAX_PIXELS = 100_000_000
 TIFF = TiffImagePlugin.TiffImageFile
@@ -136,15 +136,6 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
     except ValueError as error:  # NUL or surrogate in the file name
         raise ImageError(name, "not found") from error
     raise ImageError(name, f"file too large: {size / 1e9:.1f} GB, limit {limit / 1e9:.1f} GB")
-
-
-def open_regular(path: str, flags: int) -> int:
-    """Open a regular file without blocking, even if the path turns out to be a pipe."""
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Decoded:

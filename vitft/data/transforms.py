@@ -10,12 +10,14 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from PIL import Image
 
+from vitft.config.sections import MAX_IMAGE_SIDE
 from vitft.system.errors import UsageError
+from vitft.system.structure import Range, check_ranges
 
 if TYPE_CHECKING:  # must not import torch
     from torch import Tensor
@@ -29,8 +31,10 @@ RESAMPLING: Mapping[str, Image.Resampling] = {
 DEFAULT_MEAN = (0.5, 0.5, 0.5)
 CROP = 0.9
 """Default fraction of the side kept by the centre crop: timm's value for ViTs."""
-MAX_ASPECT = 100
-"""Ratio of the sides above which only the visible part of an image is resized."""
+MAX_ASPECT, MAX_RESIZED_PIXELS = 100, 2**26
+"""Ratio of the sides, and size of the result, above which only the visible part is resized."""
+MAX_RESIZED_SIDE = 8192
+"""Maximum side in pixels of the square that the centre crop is taken from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +42,18 @@ class EvalTransform:
     """Deterministic transform: resize, centre crop, scale to 0..1, normalise.
 
     Resizing and cropping are bit-identical to torchvision's `Resize` + `CenterCrop`, and thus to
-    timm's evaluation transform, for images up to 100 times as long as wide.
+    timm's evaluation transform, for images up to 100 times as long as wide that have no more than
+    67 million pixels after resizing.
     """
 
-    image_size: tuple[int, int] = (224, 224)
+    image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)] = (224, 224)
     """Height and width of the result in pixels."""
-    crop: float = CROP
+    crop: Annotated[float, Range(gt=0, le=1)] = CROP
     """Fraction of the resized image's side that the centre crop keeps, in (0, 1]."""
     interpolation: Interpolation = "bicubic"
-    mean: tuple[float, ...] = DEFAULT_MEAN
+    mean: Annotated[tuple[float, ...], Range(ge=-1000, le=1000)] = DEFAULT_MEAN
     """Mean per channel, subtracted from values in 0..1."""
-    std: tuple[float, ...] = DEFAULT_MEAN
+    std: Annotated[tuple[float, ...], Range(ge=1e-6, le=1e6)] = DEFAULT_MEAN
     """Divisor per channel, applied after subtracting the mean."""
     fit: Fit = "crop"
     """Resizing method: `crop` keeps the aspect ratio and crops; `squash` changes the ratio."""
@@ -58,6 +63,11 @@ class EvalTransform:
             raise UsageError(
                 f"crop is {self.crop}, but must be a fraction of the image side",
                 fix="use a number greater than 0 and at most 1, e.g. 0.9",
+            )
+        if max(self.image_size) / self.crop > MAX_RESIZED_SIDE:
+            raise UsageError(
+                f"a crop of {self.crop:.3g} needs images of more than {MAX_RESIZED_SIDE:,} pixels",
+                fix="use a larger fraction, e.g. 0.9",
             )
         if self.interpolation not in RESAMPLING or self.fit not in ("crop", "squash"):
             raise UsageError(
@@ -73,6 +83,7 @@ class EvalTransform:
                 f"invalid normalisation: mean {self.mean}, std {self.std}",
                 fix="use one mean and one positive standard deviation per channel, e.g. 0.5",
             )
+        check_ranges(self)
 
     @property
     def channels(self) -> int:
@@ -90,7 +101,8 @@ class EvalTransform:
         left, top = round((wide - width) / 2), round((tall - height) / 2)
         box = left, top, left + width, top + height
         aspect = max(wide, tall) / min(wide, tall)
-        if self.fit == "crop" and aspect > MAX_ASPECT:  # 65500 x 1 pixels would take 12 GB
+        is_large = aspect > MAX_ASPECT or wide * tall > MAX_RESIZED_PIXELS
+        if self.fit == "crop" and is_large:  # 65500 x 1 pixels would take 12 GB
             across, down = image.width / wide, image.height / tall
             part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
             return np.array(image.resize((width, height), resample, box=part))

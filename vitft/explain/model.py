@@ -70,9 +70,7 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
     """
     path = find_model(run)
     state, card = load_classifier(path)
-    vit = require_vit(
-        build_model({n: t.float() for n, t in state.items()}, card.architecture), "explain"
-    )
+    vit = require_vit(build_model(state, card.architecture), "explain")
     folder = path.resolve().parent
     return ExplainedModel(
         name=folder.name if path.name == "model.safetensors" else path.stem,

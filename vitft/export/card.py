@@ -17,8 +17,8 @@ from vitft.export.compare import ExportComparison
 from vitft.export.formats.timm import timm_obstacle
 from vitft.export.trained import TrainedRun
 from vitft.metrics.results import RunResults
-from vitft.models.checkpoint import Card
-from vitft.models.timm_model import TimmConfig
+from vitft.models.card import Card
+from vitft.models.timm_config import TimmConfig
 from vitft.system.errors import VitftError
 from vitft.system.files import write_atomically
 from vitft.system.text import count, interval, percent

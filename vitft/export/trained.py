@@ -19,7 +19,8 @@ from torch import Tensor
 from vitft.config.run import read_toml
 from vitft.data.images import open_image, read_bytes
 from vitft.data.split import Manifest, Row
-from vitft.models.checkpoint import Card, build_model
+from vitft.models.card import Card
+from vitft.models.checkpoint import build_model
 from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.timm_model import Model
@@ -56,7 +57,7 @@ def load_trained(run: str | None) -> TrainedRun:
             "the checkpoint contains a backbone without classes",
             fix="fine-tune it first: vitft finetune --data DIR --weights FILE",
         )
-    return TrainedRun(source.parent, {n: t.float() for n, t in state.items()}, without_paths(card))
+    return TrainedRun(source.parent, state, without_paths(card))
 
 
 def without_paths(card: Card) -> Card:

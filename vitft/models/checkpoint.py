@@ -6,68 +6,29 @@ file or the new one. Files written by other tools are read by `vitft.models.pret
 """
 
 import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypedDict, overload
+from typing import overload
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from vitft.data.transforms import EvalTransform
-from vitft.models.timm_model import AnyConfig, Model, TimmConfig, TimmModel, config_from_json
+from vitft.models.card import AnyConfig, Card, parse_card, tensor_mismatch
+from vitft.models.checkpoint_file import TORCH_TYPES, checkpoint_metadata, open_checkpoint
+from vitft.models.shapes import vit_shapes
+from vitft.models.timm_config import TimmConfig
+from vitft.models.timm_model import Model, TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
+from vitft.system.safetensors_file import TensorFacts, read_header
 
-FORMAT_VERSION = "1"
-
-Provenance = TypedDict(
-    "Provenance",
-    {
-        "name": str,  # catalogue name, or file name without suffix
-        "source": str,  # path, or repository and file
-        "revision": str,  # commit of the repository
-        "sha256": str,  # digest of the file
-        "licence": str,
-        "from": str,  # name of the weights that a checkpoint was fine-tuned from
-        "training": str,  # training recipe of bundled weights
-        "data": str,  # training data of bundled weights
-    },
-    total=False,
-)
-"""Origin of pretrained weights."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """Description of a model, stored in the same file as its weights."""
-
-    architecture: AnyConfig
-    transform: EvalTransform
-    """Evaluation transform: the complete description of how to prepare an image for the model."""
-    classes: tuple[str, ...] = ()
-    """Class names in the order of the head's outputs; empty for a backbone without a head."""
-    weights: Provenance = field(default_factory=Provenance)
-    """Origin of the pretrained weights."""
-    pos_embed: str = "as loaded"
-    """Description of how the positions were resampled from the pretrained grid."""
-    split: str = ""
-    """Digest of the split manifest used for training and validation."""
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the card that `save_checkpoint` stored as JSON."""
-        known = {
-            "architecture": config_from_json(fields["architecture"]),
-            "transform": EvalTransform.from_json(fields["transform"]),
-            "classes": tuple(fields["classes"]),
-        }
-        return cls(**{**fields, **known})
+BUILD_ERRORS = (
+    RuntimeError, ValueError, TypeError, AssertionError, KeyError, IndexError, ZeroDivisionError,
+)  # fmt: skip
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
@@ -78,7 +39,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
         RunError: The folder cannot be written.
     """
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-    text = json.dumps(asdict(card), sort_keys=True)
+    text = card.to_json()
     digest = state_digest(text, tensors)
     write_atomically(path, to_safetensors(tensors, metadata=checkpoint_metadata(text, digest)))
     return digest
@@ -89,57 +50,17 @@ def load_checkpoint(
 ) -> tuple[dict[str, Tensor], Card]:
     """Read a checkpoint and verify its digest. The tensors are views of the memory-mapped file.
 
-    `digest` returns the result of `state_digest` if another thread is already computing it
-    (`numpy_vit.MappedFile.digest`).
+    `digest` returns the result of `CheckpointFile.digest` if another thread is already computing
+    it.
 
     Raises:
-        RunError: The file is missing, damaged (the digest does not match) or of a newer format.
+        RunError: The file is missing, damaged (the digest does not match) or of a newer format, or
+            its card is not valid.
     """
-    if not path.is_file():
-        raise RunError(f"checkpoint not found: {path}", fix="check the path of the run directory")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise damaged_checkpoint(path, str(error)) from error
-    if "vitft.card" not in metadata:
-        raise RunError(
-            f"{path} was not written by vitft",
-            fix="use a run directory, or pass the file as --weights to a new run",
-        )
-    if metadata.get("vitft.format") != FORMAT_VERSION:
-        raise RunError(
-            f"{path} has checkpoint format {metadata.get('vitft.format')}, but this version of "
-            f"vitft supports only format {FORMAT_VERSION}",
-            fix="install the version of vitft that wrote the file",
-        )
-    card = metadata["vitft.card"]
-    found = digest() if digest is not None else state_digest(card, tensors)
-    if metadata != checkpoint_metadata(card, found):
-        raise damaged_checkpoint(path, "the sha256 of the contents differs from the recorded one")
-    try:
-        return tensors, Card.from_json(json.loads(card))
-    except (ValueError, TypeError, KeyError, UsageError) as error:
-        raise damaged_checkpoint(path, f"its card is invalid: {error}") from error
-
-
-def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
-    """Return the complete metadata of a checkpoint; comparing all of it detects any change."""
-    return {
-        "format": "pt",
-        "vitft.format": FORMAT_VERSION,
-        "vitft.card": card,
-        "vitft.sha256": digest,
-    }
-
-
-def damaged_checkpoint(path: Path, reason: str) -> RunError:
-    """Return the error for a checkpoint whose content has changed since it was written."""
-    return RunError(
-        f"damaged checkpoint: {path} ({reason})",
-        fix="copy the file again from its original location, or train the model again",
-    )
+    opened = open_checkpoint(path)
+    opened.check_digest(opened.digest() if digest is None else digest())
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in opened.tensors}, opened.card
 
 
 def state_digest(card: str, tensors: Mapping[str, Tensor]) -> str:
@@ -164,48 +85,50 @@ def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
     Raises:
         RunError: The tensors' names or shapes do not match the architecture.
     """
-    if isinstance(config, TimmConfig):
-        return assign_state(TimmModel(config), state)
-    blocks = {name.split(".")[1] for name in state if name.startswith("blocks.")}
-    if len(blocks) != config.depth:  # checked before building a model of untrusted size
-        raise RunError(
-            f"the weights have {len(blocks)} blocks, but the architecture has {config.depth}",
-            fix="copy the file again from its original location: it seems to mix two models",
-        )
-    with torch.device("meta"):
-        return assign_state(VisionTransformer(config), state)
-
-
-def assign_state(model: Model, state: Mapping[str, Tensor]) -> Model:
-    """Return `model` in eval mode with exactly these tensors as its parameters."""
-    if mismatch := state_mismatch(model, state):
+    if isinstance(config, ViTConfig):
+        wanted = vit_shapes(config)
+    else:
+        wanted = facts_of(timm_on_meta(config).state_dict())
+    if mismatch := tensor_mismatch(facts_of(state), wanted):
         raise RunError(
             f"the weights do not match the architecture; {mismatch}",
             fix="copy the file again from its original location: it seems to mix two models",
         )
+    if isinstance(config, ViTConfig):
+        with torch.device("meta"):
+            model: Model = VisionTransformer(config)
+    else:
+        model = TimmModel(config)
     model.load_state_dict(dict(state), strict=True, assign=True)
     return model.eval()
 
 
-def state_mismatch(model: Model, state: Mapping[str, Tensor]) -> str:
-    """Return the first five missing, unexpected and wrongly shaped tensors, or an empty string."""
-    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in state.items()}
-    lists = {
-        "missing": [name for name in wanted if name not in found],
-        "unexpected": [name for name in found if name not in wanted],
-        "wrong shape": [
-            f"{name} {found[name]} instead of {shape}"
-            for name, shape in wanted.items()
-            if found.get(name, shape) != shape
-        ],
+def timm_on_meta(config: TimmConfig) -> TimmModel:
+    """Return a timm model that allocates nothing, however large it is.
+
+    Raises:
+        RunError: timm cannot build it.
+    """
+    try:
+        with torch.device("meta"):
+            return TimmModel(config)
+    except UsageError as error:
+        raise RunError(error.problem, fix=error.fix) from error
+    except BUILD_ERRORS as error:  # of the many architectures of timm
+        raise RunError(
+            f"timm cannot build {config.timm} for {config.image_size[0]}x{config.image_size[1]} "
+            f"pixels: {str(error)[:100]}",
+            fix="update timm to the version that trained the model",
+        ) from error
+
+
+def facts_of(state: Mapping[str, Tensor]) -> dict[str, TensorFacts]:
+    """Return the type, as named in a safetensors header, and the shape of each tensor."""
+    names = {kind: name for name, kind in TORCH_TYPES.items()}
+    return {
+        name: TensorFacts(names.get(str(value.dtype), str(value.dtype)), tuple(value.shape))
+        for name, value in state.items()
     }
-    return "; ".join(f"{kind}: {first_five(names)}" for kind, names in lists.items() if names)
-
-
-def first_five(names: Sequence[str]) -> str:
-    """Return the first five names, separated by commas, and the number of the others."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def holds_timm(path: Path) -> bool:
@@ -213,17 +136,7 @@ def holds_timm(path: Path) -> bool:
     if path.suffix.lower() != ".safetensors":
         return False
     try:
-        with safe_open(path, framework="pt") as file:
-            card = json.loads((file.metadata() or {}).get("vitft.card", "{}"))
-        return "timm" in card.get("architecture", {})
-    except (SafetensorError, OSError, ValueError, AttributeError, TypeError):
+        card = parse_card(read_header(path).metadata.get("vitft.card", ""))
+    except (OSError, ValueError):
         return False  # the error is reported when the file is read
-
-
-def lacks_card(path: Path) -> bool:
-    """Return whether a file is a safetensors file of another tool. Reads only the header."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return "vitft.card" not in (file.metadata() or {})
-    except (SafetensorError, OSError, ValueError):
-        return False  # the error is reported when the file is read
+    return isinstance(card.architecture, TimmConfig)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vitft.models.checkpoint import Card, lacks_card, load_checkpoint
+from vitft.models.card import Card
+from vitft.models.checkpoint import load_checkpoint
+from vitft.models.checkpoint_file import lacks_card
 from vitft.models.pretrained.weights import open_pretrained
 from vitft.system.errors import RunError, WeightsError
 

@@ -10,24 +10,24 @@ Sources: Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929; Hendrycks & 
 1606.08415; the layout of safetensors files, https://github.com/huggingface/safetensors.
 """
 
-import hashlib
-import json
 import math
-import mmap
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitft.data.transforms import EvalTransform
 from vitft.metrics.calibration import softmax
+from vitft.models.card import Card
+from vitft.models.checkpoint_file import CheckpointFile
+from vitft.models.vit_config import ViTConfig
 
 Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 Uint8Array = np.ndarray[Any, np.dtype[np.uint8]]
 
+MAX_GRID_CELLS = 4096
+"""Number of patches above which attention maps would take too much memory."""
 ROWS = 16
 """Number of rows of the hidden layer passed to GELU at once, so that they stay in the CPU cache."""
 TAIL = (
@@ -38,90 +38,31 @@ BEND = 0.28
 """For x >= 0, (1 - Phi(x)) exp(x^2 / 2) is a polynomial in 1 / (1 + BEND x) with the coefficients
 `TAIL`: a least-squares fit to scipy's erfcx; the error of x Phi(x) is below 2e-9."""
 
-CONFIG_FIELDS = {
-    "image_size", "patch_size", "in_channels", "width", "depth", "heads", "mlp_ratio", "qkv_bias",
-    "num_classes", "pre_logits", "pool", "drop_path", "norm", "norm_eps", "layer_scale",
-    "registers", "prefix_positions", "distilled", "stem", "convs", "read_blocks",
-}  # fmt: skip
-NEW_FIELDS = {"convs", "read_blocks"}
-"""Fields that older files do not have."""
-
-
-@dataclass(frozen=True, slots=True)
-class MappedFile:
-    """Memory-mapped safetensors file: metadata, and tensors as views."""
-
-    metadata: Mapping[str, str]
-    tensors: Mapping[str, Float32Array]
-    chunks: tuple[tuple[bytes, memoryview], ...]
-    """Input of the digest after the card: a header line and the bytes of each tensor."""
-
-    def digest(self) -> str:
-        """Return the same digest as `checkpoint.state_digest`. Reads the whole file."""
-        digest = hashlib.sha256(self.metadata["vitft.card"].encode())
-        for line, data in self.chunks:
-            digest.update(line)
-            digest.update(data)
-        return digest.hexdigest()
-
-    def is_whole(self) -> bool:
-        """Return whether the file is unchanged since it was written. Reads the whole file."""
-        known = {"format": "pt", "vitft.format": "1", "vitft.card": self.metadata["vitft.card"]}
-        return self.metadata == known | {"vitft.sha256": self.digest()}
-
-
-def map_file(path: Path) -> MappedFile | None:
-    """Return a memory-mapped checkpoint, or None for any other file (`checkpoint` reports why)."""
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if size > 100_000_000:  # the limit of the safetensors library
-                return None
-            header = json.loads(file.read(size))
-            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[8 + size :]
-            metadata = header.pop("__metadata__")
-            tensors, chunks = {}, []
-            for name in sorted(header):
-                begin, end = header[name]["data_offsets"]
-                shape = tuple(header[name]["shape"])
-                if header[name]["dtype"] != "F32" or end - begin != 4 * math.prod(shape):
-                    return None
-                data = mapped[begin:end]
-                tensors[name] = np.frombuffer(data, np.float32).reshape(shape)
-                chunks.append((f"\n{name} torch.float32 {shape}\n".encode(), data))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    if "vitft.card" not in metadata:
-        return None
-    return MappedFile(metadata, tensors, tuple(chunks))
-
 
 class NumpyModel:
     """A Vision Transformer that needs only NumPy.
 
     Args:
-        settings: The card's `architecture`, which has the fields of `ViTConfig`.
+        config: Architecture, without a stem or convolutions.
         weights: Tensors under timm's names.
         threads: Number of threads for the layers that process tokens independently.
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], weights: Mapping[str, Float32Array], *, threads: int = 1
+        self, config: ViTConfig, weights: Mapping[str, Float32Array], *, threads: int = 1
     ) -> None:
         self.threads = threads
         self.helpers = ThreadPoolExecutor(threads, thread_name_prefix="vitft-tokens")
-        self.settings, self.weights = settings, weights
-        self.width, self.depth = int(settings["width"]), int(settings["depth"])
-        self.heads, self.eps = int(settings["heads"]), float(settings["norm_eps"])
-        self.num_read = 2 if settings["distilled"] else 1
-        self.num_prefix = self.num_read + int(settings["registers"])
-        self.read_blocks = int(settings.get("read_blocks", 1))
+        self.config, self.weights = config, weights
+        self.width, self.depth = config.width, config.depth
+        self.heads, self.eps = config.heads, config.norm_eps
+        self.num_read, self.num_prefix = config.num_read, config.num_prefix
+        self.read_blocks = config.read_blocks
 
     @property
     def feature_size(self) -> int:
         """Number of dimensions of an image's pooled feature."""
-        reads = self.num_read if self.settings["pool"] == "cls" else 1
-        return self.width * (reads + 2 * (self.read_blocks - 1))
+        return self.config.feature_size
 
     def __getitem__(self, name: str) -> Float32Array:
         return self.weights[name]
@@ -130,11 +71,11 @@ class NumpyModel:
         """Return pooled features (B, D) of normalised pixels (B, S, S, channels), channels last."""
         x, earlier = self.embed(pixels), []  # (B, N, D)
         for i in range(self.depth):
-            is_last = i == self.depth - 1 and self.settings["pool"] == "cls"
+            is_last = i == self.depth - 1 and self.config.pool == "cls"
             x = self.block(x, f"blocks.{i}.", self.num_read if is_last else x.shape[1])
             if self.depth - self.read_blocks <= i < self.depth - 1:
                 earlier.append(self.summarise(x))
-        if self.settings["pool"] == "mean":
+        if self.config.pool == "mean":
             return self.norm(x[:, self.num_prefix :].mean(axis=1), "fc_norm.")
         last = self.norm(x, "norm.").reshape(len(x), -1)  # only the class tokens are left
         return np.concatenate([last, *earlier], axis=1) if earlier else last
@@ -154,14 +95,14 @@ class NumpyModel:
         x = patches @ kernel.reshape(len(kernel), -1).T + self["patch_embed.proj.bias"]
         names = [n for n in ("cls_token", "dist_token", "reg_token") if n in self.weights]
         prefix = [np.broadcast_to(self[n], (len(x), *self[n].shape[1:])) for n in names]
-        if self.settings["prefix_positions"]:
+        if self.config.prefix_positions:
             return np.concatenate([*prefix, x], axis=1) + self["pos_embed"]
         return np.concatenate([*prefix, x + self["pos_embed"]], axis=1)
 
     def block(self, x: Float32Array, name: str, rows: int) -> Float32Array:
         """Return the first `rows` tokens after one encoder layer (equations 2 and 3)."""
         kept = x[:, :rows]
-        if self.settings["norm"] == "post":
+        if self.config.norm == "post":
             mixed = self.scaled(self.attention(x, name, rows), f"{name}ls1.")
             kept = self.norm(kept + mixed, f"{name}norm1.")
             return self.norm(
@@ -230,10 +171,10 @@ class NumpyModel:
 
     def classify(self, features: Float32Array) -> Float32Array:
         """Return class scores (logits) from pooled features: (B, D) to (B, C)."""
-        if self.settings["distilled"]:  # mean of two heads, one per class token
+        if self.config.distilled:  # mean of two heads, one per class token
             cls, dist = features[:, : self.width], features[:, self.width :]
             return as_floats((self.linear(cls, "head.") + self.linear(dist, "head_dist.")) / 2)
-        if self.settings["pre_logits"]:
+        if self.config.pre_logits:
             features = np.tanh(self.linear(features, "pre_logits.fc."))
         return self.linear(features, "head.")
 
@@ -266,32 +207,22 @@ def as_floats(x: Any) -> Float32Array:  # noqa: ANN401 - any array of numbers
     return np.asarray(x, np.float32)
 
 
-def numpy_supports(card: Mapping[str, Any]) -> bool:
+def numpy_supports(card: Card) -> bool:
     """Return whether this module supports everything in the card's architecture."""
-    settings = card.get("architecture")
-    if not isinstance(settings, dict) or settings.keys() | NEW_FIELDS != CONFIG_FIELDS:
+    shape = card.architecture
+    if not isinstance(shape, ViTConfig) or shape.stem is not None or shape.convs:
         return False
-    if settings["stem"] is not None or settings.get("convs"):
-        return False
-    has_head = settings["num_classes"] and card.get("classes")
-    return bool(has_head) and settings["in_channels"] in (1, 3)
+    is_small = math.prod(shape.grid) <= MAX_GRID_CELLS  # attention maps are stored
+    return is_small and bool(card.classes) and shape.in_channels in (1, 3)
 
 
-def open_model(
-    path: Path, *, threads: int = 1
-) -> tuple[NumpyModel, MappedFile, Mapping[str, Any]] | None:
-    """Return a checkpoint's model, file and card, or None if only torch can open it.
-
-    The file is not verified here: `MappedFile.is_whole` does so, and can run in parallel.
-    """
-    mapped = map_file(path)
-    if mapped is None:
+def numpy_model(opened: CheckpointFile, *, threads: int = 1) -> NumpyModel | None:
+    """Return the model of a checkpoint, or None if only torch supports it."""
+    shape = opened.card.architecture
+    if not numpy_supports(opened.card) or not isinstance(shape, ViTConfig):
         return None
-    try:
-        card = json.loads(mapped.metadata["vitft.card"])
-        if not numpy_supports(card):
-            return None
-        model = NumpyModel(card["architecture"], mapped.tensors, threads=threads)
-        return model, mapped, card
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+    weights = {
+        name: np.frombuffer(opened.data[name], np.float32).reshape(facts.shape)
+        for name, facts in opened.tensors.items()
+    }
+    return NumpyModel(shape, weights, threads=threads)

@@ -5,9 +5,8 @@ from dataclasses import asdict, replace
 from difflib import get_close_matches
 from typing import Any
 
-from vitft.models.stem import STEMS
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import SIZES, ViTConfig, as_pair
+from vitft.models.vit_config import SIZES, STEMS, ViTConfig, as_pair
 from vitft.system.errors import UsageError
 from vitft.system.text import count
 

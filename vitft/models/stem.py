@@ -15,24 +15,12 @@ google-research/vision_transformer.
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
-    "r_s16_p8": ((), 32),  # called s16, but has a root of stride 4 and patches of 8
-    "r26_s32": ((2, 2, 2, 2), 32),
-    "r50_s16": ((3, 4, 9), 16),
-    "r50_s32": ((3, 4, 6, 3), 32),
-}
-"""Bottlenecks per stage and pixels per token, keyed by the middle part of the model name."""
-
-
-def stem_stride(stages: tuple[int, ...]) -> int:
-    """Return the side length in pixels of one cell of the feature map."""
-    return 4 * 2 ** max(0, len(stages) - 1)
+from vitft.models.vit_config import conv_strides
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
@@ -103,17 +91,6 @@ def build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
         trunk.append(nn.Sequential(OrderedDict(blocks=nn.Sequential(first, *others))))
         inputs = outputs
     return nn.Sequential(OrderedDict(stem=Root(in_channels), stages=trunk))
-
-
-def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, ...]:
-    """Return the strides of the convolutions before the patches.
-
-    The last convolutions have stride 2, as many as there are factors of 2 in the patch side; the
-    others have stride 1.
-    """
-    side = math.gcd(*patch)
-    halvings = min(len(convs), (side & -side).bit_length() - 1)
-    return (1,) * (len(convs) - halvings) + (2,) * halvings
 
 
 def conv_norm(inputs: int, outputs: int, stride: int) -> nn.Sequential:

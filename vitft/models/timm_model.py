@@ -5,47 +5,15 @@ The interface consists of `config` (with `num_classes`, `image_size` and `in_cha
 layers); `forward` is `classify(features(pixels))`. The names in a `state_dict` are timm's.
 """
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 from torch import Tensor, nn
 
+from vitft.models.card import AnyConfig
+from vitft.models.timm_config import TimmConfig
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimmConfig:
-    """Architecture of a `TimmModel`."""
-
-    timm: str
-    """Name of the architecture, without a tag, e.g. `resnet18`."""
-    image_size: tuple[int, int]
-    """Height and width in pixels."""
-    sized: bool = False
-    """Whether `image_size` is passed to timm when the network is built."""
-    num_classes: int = 0
-    """Number of classes; 0 for no head, so that the model returns features."""
-    in_channels: int = 3
-    depth: ClassVar[int] = 0
-    """Number of blocks that can be frozen separately (always 0)."""
-    pre_logits: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        is_name = re.fullmatch(r"[a-z0-9_]{1,100}", self.timm)
-        if not is_name or min(*self.image_size, self.in_channels) < 1:
-            raise UsageError(
-                f"invalid timm model {self.timm!r} with image size {self.image_size}",
-                fix="choose a name from timm.list_models() and a size of at least one pixel",
-            )
-
-    def without_head(self) -> Self:
-        """Return the configuration without a head."""
-        return replace(self, num_classes=0)
 
 
 class TimmModel(nn.Module):
@@ -148,13 +116,6 @@ def rename_from_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: o
 
 
 Model = VisionTransformer | TimmModel
-AnyConfig = ViTConfig | TimmConfig
-
-
-def config_from_json(fields: Mapping[str, Any]) -> AnyConfig:
-    """Return the configuration of either kind of model from JSON fields (tuples are lists)."""
-    pairs: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    return TimmConfig(**pairs) if "timm" in fields else ViTConfig(**pairs)
 
 
 def untrained(config: AnyConfig) -> Model:

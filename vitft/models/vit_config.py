@@ -9,13 +9,16 @@ Touvron et al. 2021 (DeiT), 2012.12877, and Steiner et al. 2021 (AugReg), 2106.1
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
-from vitft.models.stem import conv_strides, stem_stride
+from vitft.config.sections import MAX_IMAGE_SIDE
 from vitft.system.errors import UsageError
+from vitft.system.structure import Range, check_ranges
 
 Pool = Literal["cls", "mean"]
 Norm = Literal["pre", "post"]
+MAX_PATCHES = 16384
+"""Maximum number of patches per image, e.g. 128 x 128."""
 
 
 class NamedSize(NamedTuple):
@@ -36,53 +39,63 @@ SIZES: Mapping[str, NamedSize] = {
 }
 
 
+STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
+    "r_s16_p8": ((), 32),  # called s16, but has a root of stride 4 and patches of 8
+    "r26_s32": ((2, 2, 2, 2), 32),
+    "r50_s16": ((3, 4, 9), 16),
+    "r50_s32": ((3, 4, 6, 3), 32),
+}
+"""Bottlenecks per stage and pixels per token, keyed by the middle part of the model name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViTConfig:
     """Architecture of a VisionTransformer."""
 
-    image_size: tuple[int, int] = (224, 224)
+    image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)] = (224, 224)
     """Height and width in pixels; multiples of the patch size."""
-    patch_size: tuple[int, int] = (16, 16)
+    patch_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)] = (16, 16)
     """Height and width of a patch in image pixels, also in hybrids."""
-    in_channels: int = 3
-    width: int = 768
+    in_channels: Annotated[int, Range(ge=1, le=1024)] = 3
+    width: Annotated[int, Range(ge=1, le=65536)] = 768
     """Number of dimensions of a token, D."""
-    depth: int = 12
+    depth: Annotated[int, Range(ge=1, le=1024)] = 12
     """Number of blocks."""
-    heads: int = 12
-    mlp_ratio: float = 4.0
+    heads: Annotated[int, Range(ge=1, le=65536)] = 12
+    mlp_ratio: Annotated[float, Range(gt=0, le=1024)] = 4.0
     """Width of the hidden layer of the MLP, as a multiple of `width`."""
     qkv_bias: bool = True
-    num_classes: int = 1000
+    num_classes: Annotated[int, Range(ge=0)] = 1000
     """Number of classes; 0 for no head, so that the model returns pooled features."""
     pre_logits: bool = False
     """Whether a Linear + Tanh of `width` units precedes the head, as in the first in21k weights."""
     pool: Pool = "cls"
     """Input of the head: the class token, or the mean of the patch tokens."""
-    drop_path: float = 0.0
+    drop_path: Annotated[float, Range(ge=0, lt=1)] = 0.0
     """Stochastic depth: probability that training skips the last block's branches; lower in earlier
     blocks."""
     norm: Norm = "pre"
     """LayerNorm before each branch, or after each residual sum as in the original Transformer."""
-    norm_eps: float = 1e-6
+    norm_eps: Annotated[float, Range(gt=0, lt=1)] = 1e-6
     """Epsilon of LayerNorm, as in the JAX reference; torch's default would change the outputs."""
-    layer_scale: float = 0.0
+    layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0
     """Initial value of LayerScale's factors (DINOv2); 0 for no LayerScale."""
-    registers: int = 0
+    registers: Annotated[int, Range(ge=0, le=1024)] = 0
     """Number of register tokens (DINOv2)."""
     prefix_positions: bool = True
     """Whether the position table has rows for the prefix tokens."""
     distilled: bool = False
     """Whether there is a distillation token with its own head (DeiT); the logits are averaged."""
-    stem: tuple[int, ...] | None = None
+    stem: Annotated[tuple[int, ...] | None, Range(ge=1, le=1024)] = None
     """Bottlenecks per stage of the ResNet before the patches (hybrids); () for the root alone."""
-    convs: tuple[int, ...] = ()
+    convs: Annotated[tuple[int, ...], Range(ge=2, le=65536)] = ()
     """Output channels of 3x3 convolutions before the patches, used instead of a ResNet."""
-    read_blocks: int = 1
+    read_blocks: Annotated[int, Range(ge=0, le=1024)] = 1
     """Number of last blocks that the head reads. Above 1, it reads the class token and the mean of
     the patch tokens of each block before the last, beside the class token of the last."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         sides = zip(self.image_size, self.patch_size, ("height", "width"), strict=True)
         for side, patch, axis in sides:
             if side < patch or side % patch:
@@ -92,10 +105,15 @@ class ViTConfig:
                     f"{patch} pixels",
                     fix=f"use a multiple of {patch}, e.g. {near}",
                 )
-        positive = (self.in_channels, self.depth, *(n - 1 for n in self.convs))
+        if math.prod(self.grid) > MAX_PATCHES:
+            raise UsageError(
+                f"{self.grid[0]}x{self.grid[1]} patches are more than {MAX_PATCHES:,}",
+                fix="use smaller images or larger patches",
+            )
         both = bool(self.convs) and self.stem is not None
-        fits = self.heads > 0 and not (self.width % self.heads or self.patch_size[0] % self.stride)
-        if not fits or both or min(positive) < 1 or min(self.num_classes, self.registers) < 0:
+        is_short = len(self.stem or ()) <= 4 and len(self.convs) <= 16
+        uneven = self.width % self.heads or any(side % self.stride for side in self.patch_size)
+        if uneven or both or not is_short or int(self.width * self.mlp_ratio) < 1:
             raise UsageError(
                 "invalid or incompatible model settings: "
                 f"num_classes {self.num_classes}, registers {self.registers}, in_channels "
@@ -107,7 +125,7 @@ class ViTConfig:
             )
         known = self.pool in ("cls", "mean") and self.norm in ("pre", "post")
         fits_heads = not self.distilled or (self.pool == "cls" and not self.pre_logits)
-        if not known or not fits_heads or not 0 <= self.drop_path < 1:
+        if not known or not fits_heads:
             raise UsageError(
                 "invalid or incompatible model settings: "
                 f"pool {self.pool!r}, norm {self.norm!r}, drop_path {self.drop_path}, "
@@ -173,3 +191,19 @@ class ViTConfig:
 def as_pair(side: int | tuple[int, int]) -> tuple[int, int]:
     """Return (height, width), given the side of a square or such a pair."""
     return side if isinstance(side, tuple) else (side, side)
+
+
+def stem_stride(stages: tuple[int, ...]) -> int:
+    """Return the side length in pixels of one cell of the feature map."""
+    return 4 * 2 ** max(0, len(stages) - 1)
+
+
+def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, ...]:
+    """Return the strides of the convolutions before the patches.
+
+    The last convolutions have stride 2, as many as there are factors of 2 in the patch side; the
+    others have stride 1.
+    """
+    side = math.gcd(*patch)
+    halvings = min(len(convs), (side & -side).bit_length() - 1)
+    return (1,) * (len(convs) - halvings) + (2,) * halvings

@@ -9,15 +9,14 @@ on two cores of a busy machine took ten times as long).
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
-from vitft.data.transforms import EvalTransform
-from vitft.models.numpy_vit import MappedFile, NumpyModel, map_file, normalise, open_model
+from vitft.models.checkpoint_file import CheckpointFile, lacks_card, open_checkpoint
+from vitft.models.numpy_vit import NumpyModel, normalise, numpy_model
 from vitft.predict.engine import Views, decode_view
 from vitft.predict.postprocess import Scores
-from vitft.system.errors import RunError
 
 T = TypeVar("T")
 
@@ -31,25 +30,24 @@ class NumpyEngine:
 
     batch, in_workers = 1, True
 
-    def __init__(
-        self, path: Path, model: NumpyModel, mapped: MappedFile, card: Mapping[str, Any]
-    ) -> None:
-        self.path, self.model, self.feature_size = path, model, model.feature_size
-        self.transform = EvalTransform.from_json(card["transform"])
-        self.classes: tuple[str, ...] = tuple(card["classes"])
+    def __init__(self, opened: CheckpointFile, model: NumpyModel) -> None:
+        self.opened, self.model, self.feature_size = opened, model, model.feature_size
+        self.transform, self.classes = opened.card.transform, opened.card.classes
         self.workers = min(FEW_IMAGES, MAX_THREADS)
-        self.is_whole = in_background(mapped.is_whole)
+        self.digest = in_background(opened.digest)
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
-        """Open a checkpoint; return None if torch is needed to run it or to report damage."""
-        found = open_model(path, threads=MAX_THREADS)
-        if found is None:
+        """Open a checkpoint; return None if torch is needed to run it.
+
+        Raises:
+            RunError: The checkpoint is damaged or its card is not valid.
+        """
+        if lacks_card(path):
             return None
-        try:
-            return cls(path, *found)
-        except (KeyError, TypeError, ValueError):
-            return None
+        opened = open_checkpoint(path)
+        model = numpy_model(opened, threads=MAX_THREADS)
+        return None if model is None else cls(opened, model)
 
     def running(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -68,19 +66,19 @@ class NumpyEngine:
         """
         features = self.model.features(normalise(views, self.transform))
         scores = Scores(self.model.classify(features), features)
-        if not self.is_whole():
-            raise RunError(
-                f"damaged checkpoint: {self.path} (the sha256 of its contents differs from the "
-                "recorded one)",
-                fix="copy the file again from its original location, or train the model again",
-            )
+        self.opened.check_digest(self.digest())
         return scores
 
 
 def start_digest(path: Path) -> Callable[[], str] | None:
-    """Start computing a checkpoint's digest in a thread; return a function that waits for it."""
-    mapped = map_file(path)
-    return None if mapped is None else in_background(mapped.digest)
+    """Start computing a checkpoint's digest in a thread; return a function that waits for it.
+
+    For a file of another tool, return None.
+
+    Raises:
+        RunError: The checkpoint is damaged or its card is not valid.
+    """
+    return None if lacks_card(path) else in_background(open_checkpoint(path).digest)
 
 
 def in_background(work: Callable[[], T]) -> Callable[[], T]:

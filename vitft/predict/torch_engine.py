@@ -15,7 +15,8 @@ from torch import Tensor
 
 from vitft.data.images import MAX_PIXELS
 from vitft.data.sources import ImageSource
-from vitft.models.checkpoint import Card, build_model
+from vitft.models.card import Card
+from vitft.models.checkpoint import build_model
 from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.timm_model import Model, TimmModel

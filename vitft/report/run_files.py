@@ -138,7 +138,7 @@ def read_run(path: Path) -> Run:
     classes = read_classes(path)
     rows = read_rows(path, classes)
     validation = [row for row in rows if row.split == "val"]
-    card, digest, parameters = read_card(RunDir(path).model)
+    card, digest, parameters = read_model_facts(RunDir(path).model)
     audit = read_object(path / "audit.json")
     return Run(
         path=path,
@@ -189,7 +189,7 @@ def read_log(path: Path) -> tuple[JsonObject, ...]:
     return tuple(objects)
 
 
-def read_card(path: Path) -> tuple[JsonObject, str, int]:
+def read_model_facts(path: Path) -> tuple[JsonObject, str, int]:
     """Return the card, digest and parameter count of a checkpoint without reading its tensors.
 
     The digest is not verified here, but by `vitft predict` whenever it loads the file.

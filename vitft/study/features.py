@@ -24,7 +24,8 @@ from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.load import load_backbone
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.timm_weights import complete_entry, timm_transform
-from vitft.models.timm_model import Model, TimmConfig, untrained
+from vitft.models.timm_config import TimmConfig
+from vitft.models.timm_model import Model, untrained
 from vitft.study.plan import FeatureSource
 from vitft.system import console
 from vitft.system.device import describe_device, pick_device, pick_precision

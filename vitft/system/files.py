@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,28 @@ def resource(name: str) -> Path:
     """
     packed = PACKAGE / name
     return packed if packed.exists() else PACKAGE.parent / name
+
+
+def open_regular(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a regular file without blocking, even if the path turns out to be a pipe."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EISDIR, "not a regular file")
+
+
+def read_regular(path: Path, *, limit: int) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes.
+
+    Raises:
+        OSError: The file is missing, not regular or too large, or cannot be read.
+    """
+    with open(path, "rb", opener=open_regular) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise OSError(errno.EFBIG, f"{size:,} bytes are more than {limit:,}")
+        return file.read(limit)
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

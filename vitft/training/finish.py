@@ -15,7 +15,8 @@ from vitft.data.split import Manifest
 from vitft.metrics.calibration import calibrate_temperature
 from vitft.metrics.classification import calibrated_metrics, classification_metrics
 from vitft.metrics.results import RunResults
-from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.card import Card
+from vitft.models.checkpoint import save_checkpoint
 from vitft.models.lora import write_adapter
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model

@@ -12,7 +12,8 @@ from torch import Tensor
 from tests.models.pretrained.test_flavours import CONFIG, random_weights, write_timm_config
 from vitft import load_pretrained
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Card, save_checkpoint
+from vitft.models.card import Card
+from vitft.models.checkpoint import save_checkpoint
 from vitft.system.errors import UsageError, WeightsError
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitft.data.transforms import EvalTransform
 from vitft.export.trained import TrainedRun
-from vitft.models.checkpoint import Card
+from vitft.models.card import Card
 
 NumericArray = np.ndarray[Any, np.dtype[Any]]
 

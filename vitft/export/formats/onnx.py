@@ -19,7 +19,7 @@ from vitft.export.formats.graph import (
 )
 from vitft.export.formats.onnx_resize import add_resize, resize_obstacle, rgb_bytes
 from vitft.export.trained import TrainedRun
-from vitft.models.checkpoint import Card
+from vitft.models.card import Card
 from vitft.models.find import ONNX_FILE
 from vitft.system.errors import RunError
 from vitft.system.files import writing

@@ -16,7 +16,7 @@ import numpy as np
 from vitft.data.transforms import EvalTransform
 from vitft.export.formats.base import NumericArray
 from vitft.export.trained import LabelledImage
-from vitft.models.checkpoint import Card
+from vitft.models.card import Card
 from vitft.system.errors import RunError
 
 RESIZE_INPUT, RESIZE_OUTPUT = "image", "view"

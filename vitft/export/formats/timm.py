@@ -18,8 +18,10 @@ from vitft.export.formats.base import (
     open_module,
 )
 from vitft.export.trained import TrainedRun
-from vitft.models.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
-from vitft.models.timm_model import TimmConfig, TimmModel
+from vitft.models.card import Card
+from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
+from vitft.models.timm_config import TimmConfig
+from vitft.models.timm_model import TimmModel
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.files import write_json
 from vitft.system.rundir import MODEL

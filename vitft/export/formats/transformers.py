@@ -19,8 +19,8 @@ from torch import Tensor
 from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupported, module_logits
 from vitft.export.formats.timm import timm_preprocessing
 from vitft.export.trained import TrainedRun
-from vitft.models.checkpoint import Card
-from vitft.models.timm_model import TimmConfig
+from vitft.models.card import Card
+from vitft.models.timm_config import TimmConfig
 from vitft.models.vit_config import ViTConfig
 from vitft.system.files import write_atomically, write_json
 from vitft.system.rundir import MODEL

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.models.pretrained.infer import square
-from vitft.models.stem import conv_strides
-from vitft.models.vit_config import ViTConfig, as_pair
+from vitft.models.vit_config import ViTConfig, as_pair, conv_strides
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.text import count
 

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vitft.models.checkpoint import first_five
+from vitft.models.card import first_five
 from vitft.system.errors import WeightsError
 
 Flavour = Literal["timm", "hf", "npz", "vitft"]

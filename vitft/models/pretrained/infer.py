@@ -7,14 +7,13 @@ import math
 import re
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from vitft.models.checkpoint import state_mismatch
+from vitft.models.card import tensor_mismatch
+from vitft.models.checkpoint import facts_of
 from vitft.models.pretrained.sidecar import SidecarFacts
-from vitft.models.stem import stem_stride
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import SIZES, ViTConfig
+from vitft.models.shapes import vit_shapes
+from vitft.models.vit_config import SIZES, ViTConfig, stem_stride
 from vitft.system.errors import UsageError, WeightsError
 
 
@@ -164,9 +163,7 @@ def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
     Raises:
         WeightsError: Tensors are missing, unexpected or of the wrong shape. The message lists them.
     """
-    with torch.device("meta"):
-        mismatch = state_mismatch(VisionTransformer(config), tensors)
-    if mismatch:
+    if mismatch := tensor_mismatch(facts_of(tensors), vit_shapes(config)):
         cause = (
             "incomplete or edited" if mismatch.startswith("missing") else "a mixture of two models"
         )

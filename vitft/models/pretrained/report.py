@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitft.data.transforms import EvalTransform
-from vitft.models.checkpoint import Provenance
+from vitft.models.card import Provenance
 from vitft.models.pretrained.adapt import PosEmbed, adapt, target_config
 from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
 from vitft.models.registry import describe_vit

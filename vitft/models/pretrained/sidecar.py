@@ -14,7 +14,7 @@ from typing import Any, cast
 from vitft.data.transforms import RESAMPLING, Fit
 from vitft.system.errors import WeightsError
 
-MAX_IMAGE_SIDE = 16384
+MAX_STATED_SIDE = 16384
 PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Mapping from Pillow's filter numbers, which transformers writes, to names."""
 
@@ -89,8 +89,8 @@ class JsonTable:
         if value is None:
             return None
         sides = list(value[-2:]) if isinstance(value, list) else [value, value]
-        if len(sides) != 2 or not all(type(s) is int and 0 < s <= MAX_IMAGE_SIDE for s in sides):
-            raise self.wrong(key, f"a size of 1 to {MAX_IMAGE_SIDE} pixels")
+        if len(sides) != 2 or not all(type(s) is int and 0 < s <= MAX_STATED_SIDE for s in sides):
+            raise self.wrong(key, f"a size of 1 to {MAX_STATED_SIDE} pixels")
         return sides[0], sides[1]
 
 
@@ -193,12 +193,12 @@ def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
     }
     size = processor.values.get("size")
     if isinstance(size, dict) and "shortest_edge" in size and "crop_size" in processor.values:
-        shortest = processor.table("size").whole("shortest_edge", MAX_IMAGE_SIDE)
+        shortest = processor.table("size").whole("shortest_edge", MAX_STATED_SIDE)
         is_table = isinstance(processor.values["crop_size"], dict)
         cut, key = (
             (processor.table("crop_size"), "height") if is_table else (processor, "crop_size")
         )
-        side = cut.whole(key, MAX_IMAGE_SIDE)
+        side = cut.whole(key, MAX_STATED_SIDE)
         if shortest and side and side <= shortest:
             fields |= {"fit": "crop", "crop": side / shortest}
     return fields

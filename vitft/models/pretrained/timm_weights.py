@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from vitft.data.transforms import RESAMPLING, EvalTransform, Interpolation
-from vitft.models.checkpoint import Provenance, build_model, load_checkpoint
+from vitft.models.card import Provenance
+from vitft.models.checkpoint import build_model, load_checkpoint
 from vitft.models.pretrained.adapt import Sides, Statistics, check_statistics
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.pretrained.weights import provenance_of
 from vitft.models.registry import format_size
-from vitft.models.timm_model import TimmConfig, TimmModel
+from vitft.models.timm_config import TimmConfig
+from vitft.models.timm_model import TimmModel
 from vitft.models.vit_config import as_pair
 from vitft.system.errors import RunError, UsageError, WeightsError
 

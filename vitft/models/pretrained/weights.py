@@ -12,7 +12,8 @@ from typing import cast
 from torch import Tensor
 
 from vitft.data.transforms import CROP, EvalTransform, Interpolation
-from vitft.models.checkpoint import Provenance, load_checkpoint
+from vitft.models.card import Provenance
+from vitft.models.checkpoint import load_checkpoint
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.convert import Flavour, convert
 from vitft.models.pretrained.fetch import Fetched, fetch

@@ -1,0 +1,80 @@
+"""Files as an attacker would write them: valid digests and checksums around wrong content."""
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from vitft.models.checkpoint_file import checkpoint_metadata, content_digest
+from vitft.models.shapes import vit_shapes
+from vitft.models.vit_config import ViTConfig
+from vitft.system.safetensors_file import TensorFacts
+
+SMALL = ViTConfig(
+    image_size=(16, 16), patch_size=(8, 8), width=8, depth=1, heads=2, mlp_ratio=1.0, num_classes=3
+)
+CARD: Mapping[str, Any] = {
+    "architecture": {
+        "image_size": [16, 16], "patch_size": [8, 8], "in_channels": 3, "width": 8, "depth": 1,
+        "heads": 2, "mlp_ratio": 1.0, "qkv_bias": True, "num_classes": 3, "pre_logits": False,
+        "pool": "cls", "drop_path": 0.0, "norm": "pre", "norm_eps": 1e-6, "layer_scale": 0.0,
+        "registers": 0, "prefix_positions": True, "distilled": False, "stem": None, "convs": [],
+    },
+    "transform": {
+        "image_size": [16, 16], "crop": 0.9, "interpolation": "bicubic",
+        "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "fit": "crop",
+    },
+    "classes": ["cat", "dog", "owl"],
+    "weights": {"name": "tiny"},
+    "pos_embed": "as loaded",
+    "split": "",
+}  # fmt: skip
+"""Card of `SMALL`, as `Card.to_json` writes it."""
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def small_weights(config: ViTConfig = SMALL) -> Arrays:
+    """Return random weights for a configuration."""
+    random = np.random.default_rng(0)
+    return {
+        name: random.normal(0, 0.2, facts.shape).astype(np.float32)
+        for name, facts in vit_shapes(config).items()
+    }
+
+
+def write_checkpoint(path: Path, card: str, weights: Arrays) -> Path:
+    """Write a checkpoint with any card and tensors, and a digest that matches them."""
+    names = {"float32": "F32", "float16": "F16", "float64": "F64", "int64": "I64", "bool": "BOOL"}
+    arrays = {name: np.ascontiguousarray(weights[name]) for name in sorted(weights)}
+    facts = {n: TensorFacts(names[str(a.dtype)], a.shape) for n, a in arrays.items()}
+    data = {n: memoryview(a.tobytes()) for n, a in arrays.items()}
+    digest = content_digest(card, facts, data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(save(arrays, metadata=checkpoint_metadata(card, digest)))
+    return path
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> str:
+    """Return `CARD` as JSON after a change in place."""
+    card = copy.deepcopy(dict(CARD))
+    change(card)
+    return json.dumps(card)
+
+
+def setting(place: str, value: object) -> str:
+    """Return `CARD` as JSON with another value at a dotted place, or without it if `...`."""
+
+    def change(card: dict[str, Any]) -> None:
+        *parents, last = place.split(".")
+        for name in parents:
+            card = card[name]
+        card.pop(last, None)
+        if value is not ...:
+            card[last] = value
+
+    return changed(change)

@@ -1,0 +1,147 @@
+"""The card of a checkpoint: description of a model, stored in the same file as its weights.
+
+A card may come from a stranger, with a valid digest. `read_card` is the only way to read one: it
+checks every type, range and name, and that the tensors of the file are those of the architecture,
+before anything is built or computed. Does not import torch.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TypedDict
+
+from vitft.data.transforms import EvalTransform
+from vitft.models.shapes import vit_shapes
+from vitft.models.timm_config import TimmConfig
+from vitft.models.vit_config import ViTConfig
+from vitft.system.safetensors_file import TensorFacts
+from vitft.system.structure import StructureError, parse_json, structured
+
+AnyConfig = ViTConfig | TimmConfig
+MAX_CARD_CHARACTERS = 16 * 2**20
+
+Provenance = TypedDict(
+    "Provenance",
+    {
+        "name": str,  # catalogue name, or file name without suffix
+        "source": str,  # path, or repository and file
+        "revision": str,  # commit of the repository
+        "sha256": str,  # digest of the file
+        "licence": str,
+        "from": str,  # name of the weights that a checkpoint was fine-tuned from
+        "training": str,  # training recipe of bundled weights
+        "data": str,  # training data of bundled weights
+    },
+    total=False,
+)
+"""Origin of pretrained weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """Description of a model, stored in the same file as its weights."""
+
+    architecture: AnyConfig
+    transform: EvalTransform
+    """Evaluation transform: the complete description of how to prepare an image for the model."""
+    classes: tuple[str, ...] = ()
+    """Class names in the order of the head's outputs; empty for a backbone without a head."""
+    weights: Provenance = field(default_factory=Provenance)
+    """Origin of the pretrained weights."""
+    pos_embed: str = "as loaded"
+    """Description of how the positions were resampled from the pretrained grid."""
+    split: str = ""
+    """Digest of the split manifest used for training and validation."""
+
+    def to_json(self) -> str:
+        """Return the card as JSON, which `parse_card` reads."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
+    """Return the card with this JSON text, checked alone and against the tensors beside it.
+
+    Raises:
+        ValueError: The card is not valid, or the tensors do not match it.
+    """
+    card = parse_card(text)
+    check_card(card)
+    if isinstance(card.architecture, ViTConfig):  # timm's own shapes are known once it is imported
+        check_shapes(tensors, vit_shapes(card.architecture))
+    return card
+
+
+def parse_card(text: str) -> Card:
+    """Return the card with this JSON text; every value has the type and range of its field.
+
+    Raises:
+        ValueError: The text is not JSON, or a value has the wrong type or is out of range.
+    """
+    if len(text) > MAX_CARD_CHARACTERS:
+        raise StructureError(f"it has {len(text):,} characters")
+    fields = parse_json(text)
+    if not isinstance(fields, dict) or not isinstance(fields.get("architecture"), dict):
+        raise StructureError("architecture is missing")
+    kind: type[AnyConfig] = TimmConfig if "timm" in fields["architecture"] else ViTConfig
+    architecture = structured(fields["architecture"], kind, "architecture")
+    return structured({**fields, "architecture": architecture}, Card)
+
+
+def check_card(card: Card) -> None:
+    """Check that the parts of a card agree with each other.
+
+    Raises:
+        StructureError: They contradict each other, or a class is named twice or not at all.
+    """
+    shape, transform, classes = card.architecture, card.transform, card.classes
+    if transform.image_size != shape.image_size:
+        raise StructureError(
+            f"transform.image_size is {transform.image_size}, but architecture.image_size is "
+            f"{shape.image_size}"
+        )
+    if transform.channels != shape.in_channels or shape.in_channels > 3:
+        raise StructureError(
+            f"the transform has {transform.channels} channels, but the architecture has "
+            f"{shape.in_channels}; images have up to 3"
+        )
+    if classes and len(classes) != shape.num_classes:
+        raise StructureError(
+            f"it names {len(classes):,} classes, but the head has {shape.num_classes:,} outputs"
+        )
+    if len({*classes}) != len(classes) or "" in classes:
+        raise StructureError("a class is named twice, or has an empty name")
+
+
+def check_shapes(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> None:
+    """Check that tensors have exactly the wanted names, types and shapes.
+
+    Raises:
+        StructureError: They do not. The message lists the first five of each kind of difference.
+    """
+    if mismatch := tensor_mismatch(found, wanted):
+        raise StructureError(f"the tensors do not match the architecture; {mismatch}")
+
+
+def tensor_mismatch(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> str:
+    """Return the missing, unexpected and different tensors as text, or an empty string."""
+    lists = {
+        "missing": [name for name in wanted if name not in found],
+        "unexpected": [name for name in found if name not in wanted],
+        "wrong shape": [
+            f"{name} {found[name].shape} instead of {facts.shape}"
+            for name, facts in wanted.items()
+            if name in found and found[name].shape != facts.shape
+        ],
+        "wrong type": [
+            f"{name} {found[name].dtype} instead of {facts.dtype}"
+            for name, facts in wanted.items()
+            if name in found and found[name].dtype != facts.dtype
+        ],
+    }
+    return "; ".join(f"{kind}: {first_five(names)}" for kind, names in lists.items() if names)
+
+
+def first_five(names: Sequence[str]) -> str:
+    """Return the first five names, separated by commas, and the number of the others."""
+    shown = ", ".join(name[:100] for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,137 @@
+"""Checkpoint files: the card, verified against the tensors, and the tensors' bytes.
+
+Both engines open a checkpoint with `open_checkpoint`, so both accept the same files. Does not
+import torch.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitft.models.card import Card, read_card
+from vitft.system.errors import RunError
+from vitft.system.safetensors_file import TensorFacts, map_tensors, read_header
+
+FORMAT_VERSION = "1"
+TORCH_TYPES: Mapping[str, str] = {
+    "F64": "torch.float64",
+    "F32": "torch.float32",
+    "F16": "torch.float16",
+    "BF16": "torch.bfloat16",
+    "I64": "torch.int64",
+    "I32": "torch.int32",
+    "I16": "torch.int16",
+    "I8": "torch.int8",
+    "U8": "torch.uint8",
+    "BOOL": "torch.bool",
+}
+"""Types of tensors in a checkpoint, with the names that enter the digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """A checkpoint whose card is valid and whose tensors match it; the digest is not verified."""
+
+    path: Path
+    card: Card
+    metadata: Mapping[str, str]
+    tensors: Mapping[str, TensorFacts]
+    """Type and shape of each tensor, sorted by name."""
+    data: Mapping[str, memoryview]
+    """Bytes of each tensor in the memory-mapped file."""
+
+    def digest(self) -> str:
+        """Return the digest of card and tensors (`checkpoint.state_digest`). Reads the file."""
+        return content_digest(self.metadata["vitft.card"], self.tensors, self.data)
+
+    def check_digest(self, digest: str) -> None:
+        """Compare the digest of the contents with the recorded one.
+
+        Raises:
+            RunError: They differ.
+        """
+        if self.metadata != checkpoint_metadata(self.metadata["vitft.card"], digest):
+            raise changed_checkpoint(self.path)
+
+
+def open_checkpoint(path: Path) -> CheckpointFile:
+    """Map a checkpoint into memory and check its card; the tensors are not read.
+
+    Raises:
+        RunError: The file is missing, damaged or of a newer format, or its card is invalid.
+    """
+    if not path.is_file():
+        raise RunError(f"checkpoint not found: {path}", fix="check the path of the run directory")
+    try:
+        header = read_header(path)
+        data = map_tensors(path, header)
+    except (OSError, ValueError) as error:
+        raise damaged_checkpoint(path, str(error)) from error
+    metadata, tensors = header.metadata, {name: header.tensors[name] for name in data}
+    if "vitft.card" not in metadata:
+        raise RunError(
+            f"{path} was not written by vitft",
+            fix="use a run directory, or pass the file as --weights to a new run",
+        )
+    if metadata.get("vitft.format") != FORMAT_VERSION:
+        raise RunError(
+            f"{path} has checkpoint format {str(metadata.get('vitft.format'))[:20]}, but this "
+            f"version of vitft supports only format {FORMAT_VERSION}",
+            fix="install the version of vitft that wrote the file",
+        )
+    try:
+        unknown = next((name for name, t in tensors.items() if t.dtype not in TORCH_TYPES), None)
+        if unknown is not None:
+            raise ValueError(f"tensor {unknown[:100]} has the type {tensors[unknown].dtype}")
+        card = read_card(metadata["vitft.card"], tensors)
+    except ValueError as error:
+        digest = content_digest(metadata["vitft.card"], tensors, data)
+        if metadata != checkpoint_metadata(metadata["vitft.card"], digest):
+            raise changed_checkpoint(path) from error
+        raise damaged_checkpoint(path, f"its card is invalid: {error}") from error
+    return CheckpointFile(path, card, metadata, tensors, data)
+
+
+def lacks_card(path: Path) -> bool:
+    """Return whether a file is a safetensors file of another tool. Reads only the header."""
+    try:
+        return "vitft.card" not in read_header(path).metadata
+    except (OSError, ValueError):
+        return False  # the error is reported when the file is read
+
+
+def content_digest(
+    card: str, tensors: Mapping[str, TensorFacts], data: Mapping[str, memoryview]
+) -> str:
+    """Return the sha256 of the card and of the name, type, shape and bytes of each tensor."""
+    digest = hashlib.sha256(card.encode())
+    for name, facts in tensors.items():
+        kind = TORCH_TYPES.get(facts.dtype, facts.dtype)
+        digest.update(f"\n{name} {kind} {facts.shape}\n".encode())
+        digest.update(data[name])
+    return digest.hexdigest()
+
+
+def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
+    """Return the complete metadata of a checkpoint; comparing all of it detects any change."""
+    return {
+        "format": "pt",
+        "vitft.format": FORMAT_VERSION,
+        "vitft.card": card,
+        "vitft.sha256": digest,
+    }
+
+
+def changed_checkpoint(path: Path) -> RunError:
+    """Return the error for a checkpoint whose contents do not have the recorded digest."""
+    reason = "the sha256 of the contents differs from the recorded one"
+    return damaged_checkpoint(path, reason)
+
+
+def damaged_checkpoint(path: Path, reason: str) -> RunError:
+    """Return the error for a checkpoint that cannot be used."""
+    return RunError(
+        f"damaged checkpoint: {path} ({reason})",
+        fix="copy the file again from its original location, or train the model again",
+    )

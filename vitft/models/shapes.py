@@ -1,0 +1,111 @@
+"""Names and shapes of the tensors of a Vision Transformer, derived from its configuration.
+
+They are those of `vit.VisionTransformer(config).state_dict()`, without torch and without allocating
+anything, so that a file can be checked before a model is built.
+
+Notation: D width, C classes.
+"""
+
+import math
+from collections.abc import Iterator
+
+from vitft.models.vit_config import ViTConfig
+from vitft.system.safetensors_file import TensorFacts
+
+Shape = tuple[int, ...]
+
+
+def vit_shapes(config: ViTConfig) -> dict[str, TensorFacts]:
+    """Return the type and shape of each tensor of a Vision Transformer."""
+    return {name: TensorFacts("F32", shape) for name, shape in named_shapes(config)}
+
+
+def named_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
+    """Yield the name and shape of each tensor."""
+    width = config.width
+    rows = config.num_prefix if config.prefix_positions else 0
+    yield "cls_token", (1, 1, width)
+    if config.distilled:
+        yield "dist_token", (1, 1, width)
+    if config.registers:
+        yield "reg_token", (1, config.registers, width)
+    yield "pos_embed", (1, rows + math.prod(config.grid), width)
+    yield from patch_shapes(config)
+    for i in range(config.depth):
+        yield from block_shapes(config, f"blocks.{i}")
+    yield from norm("norm" if config.pool == "cls" else "fc_norm", width)
+    if config.pre_logits:
+        yield from linear("pre_logits.fc", width, width)
+    if config.num_classes:
+        inputs = config.feature_size if config.read_blocks > 1 else width
+        yield from linear("head", inputs, config.num_classes)
+        if config.read_blocks > 1:
+            yield from linear("last_head", width, config.num_classes)
+        if config.distilled:
+            yield from linear("head_dist", width, config.num_classes)
+
+
+def block_shapes(config: ViTConfig, name: str) -> Iterator[tuple[str, Shape]]:
+    """Yield the tensors of one encoder layer."""
+    width, hidden = config.width, int(config.width * config.mlp_ratio)
+    yield from norm(f"{name}.norm1", width)
+    yield from linear(f"{name}.attn.qkv", width, 3 * width, bias=config.qkv_bias)
+    yield from linear(f"{name}.attn.proj", width, width)
+    yield from norm(f"{name}.norm2", width)
+    yield from linear(f"{name}.mlp.fc1", width, hidden)
+    yield from linear(f"{name}.mlp.fc2", hidden, width)
+    if config.layer_scale:
+        yield f"{name}.ls1.gamma", (width,)
+        yield f"{name}.ls2.gamma", (width,)
+
+
+def patch_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
+    """Yield the tensors between pixels and tokens."""
+    channels, place = config.in_channels, "patch_embed.backbone"
+    if config.stem is not None:
+        root = f"{place}.stem" if config.stem else place
+        yield f"{root}.conv.weight", (64, channels, 7, 7)
+        yield from norm(f"{root}.norm", 64)
+        channels = 64
+        for i, depth in enumerate(config.stem):
+            for j in range(depth):
+                unit = f"{place}.stages.{i}.blocks.{j}"
+                yield from bottleneck_shapes(unit, channels, 256 * 2**i, is_first=j == 0)
+                channels = 256 * 2**i
+    for i, outputs in enumerate(config.convs):
+        yield f"{place}.{i}.conv.weight", (outputs, channels, 3, 3)
+        yield from norm(f"{place}.{i}.norm", outputs)
+        channels = outputs
+    kernel = (side // config.stride for side in config.patch_size)
+    yield "patch_embed.proj.weight", (config.width, channels, *kernel)
+    yield "patch_embed.proj.bias", (config.width,)
+
+
+def bottleneck_shapes(
+    name: str, inputs: int, outputs: int, *, is_first: bool
+) -> Iterator[tuple[str, Shape]]:
+    """Yield the tensors of one residual block of a ResNet."""
+    inner = outputs // 4
+    kernels = {"conv1": (inner, inputs, 1, 1), "conv2": (inner, inner, 3, 3)}
+    kernels["conv3"] = (outputs, inner, 1, 1)
+    for number, (conv, shape) in enumerate(kernels.items(), start=1):
+        yield f"{name}.{conv}.weight", shape
+        yield from norm(f"{name}.norm{number}", shape[0])
+    if is_first:
+        yield f"{name}.downsample.conv.weight", (outputs, inputs, 1, 1)
+        yield from norm(f"{name}.downsample.norm", outputs)
+
+
+def linear(
+    name: str, inputs: int, outputs: int, *, bias: bool = True
+) -> Iterator[tuple[str, Shape]]:
+    """Yield the tensors of a linear layer."""
+    yield f"{name}.weight", (outputs, inputs)
+    if bias:
+        yield f"{name}.bias", (outputs,)
+
+
+def norm(name: str, size: int) -> Iterator[tuple[str, Shape]]:
+    """Yield the tensors of a normalisation layer."""
+    yield f"{name}.weight", (size,)
+    yield f"{name}.bias", (size,)

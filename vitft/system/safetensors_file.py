@@ -1,0 +1,98 @@
+"""Safetensors files: a checked header, and the bytes of each tensor as views of the mapped file.
+
+The safetensors library validates the header (offsets, sizes, no gaps); this module refuses what
+remains possible: duplicate names, huge headers, and files that are not regular. Does not import
+torch.
+
+Source: the layout of safetensors files, https://github.com/huggingface/safetensors.
+"""
+
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from vitft.system.files import open_regular
+from vitft.system.structure import is_encodable, parse_json
+
+MAX_HEADER_BYTES = 32 * 2**20
+MAX_TENSORS = 50_000
+
+
+class TensorFacts(NamedTuple):
+    """Type, as named in the header of a safetensors file, and shape of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class TensorEntry(NamedTuple):
+    """Facts about a tensor, and the place of its bytes after the header."""
+
+    facts: TensorFacts
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsHeader:
+    """The header of a safetensors file."""
+
+    metadata: Mapping[str, str]
+    entries: Mapping[str, TensorEntry]
+    size: int
+    """Number of bytes before the tensors."""
+
+    @property
+    def tensors(self) -> dict[str, TensorFacts]:
+        """Type and shape of each tensor."""
+        return {name: entry.facts for name, entry in self.entries.items()}
+
+
+def read_header(path: Path) -> SafetensorsHeader:
+    """Return the header of a safetensors file, without reading its tensors.
+
+    Raises:
+        OSError: The file cannot be read or is not a regular file.
+        ValueError: The header is damaged, or unreasonably large.
+    """
+    from safetensors import SafetensorError, safe_open  # its `torch` part is not imported
+
+    with open(path, "rb", opener=open_regular) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > MAX_HEADER_BYTES:
+            raise ValueError("its header is too long")
+        text = file.read(length)
+    if text.count(b'"data_offsets"') > MAX_TENSORS:
+        raise ValueError("it has too many tensors")
+    try:
+        with safe_open(path, framework="np"):  # checks everything but duplicates
+            pass
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    fields = parse_json(text)
+    metadata = fields.pop("__metadata__", None) or {}
+    entries = {
+        name: TensorEntry(
+            TensorFacts(facts["dtype"], tuple(facts["shape"])), *facts["data_offsets"]
+        )
+        for name, facts in fields.items()
+    }
+    if not all(map(is_encodable, (*entries, *metadata, *metadata.values()))):
+        raise ValueError("its header is not UTF-8")
+    return SafetensorsHeader(metadata, entries, 8 + length)
+
+
+def map_tensors(path: Path, header: SafetensorsHeader) -> dict[str, memoryview]:
+    """Return the bytes of each tensor, as views of the memory-mapped file, in the order of names.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file has become shorter.
+    """
+    with open(path, "rb", opener=open_regular) as file:
+        mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[header.size :]
+    if len(mapped) != max((entry.end for entry in header.entries.values()), default=0):
+        raise ValueError("its size has changed")
+    return {name: mapped[entry.begin : entry.end] for name, entry in sorted(header.entries.items())}

@@ -1,0 +1,249 @@
+"""JSON values checked against annotated types: dataclasses, TypedDicts, lists, ranges of numbers.
+
+The types are the only definition of what a file may contain. JSON itself is read strictly: no
+duplicate keys, no NaN, no unencodable text, and a limited depth.
+"""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, NotRequired, Union
+
+from vitft.system.errors import UsageError
+
+LARGEST = 2**53
+"""Largest integer that every JSON reader represents exactly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Bounds of a number or of each number in a list; infinity and NaN are always rejected."""
+
+    ge: float = -math.inf
+    gt: float = -math.inf
+    le: float = math.inf
+    lt: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        return self.ge <= value <= self.le and self.gt < value < self.lt
+
+    def __str__(self) -> str:
+        """Return the bounds in words that follow `a number`: `from 0 to 1`, `of 1 or more`."""
+        if math.isfinite(self.ge) and math.isfinite(self.le):
+            return f"from {self.ge:.9g} to {self.le:.9g}"
+        if math.isfinite(self.ge):
+            end = f"up to but not including {self.lt:.9g}"
+            return (
+                f"from {self.ge:.9g} {end}" if self.lt < math.inf else f"of {self.ge:.9g} or more"
+            )
+        bounds = {"above": self.gt, "at most": self.le, "below": self.lt}
+        return " and ".join(f"{word} {n:.9g}" for word, n in bounds.items() if math.isfinite(n))
+
+
+NO_LIMITS = Range()
+Share = Annotated[float, Range(ge=0, le=1)]
+Natural = Annotated[int, Range(ge=0)]
+
+
+class StructureError(ValueError):
+    """A value of the wrong type or out of range; the message names its place."""
+
+
+def parse_json(data: str | bytes) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the value of strict JSON text.
+
+    Raises:
+        ValueError: The text is not strict JSON in UTF-8, or is nested too deeply.
+    """
+    try:
+        text = data if isinstance(data, str) else data.decode("utf-8")
+        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=refuse_constant)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dict, or raise ValueError for a duplicate key."""
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} appears twice")
+    return table
+
+
+def refuse_constant(name: str) -> float:
+    """Refuse NaN and Infinity, which are not JSON."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def structured(value: Any, kind: Any, place: str = "") -> Any:  # noqa: ANN401 - any type
+    """Return a JSON value as an instance of `kind`, which may nest types.
+
+    Lists become tuples where `kind` says so, and objects become dataclasses. Keys that a TypedDict
+    does not define are kept unchecked; a dataclass refuses them.
+
+    Raises:
+        StructureError: The value does not conform to `kind`; `place` begins the message.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return in_range(structured(value, arguments[0], place), arguments[1], place)
+    if origin in (Union, types.UnionType):
+        return one_of(value, arguments, place)
+    if origin is Literal:
+        if not isinstance(value, str | int) or value not in arguments:
+            raise mismatch(value, f"one of {', '.join(map(str, arguments))}", place)
+        return value
+    if origin in (list, tuple) or origin in (dict, typing.get_origin(Mapping[str, int])):
+        return container(value, origin, arguments, place)
+    if typing.is_typeddict(kind):
+        return typed_dict(value, kind, place)
+    if dataclasses.is_dataclass(kind):
+        return instance(value, kind, place)
+    return scalar(value, kind, place)
+
+
+def scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
+    """Return a string, number, boolean or None of exactly the given type."""
+    if kind is float and type(value) in (int, float) and abs(value) <= float(LARGEST) ** 19:
+        return float(value)
+    if kind is int and type(value) is int and abs(value) <= LARGEST:
+        return value
+    if kind is str and isinstance(value, str):
+        if is_encodable(value):
+            return value
+        raise mismatch(value, "text that can be encoded", place)
+    if (kind is bool and isinstance(value, bool)) or (kind is types.NoneType and value is None):
+        return value
+    names = {float: "a number", int: "an integer", str: "text", bool: "true or false"}
+    raise mismatch(value, names.get(kind, "null"), place)
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether text can be written to files; invalid UTF-8 in file names is allowed."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def in_range(value: Any, limits: Range, place: str) -> Any:  # noqa: ANN401
+    """Return a number, list of numbers or None unchanged if it is within the limits."""
+    for number in value if isinstance(value, Sequence) else (value,):
+        if number is not None and number not in limits:
+            raise mismatch(number, f"a number {limits}", place)
+    return value
+
+
+def one_of(value: Any, kinds: Sequence[Any], place: str) -> Any:  # noqa: ANN401
+    """Return a value that conforms to one of several types."""
+    if value is None and types.NoneType in kinds:
+        return None
+    others = [kind for kind in kinds if kind is not types.NoneType]
+    for kind in others[:-1]:
+        try:
+            return structured(value, kind, place)
+        except StructureError:
+            continue
+    return structured(value, others[-1], place)
+
+
+def container(value: Any, origin: Any, arguments: Any, place: str) -> Any:  # noqa: ANN401
+    """Return a list, tuple or mapping whose items conform to their types."""
+    if origin not in (list, tuple):
+        if not isinstance(value, dict):
+            raise mismatch(value, "an object", place)
+        pairs = ((scalar(key, str, place), item) for key, item in value.items())
+        return {key: structured(item, arguments[1], joined(place, key)) for key, item in pairs}
+    if not isinstance(value, list | tuple):
+        raise mismatch(value, "a list", place)
+    if origin is list or Ellipsis in arguments:
+        kinds = [arguments[0]] * len(value)
+    elif len(arguments) == len(value):
+        kinds = list(arguments)
+    else:
+        raise mismatch(value, f"a list of {len(arguments)}", place)
+    numbered = enumerate(zip(value, kinds, strict=True))
+    return origin(structured(item, kind, f"{place}[{i}]") for i, (item, kind) in numbered)
+
+
+def typed_dict(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
+    """Return an object whose keys conform to a TypedDict."""
+    if not isinstance(value, dict):
+        raise mismatch(value, "an object", place)
+    for name in kind.__required_keys__:
+        if name not in value:
+            raise StructureError(f"{joined(place, name)} is missing")
+    hints = hints_of(kind)
+    return {
+        name: structured(item, hints[name], joined(place, name)) if name in hints else item
+        for name, item in value.items()
+    }
+
+
+def instance(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
+    """Return an object as a dataclass, whose own checks apply as well."""
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, dict):
+        raise mismatch(value, "an object", place)
+    hints = hints_of(kind)
+    if unknown := [name for name in value if name not in hints]:
+        raise StructureError(f"{joined(place, unknown[0])} is unknown")
+    fields = {
+        name: structured(item, hints[name], joined(place, name)) for name, item in value.items()
+    }
+    try:
+        return kind(**fields)
+    except UsageError as error:
+        raise StructureError(f"{place}: {error.problem}".removeprefix(": ")) from error
+    except TypeError as error:
+        raise StructureError(f"{place or kind.__name__} is incomplete") from error
+
+
+@cache
+def hints_of(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    """Return the annotated type of each key or field."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    plain = {
+        name: typing.get_args(hint)[0] if typing.get_origin(hint) is NotRequired else hint
+        for name, hint in hints.items()
+    }
+    if dataclasses.is_dataclass(kind):
+        return {field.name: plain[field.name] for field in dataclasses.fields(kind)}
+    return plain
+
+
+def joined(place: str, name: str) -> str:
+    """Return the place of a key inside an object, such as `architecture.width`."""
+    return f"{place}.{name[:60]}" if place else name[:60]
+
+
+def mismatch(value: object, wanted: str, place: str) -> StructureError:
+    """Return the error for a value that is not what is wanted at its place."""
+    shown = ascii(value)[:40] if isinstance(value, str | int | float | None) else ""
+    found = shown or ("an object" if isinstance(value, dict) else "a list")
+    return StructureError(f"{place or 'the content'} is {found} instead of {wanted}")
+
+
+def check_ranges(settings: object) -> None:
+    """Check the annotated ranges of a dataclass that was not read from a file.
+
+    Raises:
+        UsageError: A number is out of range.
+    """
+    kind: Any = type(settings)
+    for name, hint in hints_of(kind).items():
+        if typing.get_origin(hint) is not Annotated:
+            continue
+        value, limits = getattr(settings, name), typing.get_args(hint)[1]
+        try:
+            in_range(value, limits, name)
+        except StructureError as error:
+            raise UsageError(str(error), fix=f"use a number {limits}") from error
