@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from vitft.data.transforms import EvalTransform
+from vitft.models.card import Card
 from vitft.models.checkpoint_file import checkpoint_metadata, content_digest
 from vitft.models.shapes import vit_shapes
 from vitft.models.vit_config import ViTConfig
@@ -17,22 +19,14 @@ from vitft.system.safetensors_file import TensorFacts
 SMALL = ViTConfig(
     image_size=(16, 16), patch_size=(8, 8), width=8, depth=1, heads=2, mlp_ratio=1.0, num_classes=3
 )
-CARD: Mapping[str, Any] = {
-    "architecture": {
-        "image_size": [16, 16], "patch_size": [8, 8], "in_channels": 3, "width": 8, "depth": 1,
-        "heads": 2, "mlp_ratio": 1.0, "qkv_bias": True, "num_classes": 3, "pre_logits": False,
-        "pool": "cls", "drop_path": 0.0, "norm": "pre", "norm_eps": 1e-6, "layer_scale": 0.0,
-        "registers": 0, "prefix_positions": True, "distilled": False, "stem": None, "convs": [],
-    },
-    "transform": {
-        "image_size": [16, 16], "crop": 0.9, "interpolation": "bicubic",
-        "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "fit": "crop",
-    },
-    "classes": ["cat", "dog", "owl"],
-    "weights": {"name": "tiny"},
-    "pos_embed": "as loaded",
-    "split": "",
-}  # fmt: skip
+CARD: Mapping[str, Any] = json.loads(
+    Card(
+        architecture=SMALL,
+        transform=EvalTransform(image_size=(16, 16)),
+        classes=("cat", "dog", "owl"),
+        weights={"name": "tiny"},
+    ).to_json()
+)
 """Card of `SMALL`, as `Card.to_json` writes it."""
 
 Arrays = dict[str, np.ndarray[Any, Any]]
