@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -26,6 +25,7 @@ from vitft.models.timm_model import require_vit
 from vitft.predict.engine import LoadedImage, Pipeline, Views
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
+from vitft.predict.run_info import RunInfo
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.system.errors import ImageError, UsageError
 from vitft.training.checks import check_request
@@ -120,7 +120,7 @@ def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> 
         RunError: The model does not exist or is damaged.
     """
     name = None if run is None else os.fspath(run)
-    return Trained(Predictor.from_run(name, device=device), find_model(name).parent)
+    return Trained(Predictor.from_run(name, device=device), name)
 
 
 class Trained:
@@ -129,9 +129,9 @@ class Trained:
     Images are paths, bytes, PIL images or arrays; most methods accept one image or several.
     """
 
-    def __init__(self, predictor: Predictor, folder: Path) -> None:
-        self.predictor, self.folder = predictor, folder
-        self.postprocess = Postprocess.for_run(folder, predictor.classes, predictor.feature_size)
+    def __init__(self, predictor: Predictor, run: str | None) -> None:
+        self.predictor, self.folder = predictor, find_model(run).parent
+        self.postprocess = Postprocess.for_run(run, predictor.classes, predictor.feature_size)
 
     def __repr__(self) -> str:
         return f"Trained(run='{self.folder}', classes={len(self.classes)})"
@@ -139,6 +139,12 @@ class Trained:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.predictor.classes
+
+    @property
+    def run(self) -> RunInfo:
+        """Name, accuracy and age of the run."""
+        assert self.postprocess.run is not None
+        return self.postprocess.run
 
     def predict(
         self, images: Picture | Iterable[Picture], *, top_k: int = 1, threshold: float = 0.0

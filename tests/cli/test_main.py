@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,8 +80,10 @@ def test_every_format_has_one_row_per_input_and_an_error_row_for_a_bad_one(
 
     code = main(["predict", str(image_folder / "red" / "000.png"), "=bad.jpg", "--format", style])
 
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert code == 3
+    line = r"run [\w-]+-colours: 3 classes, accuracy [\d.]+ % on 6 validation images, 0 minutes old"
+    assert re.search(line, err)
     if style == "csv":
         header, good, bad = csv.reader(io.StringIO(out))
         assert header == ["path", "class", "probability", "notes", "error"]
@@ -93,7 +96,9 @@ def test_every_format_has_one_row_per_input_and_an_error_row_for_a_bad_one(
     else:
         rows = json.loads(out) if style == "json" else [json.loads(s) for s in out.splitlines()]
         assert rows[0]["classes"][0]["class"] == "red"
-        assert rows[1] == {"path": "=bad.jpg", "error": rows[1]["error"]}
+        run = (trained / "runs" / "latest").resolve().name
+        assert rows[0]["run"] == run
+        assert rows[1] == {"path": "=bad.jpg", "run": run, "error": rows[1]["error"]}
 
 
 WRONG = [

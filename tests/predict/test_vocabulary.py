@@ -81,7 +81,7 @@ def test_every_format_has_the_same_names_values_and_notes(
         assert main(["predict", *IMAGES, *common, "--out", f"o.{style}"]) == 3
     model = vitft.load(run, device="cpu")
     postprocess = Postprocess.for_run(
-        run, CLASSES, model.predictor.feature_size, top_k=3, threshold=0.99
+        "run", CLASSES, model.predictor.feature_size, top_k=3, threshold=0.99
     )
 
     with serving(model.predictor, postprocess=postprocess) as client:
@@ -94,6 +94,8 @@ def test_every_format_has_the_same_names_values_and_notes(
     tables["jsonl"] = [flat(json.loads(line)) for line in Path("o.jsonl").read_text().splitlines()]
     tables["server"] = [flat(row) for row in served]
     answers = model.predict(IMAGES, top_k=2, threshold=0.99)
+    rows = [*json.loads(Path("o.json").read_text()), *served]
+    assert {row["run"] for row in rows} == {model.run.name} == {"run"}
     tables["python"] = [flat(dict(answer.to_dict())) for answer in answers]
 
     names = ["path", "class", "probability", "class_2", "probability_2", "notes", "error"]

@@ -76,7 +76,7 @@ def serve_command(args: argparse.Namespace) -> int:
     access = access_for(args.host, args.allow_host)
     check_numbers(args)
     require_extra("serve", feature="vitft serve")
-    folder = find_model(args.run).parent
+    find_model(args.run)
     with heavy_imports():
         from vitft.predict.postprocess import Postprocess
         from vitft.predict.torch_engine import Predictor
@@ -85,12 +85,13 @@ def serve_command(args: argparse.Namespace) -> int:
     with listen(args.host, args.port) as bound, Stopper() as stopper:
         predictor = Predictor.from_run(args.run, device=args.device)
         postprocess = Postprocess.for_run(
-            folder,
+            args.run,
             predictor.classes,
             predictor.feature_size,
             top_k=len(predictor.classes),
             threshold=args.threshold or 0.0,
         )
+        output.note(postprocess.describe())
         server = make_server(predictor, postprocess, limits, access)
         gc.collect()
         gc.freeze()  # pauses for garbage collection would delay requests

@@ -100,7 +100,9 @@ class Pipeline:
         if self.keep_views:
             scored = (replace(p, view=view) for p, (_, view) in zip(scored, usable, strict=True))
         return [
-            Prediction(path=item.path, error=item.error) if item.view is None else next(scored)
+            Prediction(path=item.path, error=item.error, run=self.postprocess.run_name)
+            if item.view is None
+            else next(scored)
             for item in loaded
         ]
 

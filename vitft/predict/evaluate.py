@@ -117,7 +117,8 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     folder = find_model(run, graphs=True).parent
     splits = read_splits(folder, engine.split)
     index = {name: number for number, name in enumerate(classes)}
-    postprocess = Postprocess.for_run(folder, classes, engine.feature_size)
+    postprocess = Postprocess.for_run(run, classes, engine.feature_size)
+    log.info(postprocess.describe())
     predictions: list[LabelledPrediction] = []
     logits: list[ScoreArray] = []
     digests: list[str] = []

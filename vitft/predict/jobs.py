@@ -77,7 +77,7 @@ def run_prediction(
     if (done := finished_job(request, shard)) is not None:
         return done
     postprocess = Postprocess.for_run(
-        checkpoint.parent,
+        request.run,
         engine.classes,
         engine.feature_size,
         top_k=request.top_k,
@@ -86,6 +86,8 @@ def run_prediction(
     mirrored = MirroredEngine(engine) if request.tta else engine
     pipeline = Pipeline(mirrored, postprocess, keep_views=pictures is not None)
     with open_destination(request, shard, images, write) as (rows, remaining):
+        if shard.rank == 0:
+            log.info(postprocess.describe())
         predictions = pipeline.predict(remaining)
         if pictures is not None:
             predictions = illustrate(engine, predictions, pictures)

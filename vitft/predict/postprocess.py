@@ -8,14 +8,15 @@ Notation: B images, C classes, D dimensions of a feature, k classes per predicti
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from vitft.features.ood import Reference, read_reference
 from vitft.metrics.calibration import softmax
+from vitft.models.find import find_model
 from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
+from vitft.predict.run_info import RunInfo
 from vitft.system.errors import RunError
 
 ScoreArray = np.ndarray[Any, np.dtype[np.float32]]
@@ -41,26 +42,48 @@ class Postprocess:
     """Probability below which a prediction is marked `not sure`."""
     reference: Reference | None = None
     """Statistics of the training features, or None to omit out-of-distribution notes."""
+    run: RunInfo | None = None
+    """The run that answers, or None if unknown."""
 
     @classmethod
     def for_run(
         cls,
-        folder: Path,
+        run: str | None,
         classes: Sequence[str],
         feature_size: int,
         *,
         top_k: int = 1,
         threshold: float = 0.0,
     ) -> Self:
-        """Create an instance with the training feature statistics of a run folder, if it has any.
+        """Create an instance with the training feature statistics of a run, if it has any.
+
+        `run` is a run folder, a checkpoint or `hf:owner/name`; None is the latest run.
 
         A model whose engine returns no features (`feature_size` 0) gets no such notes.
 
         Raises:
             RunError: The statistics are damaged or belong to another model.
         """
-        reference = read_reference(folder, feature_size) if feature_size else None
-        return cls(classes=classes, top_k=top_k, threshold=threshold, reference=reference)
+        checkpoint = find_model(run, graphs=True)
+        return cls(
+            classes=classes,
+            top_k=top_k,
+            threshold=threshold,
+            reference=read_reference(checkpoint.parent, feature_size) if feature_size else None,
+            run=RunInfo.read(run, checkpoint, len(classes)),
+        )
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run, or an empty string if unknown."""
+        return "" if self.run is None else self.run.name
+
+    def describe(self) -> str:
+        """Return a line on the run that answers; empty if unknown."""
+        if self.run is None:
+            return ""
+        missing = "; it does not note images unlike its training images"
+        return self.run.line() + (missing if self.reference is None else "")
 
     def __call__(
         self, paths: Sequence[str], scores: Scores, targets: Sequence[int] | None = None
@@ -91,6 +114,7 @@ class Postprocess:
                 path=path,
                 classes=tuple(self.classes[index] for index in order[i]),
                 probabilities=best,
+                run=self.run_name,
                 notes=(NOT_SURE,) * (best[0] < self.threshold) + (OUT_OF_DISTRIBUTION,) * unlike[i],
                 target_probability=float(probabilities[i, targets[i]]) if targets else 0.0,
             )

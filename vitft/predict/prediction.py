@@ -19,6 +19,7 @@ class PredictionDict(TypedDict, total=False):
     """A prediction as JSON; empty fields are omitted."""
 
     path: str
+    run: str
     classes: list[ClassProbability]
     notes: list[str]
     error: str
@@ -36,6 +37,8 @@ class Prediction:
     notes: tuple[str, ...] = ()
     """Notes such as `NOT_SURE` and `OUT_OF_DISTRIBUTION`."""
     error: str = ""
+    run: str = ""
+    """Name of the run that answers; empty if unknown."""
     target_probability: float = 0.0
     """Probability of the target class; 0 if none was given."""
     view: "np.ndarray[Any, np.dtype[np.uint8]] | None" = field(
@@ -49,13 +52,16 @@ class Prediction:
 
     def to_dict(self) -> PredictionDict:
         """Return the prediction as an object for JSON, JSONL and the server."""
+        row: PredictionDict = {"path": self.path}
+        if self.run:
+            row["run"] = self.run
         if self.error:
-            return {"path": self.path, "error": self.error}
+            return {**row, "error": self.error}
         pairs = zip(self.classes, self.probabilities, strict=True)
         classes: list[ClassProbability] = [
             {"class": name, "probability": round(value, DECIMALS)} for name, value in pairs
         ]
-        row: PredictionDict = {"path": self.path, "classes": classes}
+        row["classes"] = classes
         return {**row, "notes": [*self.notes]} if self.notes else row
 
     def to_cells(self, top_k: int) -> list[str | float | None]:

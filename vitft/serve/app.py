@@ -74,7 +74,10 @@ class Handlers:
 
     async def labels(self) -> Response:
         """Return the class names, image size and limits."""
+        run = self.queue.pipeline.postprocess.run
         fields = {
+            "run": run and run.name,
+            "top1": run and run.top1,
             "classes": self.queue.classes,
             "image_size": self.queue.transform.image_size,
             "explains": self.queue.can_explain,

@@ -117,7 +117,7 @@ class BatchQueue:
         try:
             view = await self.decoders.run(self.view, data, name)
         except ImageError as error:
-            return Prediction(path=name, error=error.reason)
+            return Prediction(path=name, error=error.reason, run=self.pipeline.postprocess.run_name)
         image = PendingImage(name, view, asyncio.get_running_loop().create_future())
         self.pending.append(image)
         self.has_pending.set()

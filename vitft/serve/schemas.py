@@ -30,6 +30,7 @@ class PredictionSchema(BaseModel):
     """The prediction for one image, in the format of `vitft predict --format json`."""
 
     path: str = Field(description="file name as sent; empty for a body that is one image")
+    run: str | None = Field(None, description="name of the run that answers")
     classes: list[ClassProbabilitySchema] | None = Field(None, description="most probable first")
     notes: list[str] | None = Field(None, description="not sure; unlike the training images")
     error: str | None = Field(None, description="why the image has no prediction")
@@ -50,6 +51,8 @@ class ErrorSchema(BaseModel):
 class LabelsSchema(BaseModel):
     """Class names, image size and limits."""
 
+    run: str | None = Field(description="name of the run that answers")
+    top1: float | None = Field(description="its accuracy on the validation images")
     classes: list[str]
     image_size: list[int] = Field(description="height and width of the model's input in pixels")
     explains: bool = Field(description="whether POST /explain is available")

@@ -54,6 +54,8 @@ class RunEnvironment(TypedDict):
     system: str
     packages: dict[str, str]
     """Versions of packages, by name."""
+    ended: NotRequired[str]
+    """Time of the end of the run, in ISO format with time zone; absent while it is running."""
     peak_memory_mib: NotRequired[dict[str, int]]
     """Peak memory use in MiB, once the run has ended: `resident`, and on a GPU `gpu`."""
 

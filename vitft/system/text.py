@@ -52,6 +52,14 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def days_and_hours(seconds: float) -> str:
+    """Return an age in whole units, such as `5 minutes`, `3 hours` or `12 days`."""
+    for unit, size in (("day", 86400), ("hour", 3600)):
+        if seconds >= 2 * size:
+            return count(int(seconds / size), unit)
+    return count(int(seconds / 60), "minute")
+
+
 def json_line(fields: Mapping[str, Any]) -> str:
     """Return the fields as strict JSON in ASCII on one line."""
     return json.dumps(fields, allow_nan=False)

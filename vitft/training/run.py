@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -297,6 +298,7 @@ def write_environment(context: RunContext, status: str) -> None:
     device = context.inputs.data.device
     found = environment(status, describe_device(device), context.precision)
     if status != "running":
+        found["ended"] = datetime.now().astimezone().isoformat(timespec="seconds")
         found["peak_memory_mib"] = peaks = peak_memory(device)
         if peaks:
             words = ", ".join(f"{mib:,} MiB {kind}" for kind, mib in peaks.items())

@@ -171,7 +171,8 @@ document.getElementById("clear").addEventListener("click", () => {
   chooser.focus();
 });
 document.getElementById("curl").textContent = "curl -F image=@photo.jpg " + new URL("predict", location.href).href;
-fetch("labels").then((response) => response.json()).then(({ classes }) => {
-  const shown = classes.slice(0, 12).join(", ");
-  document.getElementById("known").textContent = visible("The model has " + classes.length + " classes: " + shown + (classes.length > 12 ? ", …" : ""));
+fetch("labels").then((response) => response.json()).then(({ classes, run, top1 }) => {
+  const shown = classes.slice(0, 12).join(", "), accuracy = typeof top1 === "number" ? " (accuracy " + percent(top1) + ")" : "";
+  const name = run ? "The model of run " + run + accuracy : "The model";
+  document.getElementById("known").textContent = visible(name + " has " + classes.length + " classes: " + shown + (classes.length > 12 ? ", …" : ""));
 }).catch(() => { document.getElementById("known").textContent = "The server does not respond."; });

@@ -1,0 +1,93 @@
+"""Which run answers: name, classes, accuracy and age."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.run_files import make_run
+from vitft.predict.run_info import RunInfo
+
+HOUR, DAY = 3600, 86400
+ENDED = 1_700_000_000
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    run = make_run(tmp_path / "flowers-3")
+    os.utime(run / "model.safetensors", (ENDED, ENDED))
+    return run
+
+
+def read(run: Path, name: str | None = None) -> RunInfo:
+    return RunInfo.read(name, run / "model.safetensors", 3)
+
+
+def change(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_one_line_names_run_classes_accuracy_and_age(run: Path) -> None:
+    change(run / "eval.json", top1=0.946, images=240)
+
+    line = read(run).line(now=ENDED + 3 * DAY + HOUR)
+
+    assert line == "run flowers-3: 3 classes, accuracy 94.6 % on 240 validation images, 3 days old"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "age"),
+    [(-5, "0 minutes"), (60, "1 minute"), (119 * 60, "119 minutes"), (47 * HOUR, "47 hours")],
+)
+def test_the_age_has_a_suitable_unit(run: Path, seconds: int, age: str) -> None:
+    assert read(run).line(now=ENDED + seconds).endswith(f", {age} old")
+
+
+def test_the_age_of_a_copied_run_is_that_of_its_training(run: Path) -> None:
+    os.utime(run / "model.safetensors")  # as copying does
+    assert read(run).line(now=time.time() + 1).endswith("0 minutes old")
+
+    change(run / "environment.json", ended="2026-11-22T10:15:00+00:00")
+
+    assert read(run).line(now=1795342500 + 5 * DAY).endswith("5 days old")
+
+
+def test_the_latest_run_is_called_by_its_own_name(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(run)
+
+    assert read(tmp_path / "latest").name == "flowers-3"
+    assert RunInfo.read(None, run.rename(tmp_path / "b") / "model.safetensors", 3).name == "b"
+    assert read(tmp_path / "b", "hf:me/flowers").name == "hf:me/flowers"
+
+
+def test_another_checkpoint_is_called_by_its_file_name(run: Path) -> None:
+    (run / "model.safetensors").rename(run / "best.safetensors")
+
+    assert RunInfo.read("best", run / "best.safetensors", 3).name == "best"
+
+
+def test_a_model_at_chance_level_is_called_so(run: Path) -> None:
+    change(
+        run / "eval.json",
+        top1=1 / 3,
+        top1_interval=[0.2, 0.5],
+        majority=1 / 3,
+        confusion=[[0, 0, 4], [0, 0, 4], [0, 0, 4]],
+    )
+
+    assert read(run).line().endswith("; at chance level: it always predicts rose")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "", "[]", "{}", '{"top1": "high"}', '{"top1": null, "images": 3}', "[" * 100_000, "\0"],
+)
+def test_an_unreadable_result_leaves_the_accuracy_unknown(run: Path, content: str | None) -> None:
+    (run / "eval.json").unlink()
+    if content is not None:
+        (run / "eval.json").write_text(content)
+    (run / "environment.json").write_text('{"ended": 5}')
+
+    assert "3 classes, accuracy unknown, 1 minute old" in read(run).line(now=ENDED + 60)
