@@ -124,7 +124,9 @@ def test_a_dry_run_logs_what_each_stage_would_do(
     [
         pytest.param(["--data", "nowhere"], 3, "nowhere", id="no such folder"),
         pytest.param(["--weights", "nothing.npz"], 4, "weights not found", id="no such weights"),
-        pytest.param(["--freeze", "blocks:9"], 2, "the model has 2 blocks", id="too many blocks"),
+        pytest.param(
+            ["--freeze", "blocks:9"], 2, "the model has only 2 blocks", id="too many blocks"
+        ),
         pytest.param(
             ["--resume", "x"], 2, "--dry-run and --resume cannot be combined", id="a run to resume"
         ),

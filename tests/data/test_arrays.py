@@ -176,7 +176,7 @@ def test_an_unknown_set_of_torchvision_names_the_known_ones() -> None:
         pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(3)}, "of the 4 images",
                      id="too few labels"),
         pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.zeros(4, int)},
-                     "1 class name for 1 class", id="one class"),
+                     "1 distinct class name for 1 class", id="one class"),
         pytest.param({"x": np.zeros((4, 3, 3), np.uint8), "y": np.arange(4) - 1}, "from -1 to 2",
                      id="negative labels"),
         pytest.param({"x_train": np.zeros((4, 3, 3), np.uint8), "y_train": np.arange(4)},

@@ -184,7 +184,7 @@ def test_unlike_classes_in_train_and_val_are_listed(tmp_path: Path) -> None:
 
     assert "only in train/: dog" in text
     assert "only in val/: Dog" in text
-    assert "fix: use the same class folders in both" in text
+    assert "fix: use the same class folders in train/ and val/" in text
 
 
 def test_two_val_folders_are_one_too_many(tmp_path: Path) -> None:

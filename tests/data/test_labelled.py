@@ -63,11 +63,9 @@ def test_a_table_names_images_relative_to_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [
-        pytest.param("", 1, "has: nothing", id="empty"),
-        pytest.param("file,class\na,b\n", 1, "needs one path and one label column", id="header"),
-        pytest.param(
-            "path;label\na;b\n", 1, "needs one path and one label column", id="semicolons"
-        ),
+        pytest.param("", 1, "found: nothing", id="empty"),
+        pytest.param("file,class\na,b\n", 1, "needs one path column", id="header"),
+        pytest.param("path;label\na;b\n", 1, "needs one path column", id="semicolons"),
         pytest.param("path,label\na,b\nc\n", 3, "1 cell instead of 2", id="short row"),
         pytest.param("path,label\na,\n", 2, "the path or label is empty", id="no label"),
         pytest.param("path,label\na,b\na,c\n", 3, "is listed twice", id="twice"),

@@ -96,7 +96,7 @@ def test_weights_of_another_tool_without_class_names_are_refused_with_the_reason
     del config["id2label"]
     (folder / "config.json").write_text(json.dumps(config))
 
-    with pytest.raises(RunError, match=r"no config.json beside it names the classes") as caught:
+    with pytest.raises(RunError, match=r"no config.json beside it lists the classes") as caught:
         load_classifier(find_model(str(folder)))
 
     assert caught.value.fix.startswith("use it as pretrained weights: vitft finetune")
@@ -111,7 +111,7 @@ def test_tensors_that_are_no_classifier_are_refused_as_such(tmp_path: Path) -> N
 
 KINDS = [
     ("model.onnx", "is an ONNX graph, which only predict and evaluate can run"),
-    ("model.pt2", "is a program for torch.export.load"),
+    ("model.pt2", "is a torch.export program"),
     ("model.pth", "is a Python pickle"),
     ("model.npz", "is a NumPy archive"),
 ]
@@ -128,7 +128,7 @@ def test_a_file_of_another_kind_is_refused_for_its_kind_and_never_called_damaged
     error = capsys.readouterr().err
     assert reason in error
     assert "damaged" not in error
-    assert "train again" not in error
+    assert "train the model again" not in error
 
 
 def test_a_folder_of_several_exports_is_refused_with_the_name_of_one(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  #
     """Open a torchvision data set, downloading it if it is not in the folder."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(RuntimeError):
         return kind(str(root), **which, download=False)
-    log.info(f"fetching {kind.__name__}, which is not in {root}")
+    log.info(f"fetching {kind.__name__} to {root}")
     folder = root / kind.__name__ / "raw" if hasattr(kind, "resources") else root
     waits, existed = socket.getdefaulttimeout(), root.exists()
     try:

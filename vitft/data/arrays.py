@@ -139,7 +139,7 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
     classes = tuple(sorted(names))
     if len({*names}) < len(names) or len(names) < 2:
         raise DataError(
-            f"{source}: found {count(len({*names}), 'class name')} for "
+            f"{source}: found {count(len({*names}), 'distinct class name')} for "
             f"{count(len(names), 'class', 'classes')}",
             fix="use at least two classes, each with its own name",
         )
@@ -192,6 +192,6 @@ def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
             )
     if len(shapes) > 1 or 0 in next(iter(shapes)):
         raise DataError(
-            f"{source} has images of different or zero size: {' and '.join(map(str, shapes))}",
+            f"{source} has images of different or empty shapes: {' and '.join(map(str, shapes))}",
             fix="resize all images to the same size",
         )

@@ -163,7 +163,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
         lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
         raise DataError(
             f"{root}: the classes of {train}/ and {val}/ differ ({lists})",
-            fix="use the same class folders in both",
+            fix=f"use the same class folders in {train}/ and {val}/",
         )
     check_class_count(walk, root, train)
     notes = []

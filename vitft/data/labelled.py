@@ -117,7 +117,9 @@ def from_table(source: Path) -> LabelledImages:
     )
     images = tuple(rows_of(table))
     if not images:
-        raise DataError(f"the table {source} lists no images", fix="add rows with path and label")
+        raise DataError(
+            f"the table {source} lists no images", fix="add rows with a path and a label"
+        )
     return LabelledImages(
         source=source,
         root=os.fspath(source.parent),
@@ -132,7 +134,7 @@ def rows_of(table: TableReader) -> Iterator[tuple[str, str]]:
     header = [cell.strip().lower() for cell in next(lines, [])]
     if header.count("path") != 1 or header.count("label") != 1:
         start = listing((cell[:40] for cell in header), most=6) or "nothing"
-        raise table.error(f"the header needs one path and one label column, but has: {start}")
+        raise table.error(f"the header needs one path column and one label column; found: {start}")
     path, label = header.index("path"), header.index("label")
     seen: set[str] = set()
     for cells in filter(any, lines):

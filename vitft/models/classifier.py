@@ -35,7 +35,7 @@ def load_classifier(
         raise RunError(error.problem, fix=error.fix) from error
     reason = weights.unusable_head
     if not weights.classes:
-        reason = "vitft did not write it, and no config.json beside it names the classes"
+        reason = "vitft did not write it, and no config.json beside it lists the classes"
     if reason:
         raise RunError(
             f"cannot classify with {path}: {reason}",

@@ -17,18 +17,18 @@ FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
         "use the run directory, or an export made with --safetensors, --timm or --transformers",
     ),
     ".pt2": (
-        "a program for torch.export.load, which vitft does not run",
+        "a torch.export program, which vitft cannot run",
         "use the run directory, or an export made with --onnx",
     ),
     **dict.fromkeys(
         PICKLE_SUFFIXES,
         (
-            "a Python pickle, which names no classes",
+            "a Python pickle, which does not contain class names",
             "use it as pretrained weights: vitft finetune --weights FILE --allow-pickle",
         ),
     ),
     ".npz": (
-        "a NumPy archive, which names no classes",
+        "a NumPy archive, which does not contain class names",
         "use it as pretrained weights: vitft finetune --weights FILE",
     ),
 }

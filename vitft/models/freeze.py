@@ -40,7 +40,7 @@ def freeze_model(model: Model, freeze: str) -> list[str]:
     if freeze == "pre_logits" and not model.config.pre_logits:
         raise UsageError(
             "train.freeze=pre_logits cannot be used: the model has no pre_logits layer",
-            fix="use --freeze head, or load weights that have one and add --pre-logits keep",
+            fix="use --freeze head, or load weights that have this layer and add --pre-logits keep",
         )
     if isinstance(model, TimmModel) and freeze.startswith("blocks:"):
         raise UsageError(

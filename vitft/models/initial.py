@@ -156,7 +156,7 @@ def sample_facts(folder: Folder, max_pixels: int) -> tuple[tuple[int, int] | Non
     if not readable:
         reasons = [each.reason for each in found if isinstance(each, ImageError)]
         raise DataError(
-            f"no readable image found in {root} after trying {len(files)} "
+            f"no readable image found in {root} after trying {count(len(files), 'image')} "
             f"({reasons[-1] if reasons else 'the folder is empty'})",
             fix=f"run `vitft check {root}` to see what is wrong with each image",
         )

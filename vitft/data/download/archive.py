@@ -117,8 +117,9 @@ def accepted_entries(
         content += entry.size
         if not limits.allows(content, packed):
             raise ArchiveRefusedError(
-                f"its entries up to '{entry.name}' unpack to {content:,} bytes, from {packed:,}; "
-                f"the limits are {limits.content / 1e9:g} GB and {limits.ratio} times its size"
+                f"it has {packed:,} bytes and unpacks to at least {content:,}, at the entry "
+                f"'{entry.name}'; the limits are {limits.content / 1e9:g} GB and {limits.ratio} "
+                "times its size"
             )
         if entry.is_folder and not parts:
             continue

@@ -198,7 +198,7 @@ def body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN4
         return (int(announced) if announced.isdecimal() else None), 0
     match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
     if match is None or int(match[1]) != start:
-        raise BrokeOffError("the server sent a different range than requested")
+        raise BrokeOffError("the server sent a different range from the one requested")
     return int(match[2]), start
 
 

@@ -187,8 +187,8 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfi
         strides = conv_strides(source.convs, source.patch_size)
         if strides != conv_strides(target.convs, target.patch_size):
             raise UsageError(
-                "the convolutions before the patches support a patch size of "
-                f"{source.patch_size}, but not of {target.patch_size}",
+                "the convolutions before the patches support the patch size "
+                f"{source.patch_size}, but not {target.patch_size}",
                 fix="omit the patch size to keep that of the weights",
             )
         kernel = tensors["patch_embed.proj.weight"]

@@ -133,7 +133,7 @@ def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int |
     keeps_head = num_classes is None and weights.architecture.num_classes > 0
     if weights.unusable_head and keeps_head:
         raise WeightsError(
-            f"the head of {weights.name} cannot be used: {weights.unusable_head}",
+            f"cannot use the head of {weights.name}: {weights.unusable_head}",
             fix="set num_classes to create a new head on the class token",
         )
     if choice == "keep" and not has_pre_logits:

@@ -56,7 +56,7 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     if path.is_dir():
         raise WeightsError(
             f"{path} does not contain model.safetensors",
-            fix="pass the weight file itself, or a run directory or export of vitft",
+            fix="pass a weight file, a run directory or a folder exported by vitft",
         )
     if path.exists():
         return check_weight_file(path)
@@ -106,8 +106,8 @@ def check_weight_file(path: Path) -> Path:
         suffix = f"the suffix {path.suffix}" if path.suffix else "no suffix"
         raise WeightsError(
             f"{path} is not a weight file: it has {suffix}",
-            fix="use a .safetensors file, a .npz file from Google, or a .pth, .pt or .bin file "
-            "with --allow-pickle",
+            fix="use a .safetensors file, a .npz file in Google's format, or a .pth, .pt or .bin "
+            "file with --allow-pickle",
         )
     return path
 

@@ -131,7 +131,9 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
         )
     head_reads_mean = facts.averages and architecture.pool == "cls"
     unusable = (
-        "it expects the mean of the tokens after the last LayerNorm" if head_reads_mean else ""
+        "the head expects the mean of the tokens after the last LayerNorm"
+        if head_reads_mean
+        else ""
     )
     return PretrainedWeights(
         name=provenance["name"],
