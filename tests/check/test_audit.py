@@ -81,8 +81,22 @@ def test_near_duplicates_and_doubtful_labels_are_kept_with_a_reason() -> None:
 
     assert (fix.path, fix.action, fix.kind) == ("dog/1.jpg", "keep", "mislabel")
     assert (fix.label, fix.new_label) == ("dog", "cat")
-    assert "nearly identical to cat/1.jpg, which has the label cat" in fix.reason
+    assert "nearly identical to cat/1.jpg (label cat" in fix.reason
     assert "probably cat" in fix.reason
+
+
+@pytest.mark.parametrize(
+    ("split", "detail"),
+    [("val", "cat/1.jpg (validation image)"), ("", "cat/1.jpg (not in the split)")],
+)
+def test_the_reason_says_where_a_near_duplicate_is(split: str, detail: str) -> None:
+    audit = audit_images(
+        [item("cat/1.jpg", A, split), item("cat/2.jpg", B, "train")], groups={A: A, B: A}
+    )
+
+    (fix,) = propose_fixes(audit, {})
+
+    assert fix.reason == f"nearly identical to {detail}"
 
 
 def test_one_row_per_image_with_the_strongest_action_first() -> None:

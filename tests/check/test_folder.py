@@ -82,7 +82,7 @@ def test_the_summary_shows_counts_examples_and_the_next_command(
     said = capsys.readouterr()
     assert "groups of identical files: 2" in said.out
     assert "  cat/0.jpg = cat/same.jpg" in said.out
-    assert "classes: cat 7 to dog 7 images, 1.0 to 1" in said.out
+    assert "largest class: cat (7 images); smallest: dog (7 images); ratio 1.0" in said.out
     assert "labels were not checked" in said.err
     assert "--fixes fixes.csv --group-duplicates" in said.err
 
@@ -126,7 +126,7 @@ def test_a_clean_folder_has_no_table_of_fixes(
     [
         pytest.param(["nowhere"], 3, "data folder not found", id="no folder"),
         pytest.param(["{data}", "--weights", "vit_nope"], 4, "vit_nope", id="no such weights"),
-        pytest.param(["{data}", "--run", "nowhere"], 5, "is not a run folder", id="no run"),
+        pytest.param(["{data}", "--run", "nowhere"], 5, "is not a run directory", id="no run"),
         pytest.param(["{data}", "--out", "file"], 5, "is a file", id="out is a file"),
         pytest.param(["{data}", "--weights", "demo", "--run", "x"], 2, "not allowed", id="both"),
     ],
@@ -264,7 +264,7 @@ def test_a_run_logs_the_findings_about_its_images(
     said = [line for line in capsys.readouterr().err.splitlines() if "vitft check" in line]
     assert len(said) == 1
     assert "1 probable label error" in said[0]
-    assert "1 image with two labels" in said[0]
+    assert "1 group of duplicates with different labels" in said[0]
     audit = json.loads((here / "run" / "audit.json").read_text())
     assert [entry["path"] for entry in audit["mislabels"]] == ["blue/moved.png"]
     assert audit["images"] == 76
@@ -319,4 +319,4 @@ def test_a_run_on_another_folder_is_refused(
 
     assert main(["check", str(faulty), "--run", "run"]) == 3
 
-    assert "no image of" in capsys.readouterr().err
+    assert "none of the images in" in capsys.readouterr().err

@@ -36,7 +36,7 @@ def test_finetune_predict_export_is_three_commands(
     assert [row["classes"][0]["class"] for row in rows] == ["red"] * 10
 
     assert main(["export", "--safetensors"]) == 0
-    assert "0 changed predictions, on 6 validation images" in capsys.readouterr().out
+    assert "0 changed predictions on 6 validation images" in capsys.readouterr().out
     assert sorted(p.name for p in (here / "export").iterdir()) == [
         "config.json",
         "model.safetensors",

@@ -32,7 +32,7 @@ def test_two_runs_on_one_split_are_tested_on_all_images(tmp_path: Path) -> None:
     (pair,) = result.pairs
     assert pair.only_first - pair.only_second == result.rights[0] - result.rights[1]
     assert pair.p == mcnemar(pair.only_first, pair.only_second) < 0.001
-    assert result.conclusion(pair).startswith("A is better than B on these images by ")
+    assert result.conclusion(pair).startswith("A is more accurate than B on these images, by ")
 
 
 def test_equal_runs_are_equally_accurate(tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_without_shared_images_nothing_is_tested(tmp_path: Path) -> None:
     result = compared(here, there)
 
     assert (result.shared, list(result.pairs)) == (0, [])
-    assert "nothing can be tested" in result.notes[0]
+    assert "cannot be compared" in result.notes[0]
     page = check_harmless(write_comparison(result, tmp_path / "page.html").read_text())
-    assert "nothing can be tested" in page.text
+    assert "cannot be compared" in page.text
 
 
 def test_an_image_with_two_labels_is_left_out(tmp_path: Path) -> None:
@@ -75,16 +75,16 @@ def test_an_image_with_two_labels_is_left_out(tmp_path: Path) -> None:
     result = compared(one, other)
 
     assert result.shared == 11
-    assert "1 shared image has different labels and is left out." in result.notes
+    assert "1 shared image has different labels in different runs and is excluded." in result.notes
 
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     run, old = make_run(tmp_path / "run"), make_run(tmp_path / "old")
     (old / "validation.npz").unlink()
 
-    with pytest.raises(UsageError, match="named twice"):
+    with pytest.raises(UsageError, match="is given twice"):
         compared(run, run)
-    with pytest.raises(RunError, match="it has no validation"):
+    with pytest.raises(RunError, match="with its predictions, is missing"):
         compared(run, old)
 
 

@@ -190,14 +190,18 @@ def test_a_failed_run_still_has_a_page(tmp_path: Path) -> None:
 
     page = check_harmless(write_report(tmp_path).read_text())
 
-    assert "Nothing was evaluated: the status of the run is “failed”." in page.text
+    assert "The run has no results: its status is “failed”." in page.text
 
 
 @pytest.mark.parametrize(
     ("name", "change", "caution"),
     [
-        ("environment.json", {"status": "interrupted"}, "interrupted; these are the best weights"),
-        ("environment.json", {"status": "running"}, "it may be incomplete"),
+        (
+            "environment.json",
+            {"status": "interrupted"},
+            "interrupted; these are the results of the best",
+        ),
+        ("environment.json", {"status": "running"}, "the results may be incomplete"),
         ("eval.json", {"selected_on_validation": True, "epochs": 9}, "Epoch 1 of 9 was selected"),
     ],
 )
@@ -237,7 +241,7 @@ def test_the_page_of_a_run_without_label_check_says_so(tmp_path: Path) -> None:
 
     page = check_harmless(write_report(run).read_text())
 
-    assert "vitft check also finds doubtful labels" in page.text
+    assert "vitft check also finds probable label errors" in page.text
 
 
 def test_a_thousand_classes_show_confused_pairs_instead_of_a_matrix(
@@ -296,9 +300,9 @@ def test_advice_states_how_certain_it_is(tmp_path: Path) -> None:
     (more,) = (text for text in texts if text.startswith("Twice as many images"))
     assert "about +6.0 points" in more
     assert "Extrapolated" in more
-    (few,) = (text for text in texts if text.startswith("To know the accuracy"))
+    (few,) = (text for text in texts if text.startswith("To measure the accuracy"))
     assert "There are 12 now" in few
-    assert texts[0].startswith("Train again without copies")
+    assert texts[0].startswith("Retrain without duplicates")
 
 
 def with_spots(run: Path, **spots: float) -> Run:
@@ -323,7 +327,7 @@ def test_the_class_with_the_lowest_cross_validated_recall_is_the_one_to_collect(
     assert more == 12  # a quarter of the 48 that it learned from
     assert spread > 1.3 * more
     assert "Its recall is 60 % on 60 cross-validated images, clearly below" in step.why
-    assert "extrapolated" in step.why
+    assert "is an extrapolation" in step.why
 
 
 def test_an_uncertain_order_of_the_classes_is_stated(tmp_path: Path) -> None:
@@ -331,7 +335,7 @@ def test_an_uncertain_order_of_the_classes_is_stated(tmp_path: Path) -> None:
 
     (step,) = (a for a in advise(run) if "rose" in a.what)
 
-    assert step.what == "If you collect images, begin with rose."
+    assert step.what == "If you collect more images, start with rose."
     assert "may be due to chance" in step.why
 
 
@@ -394,7 +398,7 @@ def test_a_model_at_chance_level_is_called_so_and_ranks_no_classes(
     assert "Do not use this model yet" in page.text
     assert advice[0] in page.text
     assert advice[1] in page.text
-    for untrue in ("This model distinguishes", "The weakest class is", "begin with", "Compare"):
+    for untrue in ("This model distinguishes", "The weakest class is", "start with", "Compare"):
         assert untrue not in page.text
 
 
@@ -426,7 +430,7 @@ def test_a_run_is_found_by_its_folder_or_a_file_in_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
 
     assert find_run(str(run)) == find_run(str(run / "model.safetensors")) == run
-    with pytest.raises(RunError, match="is not a run folder"):
+    with pytest.raises(RunError, match="is not a run directory"):
         find_run(str(tmp_path))
 
 

@@ -184,7 +184,7 @@ def test_a_full_queue_refuses_further_images_while_the_server_stays_alive() -> N
         again = client.post("/predict", png(2))
 
     assert (away.status, away.headers["retry-after"]) == (503, "1")
-    assert away.json == {"error": "too many images at once; try again"}
+    assert away.json == {"error": "the queue is full; try again"}
     assert alive.json == {"status": "ok", "waiting": 2, "queue": 2}
     assert again.status == 200
 
@@ -293,11 +293,13 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n"
         pytest.param("", "application/x-www-form-urlencoded", b"a=b", 415, "send", id="simple"),
         pytest.param("", FORM, b"--x--", 400, "no boundary", id="no boundary"),
         pytest.param("", f"{FORM}; boundary=", b"--x--", 400, "no boundary", id="empty boundary"),
-        pytest.param("", f"{FORM}; boundary=x", b"", 400, "not have its boundary", id="empty form"),
-        pytest.param("", f"{FORM}; boundary=x", b"--x--", 400, "is empty", id="no files"),
+        pytest.param("", f"{FORM}; boundary=x", b"", 400, "the form is empty", id="empty form"),
+        pytest.param("", f"{FORM}; boundary=x", b"--x--", 400, "contains no files", id="no files"),
         pytest.param("", f"{FORM}; boundary=x", b"--x\r\n" * 50_000, 400, "headers", id="marks"),
         pytest.param("", f"{FORM}; boundary=x", b"text" * 50_000, 400, "not begin", id="no form"),
-        pytest.param("", f"{FORM}; boundary=x", FILE + b"x", 400, "no end", id="no end"),
+        pytest.param(
+            "", f"{FORM}; boundary=x", FILE + b"x", 400, "form is incomplete", id="no end"
+        ),
         pytest.param("", f"{FORM}; boundary=x", FILE * 5000, 400, "more", id="parts"),
         pytest.param(
             "",
@@ -344,7 +346,7 @@ def test_a_decompression_bomb_is_refused_by_its_header(client: Client) -> None:
 
 def test_an_unknown_class_cannot_be_explained(client: Client) -> None:
     assert client.post("/explain?class=%3Cscript%3E", png(0)).json == {
-        "error": "the model has no such class; GET /labels lists them"
+        "error": "the model has no such class; GET /labels lists its classes"
     }
 
 

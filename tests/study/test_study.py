@@ -34,6 +34,7 @@ from vitft.study.run import (
     FewShotSplit,
     evaluate_head,
     few_shot_split,
+    fit_plan,
     reduce_dimensions,
     run_study,
     unique_images,
@@ -215,7 +216,7 @@ BASE = {"weights": ["demo"], "shots": [2], "seeds": 2, "out": None}
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        pytest.param({"weights": ["demo", "demo"]}, UsageError, "contains demo twice", id="twice"),
+        pytest.param({"weights": ["demo", "demo"]}, UsageError, "demo is given twice", id="twice"),
         pytest.param({"weights": ["none"]}, UsageError, "needs other weights", id="only none"),
         pytest.param(
             {"weights": ["random:demo", "none"]}, UsageError, "are the same", id="both untrained"
@@ -317,7 +318,7 @@ def test_the_histogram_wins_a_study_of_colours_which_repeats_byte_for_byte(
     assert [*last] == [str(tiny_weights), "none", "pixels", "histogram"]
     assert last["histogram"] == 1.0
     assert (first / "study.png").read_bytes().startswith(b"\x89PNG")
-    assert "too small for 40 training images per class" in (first / "study.md").read_text()
+    assert "too few images for 40 training images per class" in (first / "study.md").read_text()
 
 
 def test_copies_reduce_the_possible_shots(image_folder: Path) -> None:
@@ -337,6 +338,15 @@ def test_copies_reduce_the_possible_shots(image_folder: Path) -> None:
     assert done.images == 23
 
 
+def test_a_folder_without_usable_test_images_is_refused(image_folder: Path) -> None:
+    out = str(image_folder.parent / "out")
+    plan = check_study(str(image_folder), ["histogram"], [2], seeds=1, out=out)
+    split = replace(plan, folder=replace(plan.folder, layout="split"))
+
+    with pytest.raises(DataError, match="has no usable test images"):
+        fit_plan(split, files(10, 10))
+
+
 def test_a_difference_that_is_not_significant_is_reported_as_such(image_folder: Path) -> None:
     plan = check_study(
         str(image_folder),
@@ -354,8 +364,8 @@ def test_a_difference_that_is_not_significant_is_reported_as_such(image_folder: 
     same = lead_sentences(replace(done, curves=curves))
     worse = lead_sentences(replace(done, curves=(behind, curves[1])))
 
-    assert same[1] == "  no significant difference at 4 per class"
-    assert worse[1] == "  histogram is ahead at 4 per class"
+    assert same[1] == "  no significant difference at 4 images per class"
+    assert worse[1] == "  histogram is significantly better at 4 images per class"
 
 
 def test_labels_of_lines_do_not_overlap_and_keep_their_order() -> None:

@@ -15,6 +15,7 @@ from vitft.system.text import count
 ClassProbabilities = Mapping[str, float]
 KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
 """Kinds of fixes, in the order of the table."""
+PARTS = {"train": "training image", "val": "validation image", "": "not in the split"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +98,12 @@ def audit_summary(audit: AuditResults) -> str:
     relabelled = sum(group["labels_differ"] for group in audit["duplicates"])
     findings = (
         (len(audit["mislabels"]), "probable label error", "probable label errors"),
-        (across, "group of copies across the split", "groups of copies across the split"),
-        (relabelled, "image with two labels", "images with two labels"),
+        (across, "group of duplicates across the split", "groups of duplicates across the split"),
+        (
+            relabelled,
+            "group of duplicates with different labels",
+            "groups of duplicates with different labels",
+        ),
     )
     return ", ".join(count(number, one, many) for number, one, many in findings if number)
 
@@ -125,7 +130,7 @@ def propose_fixes(
             action="keep",
             label=entry["label"],
             new_label=entry["suggested"],
-            reason=f"probably {entry['suggested']}; write move to accept",
+            reason=f"probably {entry['suggested']}; change the action to move to accept",
             kind="mislabel",
             confidence=entry["suggested_probability"],
         )
@@ -165,7 +170,7 @@ def identical_file_fixes(
             fixes.append(replace(drop, reason=f"identical to {kept['path']}"))
         elif len(first) > 1 and not right:
             others = ", ".join(sorted({*first} - {label}))
-            reason = f"identical to a file with the label {others}; drop all but one"
+            reason = f"identical to a file with another label ({others}); drop all but one"
             doubt = replace(drop, action="keep", kind="two labels", confidence=None)
             fixes.append(replace(doubt, reason=reason))
     return fixes
@@ -187,10 +192,13 @@ def near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
     fixes = []
     for member in others:
         reason = f"nearly identical to {first['path']}"
+        details = []
         if member["label"] != first["label"]:
-            reason += f", which has the label {first['label']}"
+            details.append(f"label {first['label']}")
         if member["split"] != first["split"]:
-            reason += f", which is in {first['split']}"
+            details.append(PARTS[first["split"]])
+        if details:
+            reason += f" ({', '.join(details)})"
         path, label = member["path"], member["label"]
         fixes.append(Fix(path=path, action="keep", label=label, reason=reason, kind="near"))
     return fixes

@@ -61,8 +61,8 @@ def check_folder(
     folder = scan(root)
     if split is not None and not any(file.path in split for file in folder.files):
         raise DataError(
-            f"no image of {root} is in the split of the run",
-            fix="name the folder that the run was trained on",
+            f"none of the images in {root} is in the split of the run",
+            fix="use the folder that the run was trained on",
         )
     fingerprints = Fingerprints(train.cache)
     features = None
@@ -159,14 +159,14 @@ def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
     """Return the settings of a run, and a mapping from the path of each image to its part.
 
     Raises:
-        RunError: The folder is not a run directory.
+        RunError: The path is not a run directory.
     """
     path = Path(run).expanduser()
     split = RunDir(path).split
     if not (path / "config.toml").is_file() or not split.is_file():
         raise RunError(
-            f"{path} is not a run folder: it has no config.toml and split.csv",
-            fix="name a folder that `vitft finetune` wrote, e.g. --run runs/latest",
+            f"{path} is not a run directory: config.toml or split.csv is missing",
+            fix="pass a directory written by `vitft finetune`, e.g. --run runs/latest",
         )
     rows = Manifest.read(split, path).rows
     return config_from_table(read_toml(path / "config.toml")), {r.path: r.split for r in rows}

@@ -48,6 +48,6 @@ def fetch_data(args: argparse.Namespace) -> int:
         f"SHA-256 of the archive: {fetched.sha256}" + ("" if fetched.record else f" ({expected})")
     )
     if fetched.record:
-        output.note(f"recorded in {fetched.record}, to verify later downloads")
+        output.note(f"digest recorded in {fetched.record} to verify later downloads")
     output.note(f"next: vitft finetune --data {shlex.quote(str(fetched.root))} --weights NAME")
     return 0

@@ -40,7 +40,7 @@ def add_explain(parser: Parser) -> None:
         help="class to explain (default: the most probable one)",
     )
     parser.add_argument(
-        "--fusion", choices=FUSIONS, help="how the heads are combined (default: mean)"
+        "--fusion", choices=FUSIONS, help="method of combining the heads (default: mean)"
     )
     parser.add_argument(
         "--discard",

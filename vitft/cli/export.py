@@ -108,7 +108,7 @@ def print_export(done: "Exported", plan: ExportPlan) -> None:
     )
     output.result(
         f"exported to {done.folder}: largest logit difference {done.difference:.1e}, "
-        f"{count(done.changed, 'changed prediction')}, on {on}"
+        f"{count(done.changed, 'changed prediction')} on {on}"
     )
     if plan.formats == ("transformers",):
         output.note(f'next: transformers.pipeline("image-classification", "{done.folder}")')

@@ -163,7 +163,7 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
     if args.out or args.recipe:
         raise UsageError(
             "--resume cannot be combined with --out or --recipe",
-            fix="remove them: a resumed run keeps its directory and recipe",
+            fix="remove them: a resumed run keeps its directory and settings",
         )
     _, named = named_settings(args)
     return check_resume(Path(args.resume).expanduser(), named)
@@ -252,11 +252,12 @@ def print_cross_validation(
     )
     if (gain := results["gain_from_twice"]) is not None:
         output.result(f"with twice as many images: about {100 * gain:+.1f} points (extrapolated)")
-    for weak in results["weak_spots"][:2] if with_weakest else ():
+    ranks = ("weakest class", "second-weakest class") if with_weakest else ()
+    for rank, weak in zip(ranks, results["weak_spots"], strict=False):
         if weak["recall"] < 1:
             confused = weak["taken_for"]
             also = f", most often predicted as {confused}" if confused else ""
-            output.result(f"weakest class: {weak['class']}, recall {percent(weak['recall'])}{also}")
+            output.result(f"{rank}: {weak['class']}, recall {percent(weak['recall'])}{also}")
 
 
 def print_weakest(per_class: Mapping[str, ClassMetrics]) -> None:

@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError for an argparse message, with the nearest known word as its fix."""
-        fix = f"run {self.prog} --help to list the options"
+        fix = f"run {self.prog} --help for usage"
         wrong = re.findall(r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message)
         if wrong and (near := self.nearest(wrong[0], message)):
             fix = f"use {near}"

@@ -12,7 +12,10 @@ from vitft.system.files import resource
 def add_recipes(parser: Parser) -> None:
     """Add the options of `vitft recipes`."""
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="recipe to print (default: list all)"
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="name of a recipe to print (default: list all recipes)",
     )
     parser.add_argument(
         "--format",

@@ -163,7 +163,9 @@ def read_recipe(name: str) -> dict[str, Any]:
         path = folder / f"{name}.toml"
         if not path.exists():
             names = ", ".join(sorted(p.stem for p in folder.glob("*.toml")))
-            raise UsageError(f"unknown recipe {name!r}", fix=f"use a TOML file, or one of: {names}")
+            raise UsageError(
+                f"unknown recipe {name!r}", fix=f"use a TOML file, or one of the recipes {names}"
+            )
     table = read_toml(path)
     table.pop("recipe", None)
     return table

@@ -49,7 +49,7 @@ class DataSpec:
         require(
             not (self.group_duplicates and self.split == "reference"),
             "data.group_duplicates=true needs data.split=random: the reference split is fixed",
-            fix="use only one of them",
+            fix="use data.split=random, or remove data.group_duplicates",
         )
 
 

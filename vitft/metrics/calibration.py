@@ -17,6 +17,7 @@ import numpy as np
 
 from vitft.metrics.intervals import Floats
 from vitft.metrics.results import CalibrationBin, Interval
+from vitft.system.text import count
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -54,12 +55,13 @@ def calibrate_temperature(logits: Floats, labels: Ints) -> FittedTemperature:
     none = functools.partial(FittedTemperature, value=1.0, held_out=np.ones(images))
     if images < MIN_IMAGES or not MIN_ERRORS <= errors < images:
         return none(
-            note=f"{images} validation images with {errors} errors are too few to fit a temperature"
+            note=f"cannot fit a temperature to {count(images, 'validation image')} with "
+            f"{count(errors, 'error')}"
         )
     fitted = fit_temperature(logits, labels)
     if fitted is None:
         low, high = TEMPERATURES
-        return none(note=f"no temperature from {low} to {high:.0f} minimises the loss")
+        return none(note=f"no temperature between {low} and {high:.0f} minimises the loss")
     held_out = np.empty(images)
     fold_id = np.random.default_rng(0).permutation(images) % CALIBRATION_FOLDS
     for k in range(CALIBRATION_FOLDS):

@@ -54,8 +54,8 @@ def no_better_than_majority(run: Run) -> Advice | None:
     return Advice(
         what,
         f"{why}The 95 % interval of its accuracy ({interval(run.results['top1_interval'])}) is not "
-        f"above {percent(run.results['majority'])}, the accuracy of always predicting the largest "
-        "class.",
+        f"entirely above {percent(run.results['majority'])}, the accuracy of always predicting the "
+        "largest class.",
     )
 
 
@@ -65,10 +65,11 @@ def copies_across_split(run: Run) -> Advice | None:
     if not groups:
         return None
     return Advice(
-        "Train again without copies between training and validation.",
+        "Retrain without duplicates across training and validation.",
         f"{count(groups, 'group')} of identical or nearly identical images "
-        f"{'is' if groups == 1 else 'are'} in both parts, so the accuracy is somewhat too "
-        "high. vitft check lists them; --group-duplicates keeps them in one part.",
+        f"{'contains' if groups == 1 else 'contain'} both training and validation images, so the "
+        "true accuracy is probably lower. vitft check lists them, and the option "
+        "--group-duplicates keeps each group on one side of the split.",
     )
 
 
@@ -95,8 +96,8 @@ def confused_pair(run: Run) -> Advice | None:
         return None
     return Advice(
         f"Compare images of {first} and {second}.",
-        f"{times} of the {len(wrong)} mistakes confuse these two classes. Images that show their "
-        "difference, or clearer rules for labelling them, would help most.",
+        f"{times} of the {len(wrong)} mistakes confuse these two classes. Images that show how "
+        "they differ, or clearer labelling rules, would help most.",
     )
 
 
@@ -111,18 +112,18 @@ def weakest_class(run: Run) -> Advice | None:
     found = f"Its recall is {percent(worst.recall, 0)} on {count(worst.images, worst.kind)}, " + (
         "clearly below the overall accuracy."
         if worst.interval[1] < recalls[0].accuracy
-        else f"but with an interval of {interval(worst.interval, 0)} the order of the classes "
-        "may be due to chance."
+        else f"but its 95 % interval ({interval(worst.interval, 0)}) is so wide that this may be "
+        "due to chance."
     )
     more = max(10, round(train[worst.name] / 4))
     spread = equivalent_images(run, worst, train[worst.name], more, exponent) if exponent else 0.0
     if spread < 1.3 * more:
-        return Advice(f"If you collect images, begin with {worst.name}.", found)
+        return Advice(f"If you collect more images, start with {worst.name}.", found)
     return Advice(
         f"{more} more images of {worst.name} are worth about as much as {spread:,.0f} more images "
         "of all classes.",
-        f"{found} This is extrapolated: it assumes that the learning curve of all classes holds "
-        "for each class.",
+        f"{found} The estimate is an extrapolation: it assumes that every class follows the "
+        "overall learning curve.",
     )
 
 
@@ -202,15 +203,15 @@ def more_images(run: Run) -> Advice | None:
     gain = more.get("gain_from_twice")
     if gain is not None:
         return Advice(
-            f"Twice as many images would bring about {points(gain)}.",
-            "Extrapolated from the learning curve below, which may level off.",
+            f"Twice as many images would improve the accuracy by about {points(gain).lstrip('+')}.",
+            "This is extrapolated from the learning curve below, which may level off.",
         )
     if any(b["top1"] > a["top1"] for a, b in itertools.pairwise(curve[-3:])):
         return None
     return Advice(
         "Do not expect much from more images of the same kind.",
-        "The learning curve has stopped rising. Next, try cleaner labels, larger weights, or "
-        "training more of the network (--freeze blocks:2).",
+        "The learning curve has stopped rising. Instead, try cleaner labels, a larger model, or "
+        "training more layers (--freeze blocks:2).",
     )
 
 
@@ -221,7 +222,7 @@ def few_validation_images(run: Run) -> Advice | None:
     if high - low <= 0.08 or needed <= images:
         return None
     return Advice(
-        f"To know the accuracy to ±4 points, evaluate on about {needed:,} images.",
-        f"There are {images:,} now, and the interval spans {100 * (high - low):.0f} points: "
+        f"To measure the accuracy to within ±4 points, use about {needed:,} validation images.",
+        f"The interval from {count(images, 'image')} spans {100 * (high - low):.0f} points: "
         "smaller differences between models may be due to chance.",
     )

@@ -23,7 +23,7 @@ from vitft.report.run_files import Run, Thumbnails
 from vitft.report.summary import weights_name
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
-from vitft.system.text import count, interval, percent, points
+from vitft.system.text import count, interval, listing, percent, points
 
 MAX_DISPUTED = 60
 """Maximum number of images shown on which the runs disagree."""
@@ -142,13 +142,12 @@ class RunComparison:
         if pair.difference < 0:
             better, worse = worse, better
         by = points(abs(pair.difference)).lstrip("+")
+        p = f"p = {p_text(pair.p)}".replace("= <", "<")
         if pair.p < 0.05:
-            return f"{better} is better than {worse} on these images by {by} (p {p_text(pair.p)})"
+            return f"{better} is more accurate than {worse} on these images, by {by} ({p})"
         if pair.difference == 0:
             return f"{better} and {worse} are equally accurate on these images"
-        return (
-            f"{better} is ahead of {worse} by {by}, which is not significant (p {p_text(pair.p)})"
-        )
+        return f"{better} is more accurate than {worse} by {by}, but not significantly ({p})"
 
     def to_json(self) -> dict[str, object]:
         """Return the comparison as an object that can be written as JSON."""
@@ -221,15 +220,15 @@ def check_runs(runs: Sequence[Run]) -> None:
     if len(runs) > len(ascii_uppercase):
         raise UsageError(
             f"cannot compare {len(runs)} runs",
-            fix=f"compare at most {len(ascii_uppercase)} at a time",
+            fix=f"compare at most {len(ascii_uppercase)} runs at a time",
         )
     paths = [run.path.resolve() for run in runs]
     for run, path in zip(runs, paths, strict=True):
         if paths.count(path) > 1:
-            raise UsageError(f"{path} is named twice", fix="name each run once")
+            raise UsageError(f"{path} is given twice", fix="pass each run once")
         if not run.predictions:
             raise RunError(
-                f"cannot compare {run.path}: it has no validation.npz with its predictions",
+                f"cannot compare {run.path}: validation.npz, with its predictions, is missing",
                 fix="repeat the run with this version of vitft",
             )
 
@@ -249,11 +248,11 @@ def comparison_notes(
     sizes = [len(table) for table in by_digest]
     if common == 0:
         notes.append(
-            "The runs have no validation image in common, so nothing can be tested. Train them on "
-            "the same data with the same --seed."
+            "The runs have no validation image in common, so they cannot be compared. Train "
+            "them on the same data with the same --seed."
         )
     elif any(size != common for size in sizes):
-        numbers = ", ".join(f"{size:,}" for size in sizes)
+        numbers = listing((f"{size:,}" for size in sizes), most=len(sizes))
         notes.append(
             f"The splits differ: the runs have {numbers} validation images, and only the "
             f"{count(common, 'image')} that all of them share {'is' if common == 1 else 'are'} "
@@ -262,16 +261,16 @@ def comparison_notes(
     if relabelled:
         one = relabelled == 1
         notes.append(
-            f"{count(relabelled, 'shared image')} {'has' if one else 'have'} different labels and "
-            f"{'is' if one else 'are'} left out."
+            f"{count(relabelled, 'shared image')} {'has' if one else 'have'} different labels in "
+            f"different runs and {'is' if one else 'are'} excluded."
         )
     if len({run.classes for run in runs}) > 1:
-        notes.append("The runs have different classes, so they did not solve the same task.")
+        notes.append("The runs have different classes, so they solve different tasks.")
     labelled = list(zip(ascii_uppercase, runs, strict=False))
     chosen = [letter for letter, run in labelled if run.results.get("selected_on_validation")]
     if chosen:
         notes.append(
-            f"The best epoch of {', '.join(chosen)} was selected on these images, which gives a "
+            f"The best epoch of {listing(chosen)} was selected on these images, which gives a "
             "slight advantage."
         )
     clauses = {letter: chance_level(run.results) for letter, run in labelled}
@@ -319,7 +318,7 @@ def write_comparison(comparison: RunComparison, out: Path) -> Path:
         return not correct, -max(image.probabilities), image.path
 
     disputed = sorted((image for image in comparison.images if image.disputed), key=order)
-    label = "Accuracy of each run with its interval"
+    label = "Accuracy of each run with its 95 % interval"
     chart = charts.interval_chart(label, comparison.letters, accuracies) if accuracies else ""
     view = {
         "title": " vs. ".join(names) if len(names) == 2 else f"{len(names)} runs compared",

@@ -89,7 +89,7 @@ def distance_png(distance: NDArray[np.float32], images: int, uniform: float, tit
     axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, None))
     axes.set_xticks(range(0, depth, 1 if depth <= 16 else 2))
     axes.spines[["top", "right"]].set_visible(False)
-    detail = f"one marker per head, the line is their mean; {count(images, 'image')}"
+    detail = f"one marker per head; line: mean over heads; {count(images, 'image')}"
     add_title(figure, title, detail)
     return to_png(figure)
 

@@ -121,10 +121,10 @@ def find_run(run: str | None) -> Path:
     if run is None:
         raise RunError(
             f"there is no finished run in {BASE}/",
-            fix="run `vitft finetune --data DIR --weights NAME` first, or name a run folder",
+            fix="run `vitft finetune --data DIR --weights NAME`, or choose a run with --run DIR",
         )
-    fix = "name a folder that `vitft finetune` wrote, e.g. runs/latest"
-    raise RunError(f"{run} is not a run folder", fix=fix)
+    fix = "pass a directory written by `vitft finetune`, e.g. runs/latest"
+    raise RunError(f"{run} is not a run directory", fix=fix)
 
 
 def read_run(path: Path) -> Run:

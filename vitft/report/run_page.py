@@ -78,7 +78,7 @@ class Confusion:
 
 
 def write_report(run: Path, out: Path | None = None) -> Path:
-    """Write the page of a run and return its path, by default `report.html` in the run folder.
+    """Write the page of a run and return its path, by default `report.html` in the run directory.
 
     Raises:
         RunError: A file of the run is damaged, or the page cannot be written.
@@ -145,7 +145,7 @@ def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, flo
     text = f"Every class has {count(largest, 'image')}."
     if smallest != largest:
         few, many = run.classes[totals.index(smallest)], run.classes[totals.index(largest)]
-        text = f"From {smallest:,} ({few}) to {count(largest, 'image')} ({many}) per class."
+        text = f"The classes have from {smallest:,} ({few}) to {count(largest, 'image')} ({many})."
     return text, rows
 
 
@@ -190,7 +190,7 @@ def penalty_section(run: Run) -> ChartSection | None:
     penalties, accuracies = [line["l2"] for line in log], [line["cv_top1"] for line in log]
     return ChartSection(
         title="How the head was fitted",
-        text="The head was not trained in steps but solved to its optimum. Cross-validation on the "
+        text="The head was fitted to convergence by L-BFGS. Cross-validation on the "
         f"training images selected the L2 penalty with the highest accuracy: {best:g}.",
         charts=[charts.penalty_chart(label, penalties, accuracies, best)],
         columns=["penalty", "cross-validated loss", "cross-validated accuracy"],
@@ -275,7 +275,7 @@ def confidence_section(run: Run) -> ChartSection | None:
     error, bounds = calibration["ece"], interval(calibration.get("ece_interval"))
     text = f"On average, confidence and accuracy differ by {points(error).lstrip('+')}"
     if error < 0.0005:  # displayed as 0.0 points
-        text = "No difference between confidence and accuracy was measurable"
+        text = "No difference between confidence and accuracy could be measured"
     text += f" (95 % interval: {bounds})." if bounds else "."
     before, temperature = calibration.get("ece_before"), calibration.get("temperature")
     if before is not None and temperature not in (None, 1.0):
@@ -284,10 +284,10 @@ def confidence_section(run: Run) -> ChartSection | None:
             f"the validation images; without it, the difference was {points(before).lstrip('+')}."
         )
     return ChartSection(
-        title="Can its confidence be trusted?",
+        title="Is the confidence reliable?",
         text=text,
         charts=[charts.reliability_diagram("Accuracy by confidence", bins)],
-        caption="Points above the diagonal: more accurate than confident. Below: less accurate.",
+        caption="Points above the diagonal: underconfident. Points below: overconfident.",
         columns=["confidence", "images", "mean confidence", "accuracy"],
         rows=[
             [
@@ -311,10 +311,11 @@ def learning_section(run: Run) -> ChartSection | None:
     measured = [(point["images"], point["top1"]) for point in curve]
     last = measured[-1]
     extrapolated = (2 * last[0], last[1] + gain) if gain is not None else None
-    text = "Cross-validated accuracy of heads that were fitted to fewer of the images."
+    text = "Cross-validated accuracy of heads fitted to subsets of the images."
     if gain is not None:
         text += (
-            f" Twice as many images would bring about {points(gain)}, extrapolated by a power law."
+            f" Twice as many images would improve the accuracy by about {points(gain).lstrip('+')} "
+            "(extrapolated with a power law)."
         )
     elif all(b["top1"] <= a["top1"] for a, b in pairwise(curve[-3:])):
         text += " The curve has stopped rising."

@@ -13,7 +13,8 @@ from vitft.system.text import count, interval, listing, percent
 
 WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.freeze`
     "head": "only a new linear head was trained",
-    "pre_logits": "only its representation layer and a new head were trained",
+    "pre_logits": "only its pre_logits layer and a new head were trained",
+    "lora": "LoRA adapters and a new head were trained",
     "none": "all of its layers were trained",
 }
 
@@ -110,7 +111,7 @@ def describe_weakest(run: Run) -> str:
     cross_validated, validation = cross_validated_recalls(run)[:1], validation_recalls(run)[:1]
     weakest = [one for one in cross_validated + validation if one.recall < 1]
     if not weakest:
-        return "No image of any class was misclassified." if validation else ""
+        return "No image was misclassified." if validation else ""
     text = f"The weakest class is {recall_text(weakest[0])}."
     if len(weakest) == 2 and weakest[0].name != weakest[1].name:
         text += f" On the validation images alone, it is {recall_text(weakest[1])}."
@@ -129,12 +130,12 @@ def cautions(run: Run) -> str:
     """Return sentences on the limits of the results, or an empty string if there are none."""
     status = run.environment.get("status", "finished")
     if not run.results:
-        return f"Nothing was evaluated: the status of the run is “{status}”."
+        return f"The run has no results: its status is “{status}”."
     texts = []
     if status == "interrupted":
-        texts.append("The run was interrupted; these are the best weights until then.")
+        texts.append("The run was interrupted; these are the results of the best weights so far.")
     elif status != "finished":
-        texts.append(f"The status of the run is “{status}”: it may be incomplete.")
+        texts.append(f"The status of the run is “{status}”: the results may be incomplete.")
     if run.results.get("selected_on_validation"):
         texts.append(
             f"Epoch {run.results['best_epoch']} of {run.results['epochs']} was selected on the "
@@ -167,6 +168,6 @@ def key_figures(run: Run) -> list[KeyFigure]:
     if run.predictions:
         wrong = mistakes(run.predictions)
         confident = sum(one.probability > 0.9 for one in wrong)
-        detail = f"{confident:,} with a confidence over 90 %" if wrong else ""
+        detail = f"{confident:,} with a confidence above 90 %" if wrong else ""
         figures.append(KeyFigure("mistakes", f"{len(wrong):,}", detail, validation))
     return figures

@@ -45,7 +45,7 @@ def access_for(host: str, allowed: Sequence[str]) -> Access:
         if host_name(name) != name.strip("[]").lower():
             raise UsageError(
                 f"invalid --allow-host {name!r}: not a host name",
-                fix="leave out scheme, port and wildcards, e.g. --allow-host flowers.example",
+                fix="use a name without scheme, port or wildcards, e.g. flowers.example",
             )
     own = () if host in ALL_INTERFACES else (host.strip("[]").lower(),)
     return Access(

@@ -31,9 +31,12 @@ from vitft.system.errors import ImageError
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     408: {"model": ErrorSchema, "description": "The body was sent too slowly."},
     413: {"model": ErrorSchema, "description": "The body is too large."},
-    415: {"model": ErrorSchema, "description": "The Content-Type is neither a form nor an image."},
+    415: {
+        "model": ErrorSchema,
+        "description": "The Content-Type is not that of a form or an image.",
+    },
     422: {"model": ErrorSchema, "description": "No usable image, or an invalid parameter."},
-    503: {"model": ErrorSchema, "description": "Busy; see Retry-After."},
+    503: {"model": ErrorSchema, "description": "The server is busy; see the Retry-After header."},
 }
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 SECURITY_HEADERS = {
@@ -49,7 +52,7 @@ FORM = {"type": "object", "properties": {"images": {"type": "array", "items": BI
 REQUEST_BODY = {
     "requestBody": {
         "required": True,
-        "description": "Files of a form, in fields of any name, or the bytes of one image.",
+        "description": "A form with files in fields of any name, or the bytes of one image.",
         "content": {"multipart/form-data": {"schema": FORM}, "image/*": {"schema": BINARY}},
     }
 }
@@ -105,11 +108,11 @@ class Handlers:
     ) -> Response:
         """Return a PNG of an image overlaid with its relevance for a class (default: the best)."""
         if name is not None and name not in self.queue.classes:
-            raise HTTPException(422, "the model has no such class; GET /labels lists them")
+            raise HTTPException(422, "the model has no such class; GET /labels lists its classes")
         target = None if name is None else self.queue.classes.index(name)
         async with self.uploads(request) as files, asyncio.timeout(ANSWER_SECONDS):
             if len(files) != 1:
-                raise HTTPException(422, "only one image at a time can be explained")
+                raise HTTPException(422, "only one image can be explained per request")
             try:
                 png = await self.queue.explain(files[0].data, files[0].name, target)
             except ImageError as error:
@@ -165,7 +168,7 @@ class SecurityMiddleware:
             await handler(scope, receive, send_with_headers)
         except asyncio.CancelledError:  # the server is stopping, and this request took too long
             if not started:
-                await JsonResponse(503, {"error": "the server is stopping"})(
+                await JsonResponse(503, {"error": "the server is shutting down"})(
                     scope, receive, send_with_headers
                 )
 
@@ -175,10 +178,12 @@ def refusal(scope: Scope, access: Access) -> JsonResponse | None:
     headers = Headers(scope=scope)
     host = headers.get("host", "")
     if not access.allows(host):
-        return JsonResponse(421, {"error": "unknown host name; --allow-host NAME allows it"})
+        return JsonResponse(
+            421, {"error": "host name not allowed; start the server with --allow-host NAME"}
+        )
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if scope["method"] not in SAFE_METHODS and not is_own_page(host, origin=origin, site=site):
-        return JsonResponse(403, {"error": "requests from pages of other sites are refused"})
+        return JsonResponse(403, {"error": "cross-origin requests are not allowed"})
     return None
 
 
@@ -220,7 +225,7 @@ def make_app(queue: BatchQueue, access: Access) -> SecurityMiddleware:
     if queue.can_explain:
         schema["responses"] = {
             **ERROR_RESPONSES,
-            200: {"content": {"image/png": {}}, "description": "A PNG."},
+            200: {"content": {"image/png": {}}, "description": "A PNG image."},
         }
         allowed["/explain"] = add_route(
             app, "/explain", handlers.explain, "POST", response_class=Response, **schema
@@ -265,9 +270,7 @@ def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
 
     async def wrong_method(request: Request, _: Exception) -> Response:
         allow = allowed.get(request.url.path, "")
-        return JsonResponse(
-            405, {"error": f"the methods of this path are {allow}"}, {"allow": allow}
-        )
+        return JsonResponse(405, {"error": f"method not allowed; use {allow}"}, {"allow": allow})
 
     async def invalid_parameter(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -275,10 +278,12 @@ def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
         return JsonResponse(422, {"error": f"{first['loc'][-1]}: {first['msg']}"})
 
     async def queue_full(_: Request, __: Exception) -> Response:
-        return JsonResponse(503, {"error": "too many images at once; try again"}, RETRY_SOON)
+        return JsonResponse(503, {"error": "the queue is full; try again"}, RETRY_SOON)
 
     async def timed_out(_: Request, __: Exception) -> Response:
-        return JsonResponse(503, {"error": "timeout; try again"}, {"Retry-After": "5"})
+        return JsonResponse(
+            503, {"error": "the request timed out; try again"}, {"Retry-After": "5"}
+        )
 
     async def internal_error(_: Request, __: Exception) -> Response:
         return JsonResponse(500, {"error": "internal server error; see the server log"})

@@ -42,11 +42,11 @@ class ServeLimits:
     def __post_init__(self) -> None:
         if self.max_bytes < 1000:
             raise UsageError(
-                f"invalid --max-bytes {self.max_bytes}: no photo is that small",
-                fix="give the bytes of the largest request, e.g. --max-bytes 20000000",
+                f"invalid --max-bytes {self.max_bytes}: too small for an image",
+                fix="use an integer of 1000 or more, e.g. --max-bytes 20000000",
             )
         if self.queue < 1:
-            raise UsageError(f"invalid --queue {self.queue}", fix="use at least 1")
+            raise UsageError(f"invalid --queue {self.queue}", fix="use an integer of 1 or more")
 
     @property
     def images(self) -> int:

@@ -29,11 +29,15 @@ class ClassProbabilitySchema(BaseModel):
 class PredictionSchema(BaseModel):
     """The prediction for one image, in the format of `vitft predict --format json`."""
 
-    path: str = Field(description="file name as sent; empty for a body that is one image")
-    run: str | None = Field(None, description="name of the run that answers")
-    classes: list[ClassProbabilitySchema] | None = Field(None, description="most probable first")
-    notes: list[str] | None = Field(None, description="not sure; unlike the training images")
-    error: str | None = Field(None, description="why the image has no prediction")
+    path: str = Field(description="file name as sent; empty if the body is a single image")
+    run: str | None = Field(None, description="name of the run that made the prediction")
+    classes: list[ClassProbabilitySchema] | None = Field(
+        None, description="classes, most probable first"
+    )
+    notes: list[str] | None = Field(
+        None, description="remarks such as `not sure` or `unlike the training images`"
+    )
+    error: str | None = Field(None, description="reason why the image has no prediction")
 
 
 class PredictionsSchema(BaseModel):
@@ -56,13 +60,13 @@ class LabelsSchema(BaseModel):
     classes: list[str]
     image_size: list[int] = Field(description="height and width of the model's input in pixels")
     explains: bool = Field(description="whether POST /explain is available")
-    max_bytes: int = Field(description="largest request body")
-    max_images: int = Field(description="most images in one request")
+    max_bytes: int = Field(description="maximum size of a request body in bytes")
+    max_images: int = Field(description="maximum number of images in a request")
 
 
 class HealthSchema(BaseModel):
     """State of the server."""
 
     status: str
-    waiting: int = Field(description="images in the queue")
-    queue: int = Field(description="size of the queue")
+    waiting: int = Field(description="number of images in the queue")
+    queue: int = Field(description="maximum number of images in the queue")

@@ -53,7 +53,7 @@ def listen(host: str, port: int) -> socket.socket:
         bound.close()
         raise UsageError(
             f"cannot listen on {host} port {port}: {error.strerror}",
-            fix="use an address of this machine with --host and a free port with --port (0: any)",
+            fix="choose an address of this machine with --host and a free port with --port",
         ) from error
     return bound
 
@@ -93,7 +93,7 @@ class TimeoutProtocol(H11Protocol):
         self.num_bytes += len(data)
         self.num_line_ends += data.count(b"\r\n")
         if self.has_tiny_chunks(data):
-            self.refuse(400, "not a valid HTTP request: its chunks are too small")
+            self.refuse(400, "invalid HTTP request: the chunks are too small")
             return
         super().data_received(data)
         self.update_head_timer()
@@ -152,7 +152,7 @@ class TimeoutProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - it may contain request data
         """Respond to data that is not valid HTTP; called by uvicorn."""
-        self.refuse(400, "not a valid HTTP request")
+        self.refuse(400, "invalid HTTP request")
 
     def refuse(self, status: int, problem: str, headers: list[tuple[bytes, bytes]] = []) -> None:  # noqa: B006
         """Send an error response, unless a response has begun, and close the connection."""

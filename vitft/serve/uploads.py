@@ -167,12 +167,12 @@ def read_form(body: bytes, content_type: str, *, max_files: int) -> list[Upload]
         parser.write(body)
     except FormParserError:
         raise FormError(
-            "the headers of a part are damaged or too long"
+            "the headers of a part are malformed or too long"
             if reader.num_parts
             else "the form does not begin with its boundary"
         ) from None
     if not reader.is_complete:
-        raise FormError("the form has no end" if body else "the form does not have its boundary")
+        raise FormError("the form is incomplete" if body else "the form is empty")
     if not reader.files:
-        raise FormError("the form is empty")
+        raise FormError("the form contains no files")
     return reader.files

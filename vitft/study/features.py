@@ -87,7 +87,7 @@ class BackboneFeatures:
         """Return the features (n, D) of the images, computing those that are not cached."""
         listed = [File(file.path, file.label) for file in files]
         if not self.is_complete:
-            with console.Progress("images to features", len(files)) as progress:
+            with console.Progress("computing features", len(files)) as progress:
                 try:
                     self.extractor.compute(
                         str(self.folder.root), listed, self.view, progress=progress.advance
@@ -139,7 +139,7 @@ def baseline_features(
         return small_image(pixels), colour_histogram(pixels)
 
     images, histograms = [], []
-    with console.Progress("pixels and colours", len(files)) as progress:
+    with console.Progress("computing baselines", len(files)) as progress:
         for found in in_order(features_of, files, workers=torch.get_num_threads()):
             if isinstance(found, ImageError):
                 raise vanished_error(found)

@@ -63,12 +63,12 @@ def check_study(
     """
     if not 1 <= seeds <= 100:
         raise UsageError(
-            f"invalid --seeds {seeds}", fix="use a number from 1 to 100, e.g. --seeds 3"
+            f"invalid --seeds {seeds}", fix="use an integer from 1 to 100, e.g. --seeds 3"
         )
     if not shots or min(shots) < 1:
         raise UsageError(
             f"invalid --shots {' '.join(map(str, shots))}",
-            fix="use one or more whole numbers from 1, e.g. --shots 5 10 25",
+            fix="use one or more integers of 1 or more, e.g. --shots 5 10 25",
         )
     sources = resolve_sources(weights)
     for one in sources:
@@ -99,20 +99,18 @@ def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     twice = [name for name, number in Counter(weights).items() if number > 1]
     if twice or not weights:
         raise UsageError(
-            f"--weights contains {twice[0]} twice" if twice else "--weights is empty",
-            fix="name each once, e.g. --weights demo none pixels",
+            f"{twice[0]} is given twice in --weights" if twice else "--weights is empty",
+            fix="pass each name once, e.g. --weights demo none pixels",
         )
     real = [name for name in weights if name not in (*BASELINES, UNTRAINED)]
     if UNTRAINED in weights and not real:
         raise UsageError(
-            "--weights none needs other weights, because it stands for their architecture",
-            fix="name other weights first, e.g. --weights demo none, or use random:NAME",
+            "--weights none needs other weights, whose architecture it uses",
+            fix="add other weights, e.g. --weights demo none, or use random:NAME",
         )
     untrained = f"random:{real[0].removeprefix('random:')}" if real else ""
     if UNTRAINED in weights and untrained in weights:
-        raise UsageError(
-            f"--weights none and {untrained} are the same", fix="leave one of them out"
-        )
+        raise UsageError(f"--weights none and {untrained} are the same", fix="use only one of them")
     return tuple(
         FeatureSource(name=name, weights=untrained if name == UNTRAINED else name)
         for name in weights
@@ -140,7 +138,7 @@ def too_few_images(folder: Folder, counts: Counter[int]) -> DataError:
     """Return the error for a class that is too small for any of the shots."""
     label, smallest = min(counts.items(), key=lambda pair: (pair[1], pair[0]))
     return DataError(
-        f"the class {folder.classes[label]} of {folder.root} has only "
-        f"{count(smallest, 'usable image')}, too few for any of the --shots and the test images",
-        fix="use smaller numbers, e.g. --shots 1 2 5, or add images to that class",
+        f"class {folder.classes[label]} of {folder.root} has only "
+        f"{count(smallest, 'usable image')}, too few to train and test with any of the --shots",
+        fix="use smaller --shots, e.g. 1 2 5, or add images to this class",
     )

@@ -197,7 +197,7 @@ def to_figure(study: StudyResults) -> bytes:
         curves,
         majority=study.majority,
         title=f"{plan.folder.root.resolve().name}: linear heads on frozen features",
-        detail=f"{mean_of(plan.seeds)}, bands are 95 % intervals; "
+        detail=f"{mean_of(plan.seeds)}; bands: 95 % intervals; "
         f"{count(study.test_images, 'test image')}",
     )
 
@@ -232,18 +232,21 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
         "",
         *markdown_table(["compared with", *columns], differences),
         "",
-        "![The curves](study.png)",
+        "![Accuracy curves](study.png)",
     ]
     if plan.left_out:
         many = ", ".join(map(str, plan.left_out))
-        lines += ["", f"The smallest class is too small for {many} training images per class."]
+        lines += [
+            "",
+            f"The smallest class has too few images for {many} training images per class.",
+        ]
     return "\n".join(lines) + "\n"
 
 
 def heading(study: StudyResults) -> str:
     """Return a description of the accuracies in one or two lines."""
     has_tests = study.plan.folder.layout == "split"
-    origin = "the folder's own" if has_tests else "the images not drawn for training"
+    origin = "the val part of the folder" if has_tests else "all images not used for training"
     return (
         f"accuracy in % by training images per class, {mean_of(study.plan.seeds)}, with 95 % "
         f"intervals; {count(study.test_images, 'test image')} ({origin}); baseline (largest "
@@ -269,20 +272,23 @@ def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
 def lead_sentences(study: StudyResults) -> list[str]:
     """Return sentences comparing the first curve with the others at the most shots."""
     shots, first = study.plan.shots, study.curves[0].name
+    per_class = count(shots[-1], "image per class", "images per class")
     lines = []
     for name, differences in study.leads().items():
         mean, (low, high) = differences[-1]
         lines.append(
-            f"{first} at {shots[-1]} per class: {100 * mean:+.1f} points compared with {name} "
+            f"{first} compared with {name} at {per_class}: {100 * mean:+.1f} points "
             f"(95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
         )
         pairs = list(zip(shots, differences, strict=True))
         behind = [str(s) for s, (_, (_, top)) in pairs if top < 0]
         unclear = [str(s) for s, (_, (bottom, top)) in pairs if bottom <= 0 <= top]
         if behind:
-            lines.append(f"  {name} is ahead at {', '.join(behind)} per class")
+            lines.append(
+                f"  {name} is significantly better at {', '.join(behind)} images per class"
+            )
         if unclear:
-            lines.append(f"  no significant difference at {', '.join(unclear)} per class")
+            lines.append(f"  no significant difference at {', '.join(unclear)} images per class")
     return lines
 
 

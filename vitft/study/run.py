@@ -27,6 +27,7 @@ from vitft.study.plan import Plan, fitting_shots, too_few_images
 from vitft.study.results import CurvePoint, FewShotCurve, StudyResults
 from vitft.system import console
 from vitft.system.device import describe_device, one_thread, pick_device, pick_precision
+from vitft.system.errors import DataError
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,9 @@ def run_study(
     log_inspection(inspected)
     files = unique_images(inspected)
     if left := len(inspected.good) - len(files):
-        log.info(f"{count(left, 'file')} left out: copies of other files, or with two labels")
+        log.info(
+            f"skipped {count(left, 'file')}: duplicates, or identical images with different labels"
+        )
     plan = fit_plan(plan, files)
     splits = [
         few_shot_split(files, len(plan.folder.classes), most=plan.shots[-1], seed=seed)
@@ -156,7 +159,12 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
         [file.label for file in files if file.part != "val"], minlength=len(plan.folder.classes)
     )
     shots, dropped = fitting_shots(plan.shots, counts.tolist(), has_tests=has_tests)
-    if not shots or (has_tests and not any(file.part == "val" for file in files)):
+    if has_tests and not any(file.part == "val" for file in files):
+        raise DataError(
+            f"{plan.folder.root} has no usable test images",
+            fix="add readable images to the folder val, without other labels elsewhere",
+        )
+    if not shots:
         raise too_few_images(plan.folder, Counter(dict(enumerate(counts.tolist()))))
     return replace(plan, shots=shots, left_out=(*dropped, *plan.left_out))
 
@@ -170,7 +178,7 @@ def evaluate_heads(
     """
     classes, points = len(plan.folder.classes), []
     with console.Progress(
-        f"heads on {console.visible(label)}", len(plan.shots) * len(splits), unit="heads"
+        f"fitting heads on {console.visible(label)}", len(plan.shots) * len(splits), unit="heads"
     ) as progress:
         for shots in plan.shots:
             correct = []

@@ -8,7 +8,7 @@ function showCell(button) {
   const total = Number(button.textContent);
   document.getElementById("chosen-title").textContent = button.getAttribute("aria-label") + ".";
   document.getElementById("chosen-count").textContent =
-    cards.length === total ? "" : `${cards.length} of them are shown.`;
+    cards.length === total ? "" : `Shown: ${cards.length}.`;
   document.getElementById("chosen-album").replaceChildren(...cards.map((card) => card.cloneNode(true)));
   all("button.cell").forEach((other) => other.setAttribute("aria-pressed", String(other === button)));
   panel.hidden = false;

@@ -32,14 +32,14 @@ async function ask(path, file) {
     try {
       response = await fetch(path, { method: "POST", body: file, headers: { "Content-Type": "application/octet-stream" } });
     } catch {
-      throw new Error("the server does not respond, or the file cannot be read");
+      throw new Error("the server did not respond, or the file could not be read");
     }
     if (response.ok) return response;
     if (response.status === 503 && i < TRIES) {
       await pause(Number(response.headers.get("Retry-After")) || 1);
       continue;
     }
-    let problem = "the server answered " + response.status;
+    let problem = "the server responded with status " + response.status;
     try { problem = (await response.json()).error || problem; } catch { /* not JSON: a proxy's answer, for example */ }
     throw new Error(problem);
   }
@@ -61,7 +61,7 @@ function addCard(file) {
   title.dir = "auto";
   const source = URL.createObjectURL(file);
   card.dataset.source = source;
-  pictures.append(picture(source, visible(name), "as sent"));
+  pictures.append(picture(source, visible(name), "original"));
   body.append(make("p", "muted", "waiting …"));
   card.append(title, pictures, body);
   cards.append(card);
@@ -107,15 +107,15 @@ async function showHeat(job, name, row) {
     if (job.request !== request || job.generation !== generation) { URL.revokeObjectURL(source); return; }
     if (job.heat) { URL.revokeObjectURL(job.card.dataset.heat); job.heat.remove(); }
     job.card.dataset.heat = source;
-    job.heat = picture(source, "Relevance for " + visible(name), "bright: supports " + name);
+    job.heat = picture(source, "Relevance for " + visible(name), "bright regions support " + name);
     job.pictures.append(job.heat);
   } catch (error) {
-    if (job.request === request) announce(job.name + ": no overlay, " + error.message);
+    if (job.request === request) announce(job.name + ": the overlay failed: " + error.message);
   }
 }
 
 async function work(job) {
-  if (job.file.size > maxBytes) throw new Error("larger than " + maxBytes / 1e6 + " MB");
+  if (job.file.size > maxBytes) throw new Error("the file is larger than " + maxBytes / 1e6 + " MB");
   job.body.replaceChildren(make("p", "muted", "predicting …"));
   const answer = await (await ask("predict?top_k=5", job.file)).json();
   if (job.generation !== generation) return;
