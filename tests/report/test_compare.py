@@ -49,7 +49,7 @@ def test_only_shared_images_of_different_splits_are_compared(tmp_path: Path) -> 
 
     assert result.shared == 12
     assert result.notes[0].startswith(
-        "The splits differ: the runs have 18, 12 validation images, and"
+        "The splits differ: the runs have 18 and 12 validation images, and"
     )
 
 

@@ -215,7 +215,7 @@ def test_a_model_with_nan_logits_is_not_served() -> None:
     broken = make_predictor()
     nn.init.constant_(broken.model.head.bias, float("nan"))  # type: ignore[arg-type]
 
-    with pytest.raises(RunError, match="not finite numbers"):
+    with pytest.raises(RunError, match="are not finite"):
         BatchQueue(broken, Postprocess(classes=CLASSES), ServeLimits())
 
 
