@@ -1,5 +1,6 @@
 """One run, every format: the same names, the same values, the same notes."""
 
+import argparse
 import csv
 import json
 import random
@@ -14,8 +15,10 @@ import torch
 from PIL import Image
 
 import vitft
+from tests.support.run_files import make_run
 from tests.support.serving import serving
 from vitft.cli.main import main
+from vitft.cli.serve import threshold_of
 from vitft.data.transforms import EvalTransform
 from vitft.features.ood import REFERENCE_FILE, fit_reference
 from vitft.models.card import Card
@@ -23,7 +26,9 @@ from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.torch_engine import Predictor
+from vitft.predict.validation import choose_threshold
 from vitft.system.rundir import RunDir
+from vitft.system.text import percent
 
 CLASSES = ("blue", "green", "red")
 FOREIGN = "unlike the training images"
@@ -135,6 +140,29 @@ def test_evaluate_writes_the_same_words(
             assert float(row["probability"]) == pytest.approx(answer.probabilities[0], abs=3e-6)
             assert row["correct"] == str(int(answer.classes[0] == row["label"]))
     assert table[1]["notes"] == FOREIGN
+
+
+def test_explain_shows_the_same_notes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "0.png", "foreign.png", "--run", "run", "--device", "cpu"]) == 0
+
+    printed = capsys.readouterr()
+    plain, foreign = (line for line in printed.out.splitlines() if ".png" in line[:12])
+    assert f"({FOREIGN})" in " ".join(foreign.split())
+    assert FOREIGN not in plain
+    assert "run run: 3 classes" in printed.err
+
+
+def test_a_precision_gives_the_server_and_predict_the_same_threshold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = make_run(tmp_path / "trained", per_class=60, held_back=50)
+    args = argparse.Namespace(threshold=None, precision=0.97)
+
+    threshold = threshold_of(args, trained)
+
+    assert threshold == choose_threshold(trained, 0.97).value > 0
+    assert f"threshold {percent(threshold)}: " in capsys.readouterr().err
+    assert threshold_of(argparse.Namespace(threshold=0.8, precision=None), trained) == 0.8
 
 
 def test_predict_from_python_leaves_the_process_as_it_was(

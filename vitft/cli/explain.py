@@ -149,15 +149,28 @@ def draw_images(
 ) -> int:
     """Write a picture for each image and print a table; return 3 if an image was unreadable."""
     from vitft.explain.explainer import Explainer
+    from vitft.predict.postprocess import Postprocess
 
     target = None if args.about is None else model.class_index(args.about)
-    job = Explainer(model=model, method=method, out=out, target=target, arrays=args.arrays)
+    postprocess = Postprocess(classes=model.classes)
+    if args.weights is None and model.classes:
+        postprocess = Postprocess.for_run(args.run, model.classes, model.vit.feature_size)
+        output.note(postprocess.describe())
+    job = Explainer(
+        model=model,
+        method=method,
+        out=out,
+        postprocess=postprocess,
+        target=target,
+        arrays=args.arrays,
+    )
     rows, failed = [], 0
     with console.Progress("explaining", len(images)) as progress:
         for done in job.images(images):
             failed += bool(done.error)
             progress.advance()
             found = "" if done.probability is None else f"{done.answer} {percent(done.probability)}"
+            found += f" ({', '.join(done.notes)})" if done.notes else ""
             answer = f"error: {done.error}" if done.error else found
             rows.append((done.path, answer, done.shown, done.file.name if done.file else ""))
     sheet = job.finish()

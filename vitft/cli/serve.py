@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+from pathlib import Path
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
@@ -65,6 +66,12 @@ def add_serve(parser: Parser) -> None:
         metavar="P",
         help="probability below which predictions are marked as not sure",
     )
+    parser.add_argument(
+        "--precision",
+        type=float,
+        metavar="P",
+        help="choose the threshold at which a fraction P of the validation predictions is correct",
+    )
     parser.set_defaults(command=serve_command)
 
 
@@ -76,7 +83,7 @@ def serve_command(args: argparse.Namespace) -> int:
     access = access_for(args.host, args.allow_host)
     check_numbers(args)
     require_extra("serve", feature="vitft serve")
-    find_model(args.run)
+    checkpoint = find_model(args.run)
     with heavy_imports():
         from vitft.predict.postprocess import Postprocess
         from vitft.predict.torch_engine import Predictor
@@ -89,7 +96,7 @@ def serve_command(args: argparse.Namespace) -> int:
             predictor.classes,
             predictor.feature_size,
             top_k=len(predictor.classes),
-            threshold=args.threshold or 0.0,
+            threshold=threshold_of(args, checkpoint.parent),
         )
         output.note(postprocess.describe())
         server = make_server(predictor, postprocess, limits, access)
@@ -109,17 +116,33 @@ def serve_command(args: argparse.Namespace) -> int:
     return stopper.exit_code or 0
 
 
+def threshold_of(args: argparse.Namespace, run: Path) -> float:
+    """Return the probability below which predictions are noted as not sure."""
+    if args.precision is None:
+        return args.threshold or 0.0
+    from vitft.predict.validation import choose_threshold  # it imports simplejpeg
+
+    chosen = choose_threshold(run, args.precision)
+    output.note(str(chosen))
+    return chosen.value
+
+
 def check_numbers(args: argparse.Namespace) -> None:
-    """Raise a UsageError if the port or the threshold is out of range."""
+    """Raise a UsageError if the port, the threshold or the precision is out of range."""
     if not 0 <= args.port < 2**16:
         raise UsageError(
             f"invalid --port {args.port}",
             fix="use a number from 1 to 65535, or 0 for any free port",
         )
-    if args.threshold is not None and not 0 < args.threshold <= 1:
+    for option, value in (("threshold", args.threshold), ("precision", args.precision)):
+        if value is not None and not 0 < value <= 1:
+            raise UsageError(
+                f"invalid --{option} {value}",
+                fix="use a number greater than 0 and at most 1, e.g. 0.95",
+            )
+    if args.threshold is not None and args.precision is not None:
         raise UsageError(
-            f"invalid --threshold {args.threshold}",
-            fix="use a number above 0 and at most 1, e.g. 0.8",
+            "--threshold and --precision cannot be used together", fix="remove one of them"
         )
 
 

@@ -37,6 +37,8 @@ class ExplainedImage:
     answer: str = ""
     """Name of the predicted class; empty if the model has no classes."""
     probability: float | None = None
+    notes: tuple[str, ...] = ()
+    """Notes on the prediction, as in `vitft predict`."""
     shown: str = ""
     """Name of the class that the map explains; empty if the method does not use a class."""
     file: Path | None = None
@@ -50,6 +52,7 @@ class ExplainedImage:
             parts.append(f"{visible(self.answer)} {percent(self.probability, 0)}")
         if self.shown not in ("", self.answer):
             parts.append(f"relevance to {visible(self.shown)}")
+        parts += self.notes
         return ": ".join(filter(None, (", ".join(parts), visible(Path(self.path).name))))
 
 
@@ -60,6 +63,8 @@ class Explainer:
     model: ExplainedModel
     method: Method
     out: Path
+    postprocess: Postprocess
+    """Conversion of scores to predictions; unused for a model without classes."""
     target: int | None = None
     """Index of the class to explain by relevance; None for the predicted class of each image."""
     arrays: bool = False
@@ -81,15 +86,19 @@ class Explainer:
                     yield self.write_image(number, paths[number], *results[number])
             done += count
 
-    def explain_batch(
-        self, pixels: Pixels
-    ) -> Iterator[tuple[Pixels, NDArray[np.float32], NDArray[np.float32]]]:
-        """Yield each preprocessed image (S, S, 3), its map (gh, gw) and its logits (C,)."""
+    def explain_batch(self, pixels: Pixels) -> Iterator[tuple[Pixels, NDArray[np.float32], Scores]]:
+        """Yield each preprocessed image (S, S, 3), its map (gh, gw) and its scores."""
         if not len(pixels):
             return
         target = None if self.target is None else torch.full((len(pixels),), self.target)
-        found = explain(self.model.vit, self.model.inputs(pixels), self.method, target)
-        yield from zip(pixels, found.values, found.logits, strict=True)
+        inputs = self.model.inputs(pixels)
+        found = explain(self.model.vit, inputs, self.method, target)
+        features = np.empty((len(pixels), 0), np.float32)
+        if self.postprocess.reference is not None:
+            with torch.no_grad():
+                features = self.model.vit.features(inputs).float().cpu().numpy()
+        for i, (view, heat) in enumerate(zip(pixels, found.values, strict=True)):
+            yield view, heat, Scores(found.logits[i : i + 1], features[i : i + 1])
 
     def write_image(
         self,
@@ -97,12 +106,12 @@ class Explainer:
         path: str,
         pixels: Pixels,
         heat: NDArray[np.float32],
-        logits: NDArray[np.float32],
+        scores: Scores,
     ) -> ExplainedImage:
-        """Write the files of an image (S, S, 3), given its map (gh, gw) and logits (C,)."""
+        """Write the files of an image (S, S, 3), given its map (gh, gw) and scores."""
         stem = f"{number + 1:03}-{safe_stem(path)}"
         file = self.out / f"{stem}.png"
-        result = self.result_for(path, file, logits)
+        result = self.result_for(path, file, scores)
         picture = Image.fromarray(pixels)
         blended = overlay(picture, scale_maps(heat[None])[0])
         self.write(file, png_bytes(blended))
@@ -116,22 +125,23 @@ class Explainer:
                 self.write(self.out / f"{stem}-heads.png", png_bytes(heads))
             if self.arrays:
                 buffer = io.BytesIO()
-                np.savez(buffer, heat=heat, attention=maps, logits=logits)
+                np.savez(buffer, heat=heat, attention=maps, logits=scores.logits[0])
                 self.write(self.out / f"{stem}.npz", buffer.getvalue())
         return result
 
-    def result_for(self, path: str, file: Path, logits: NDArray[np.float32]) -> ExplainedImage:
-        """Return the explanation of an image with the logits (C,), written to `file`."""
+    def result_for(self, path: str, file: Path, scores: Scores) -> ExplainedImage:
+        """Return the explanation of an image with the given scores, written to `file`."""
         classes = self.model.classes
         if not classes:
             return ExplainedImage(path=path, file=file)
-        (prediction,) = Postprocess(classes=classes)([path], Scores(logits[None]))
+        (prediction,) = self.postprocess([path], scores)
         answer = prediction.classes[0]
         explained = answer if self.target is None else classes[self.target]
         return ExplainedImage(
             path=path,
             answer=answer,
             probability=prediction.probabilities[0],
+            notes=prediction.notes,
             shown=explained if self.method.name == "relevance" else "",
             file=file,
         )
