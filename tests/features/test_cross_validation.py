@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.features.test_head import blobs
+from vitft.features import head
 from vitft.features.head import (
     cross_validate,
     gain_from_twice,
@@ -52,8 +53,10 @@ def test_every_image_is_scored_by_a_head_that_was_not_fitted_to_it() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(120, 60, generator=generator), torch.arange(3).repeat(40)
 
-    told, held_out = cross_validate(x, y, ["a", "b", "c"], l2=1e-4, balanced=False, seed=0)
+    found = cross_validate(x, y, ["a", "b", "c"], l2=1e-4, balanced=False, seed=0)
 
+    assert found is not None
+    told, held_out = found
     assert told["images"] == 120
     assert told["top1"] < 0.5  # noise: a third by chance, all of it if judged on what was seen
     assert told["top1_interval"][0] < 1 / 3 < told["top1_interval"][1] or told["top1"] < 1 / 3
@@ -61,6 +64,55 @@ def test_every_image_is_scored_by_a_head_that_was_not_fitted_to_it() -> None:
     assert len(told["weak_spots"]) == 3
     right = (held_out.logits.argmax(dim=-1) == y[held_out.rows]).float().mean().item()
     assert right == pytest.approx(told["top1"])
+
+
+@pytest.mark.parametrize(
+    ("classes", "each", "most"),
+    [
+        pytest.param(18, 10, 20, id="a subset has one image per class"),
+        pytest.param(6, 100, 25, id="a subset has four images per class"),
+        pytest.param(8, 1, 1000, id="one image per class"),
+    ],
+)
+def test_an_accuracy_that_cannot_be_measured_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    classes: int,
+    each: int,
+    most: int,
+) -> None:
+    monkeypatch.setattr(head, "CV_IMAGES", most)
+    y = torch.arange(classes).repeat(each)
+    x = torch.nn.functional.one_hot(y, classes).float()  # trivial to tell apart
+    names = [str(i) for i in range(classes)]
+
+    assert cross_validate(x, y, names, l2=1e-4, balanced=False, seed=0) is None
+    assert f"too few for {classes} classes" in capsys.readouterr().err
+
+
+def test_five_images_per_class_are_enough_of_a_subset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "CV_IMAGES", 30)
+    y = torch.arange(6).repeat(20)
+    x = torch.nn.functional.one_hot(y, 6).float()
+
+    found = cross_validate(x, y, list("abcdef"), l2=1e-4, balanced=False, seed=0)
+
+    assert found is not None
+    assert found[0]["top1"] == 1.0
+
+
+def test_no_penalty_is_chosen_by_heads_that_have_not_seen_the_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(head, "CV_IMAGES", 20)
+    y = torch.arange(18).repeat(10)
+    x = torch.nn.functional.one_hot(y, 18).float()
+
+    solved = solve_head(x, y, classes=18, l2=0, balanced=False, seed=0)
+
+    assert solved.l2 == head.DEFAULT_L2
+    assert not solved.path  # before: penalties with an accuracy of 0.0 %
+    assert torch.equal((x @ solved.weight.T + solved.bias).argmax(dim=-1), y)
 
 
 def test_copies_of_an_image_are_held_out_together() -> None:

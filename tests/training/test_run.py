@@ -14,6 +14,7 @@ from tests.conftest import draw_folder
 from vitft.config.run import config_from_table, read_toml
 from vitft.models.checkpoint import load_checkpoint
 from vitft.predict.torch_engine import Predictor
+from vitft.report.run_page import write_report
 from vitft.system import rundir
 from vitft.system.errors import DataError, DivergedError
 from vitft.training import run as train
@@ -216,6 +217,25 @@ def test_the_default_solves_the_head_and_cross_validates_it(
     assert [point["images"] for point in more["curve"]] == [6, 12, 24]
     lines = [json.loads(s) for s in (done.run / "metrics.jsonl").read_text().splitlines()]
     assert lines[0].keys() == {"l2", "cv_loss", "cv_top1"}
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "sgd"])
+def test_without_cross_validation_a_run_reports_no_figure_of_it_and_no_label_errors(
+    image_folder: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    solver: str,
+) -> None:
+    monkeypatch.setattr("vitft.features.head.CV_IMAGES", 6)  # of 30 images in 3 classes
+
+    done = run_it(image_folder, tiny_weights, tmp_path / "run", optim={"solver": solver})
+
+    assert done.figures["top1"] == 1.0
+    assert "cross_validation" not in done.figures
+    assert json.loads((done.run / "audit.json").read_text())["mislabels"] == []
+    page = write_report(done.run).read_text()
+    assert "cross-validated" not in page
 
 
 def test_a_head_behind_kept_pre_logits_is_solved_on_what_it_reads(

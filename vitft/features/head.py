@@ -4,6 +4,7 @@ Notation: n images, D dimensions of a feature, C classes, K folds; `x` is (n, D)
 """
 
 import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from vitft.features.logistic import (
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import CrossValidation, LearningCurvePoint, WeakClass
 
+log = logging.getLogger(__name__)
+
 CV_FOLDS = 5
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 """L2 penalties to try, from strong to weak, each fit starting at the previous solution."""
@@ -32,6 +35,8 @@ CV_IMAGES = 20_000
 """Maximum number of images to cross-validate; of more, a stratified subset is used."""
 FLOAT64_VALUES = 10**7
 """Maximum number of values in a feature matrix for solving in float64."""
+DEFAULT_L2 = 0.1
+"""L2 penalty used where choosing one by cross-validation would take too long."""
 rough_fit = functools.partial(solve_logistic, steps=60, tolerance=1e-4)
 """Approximate solver for heads that only score a penalty or a fraction of the images; on real
 photos, the accuracies differ from the optimum's by at most 3 images in 1,000."""
@@ -62,6 +67,23 @@ def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
         return torch.arange(len(y))
     fold_id = stratified_folds(y, -(-len(y) // most), seed)
     return torch.nonzero(fold_id == 0).flatten()
+
+
+def cross_validation_rows(y: Tensor, classes: int, seed: int) -> Tensor | None:
+    """Return the sorted indices of the images to cross-validate: at most `CV_IMAGES`.
+
+    None if a fold would have fewer images than classes to fit a head to, or if the subset has
+    fewer images per class than folds: the accuracy of such heads says nothing about the run's.
+    """
+    rows = stratified_subset(y, CV_IMAGES, seed)
+    least = classes * (CV_FOLDS if len(rows) < len(y) else CV_FOLDS / (CV_FOLDS - 1))
+    if len(rows) >= least:
+        return rows
+    log.info(
+        f"no cross-validation and no check of the labels: {len(rows):,} of {len(y):,} images are "
+        f"too few for {classes:,} classes"
+    )
+    return None
 
 
 def held_out_logits(x: Tensor, heads: Tensor, fold_id: Tensor) -> Tensor:
@@ -128,14 +150,16 @@ def cross_validate(
     balanced: bool,
     seed: int,
     groups: Tensor | None = None,
-) -> tuple[CrossValidation, HeldOutLogits]:
+) -> tuple[CrossValidation, HeldOutLogits] | None:
     """Cross-validate a head with a given penalty on increasing fractions of the images.
 
     `l2` is the penalty on standardised features; `balanced` gives every class the same total
-    weight; near-duplicates share a number in `groups` (n,).
+    weight; near-duplicates share a number in `groups` (n,). The result is None if there are too
+    few images for the classes (see `cross_validation_rows`).
     """
-    total = len(y)
-    rows = stratified_subset(y, CV_IMAGES, seed)
+    total, rows = len(y), cross_validation_rows(y, len(names), seed)
+    if rows is None:
+        return None
     x, y = x[rows], y[rows]
     fold_id = stratified_folds(y, CV_FOLDS, seed, None if groups is None else groups[rows])
     scaled, classes = Standardizer.fit(x)(x), len(names)
@@ -156,6 +180,8 @@ def cross_validate(
         right = int((logits.argmax(dim=-1) == y).sum())
         images = round(float((kept > 0).sum(dim=1).float().mean()))
         curve.append({"images": images, "top1": right / len(y)})
+    if not curve:  # near-duplicates fill most of a fold
+        return None
     results: CrossValidation = {
         "images": len(y),
         "of": total,
@@ -225,16 +251,19 @@ def solve_head(
 ) -> SolvedHead:
     """Fit a linear head to raw float32 features (n, D): `views` blocks of the same images.
 
-    `l2` is the penalty on standardised features; if 0, cross-validation chooses it. `balanced`
-    gives every class the same total weight; a class may have no rows. Near-duplicates share a
-    number in `groups` (n / views,).
+    `l2` is the penalty on standardised features; if 0, cross-validation chooses it, unless the
+    subset that it would use has too few images per class. `balanced` gives every class the same
+    total weight; a class may have no rows. Near-duplicates share a number in `groups` (n / views,).
     """
     standardizer = Standardizer.fit(x)
     weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]
     path: list[PenaltyScore] = []
-    if l2 == 0:
-        images = len(y) // views
-        subset = stratified_subset(y[:images], CV_IMAGES, seed)
+    images = len(y) // views
+    subset = stratified_subset(y[:images], CV_IMAGES, seed)
+    if l2 == 0 and len(subset) < min(images, CV_FOLDS * classes):
+        l2 = DEFAULT_L2
+        log.info(f"penalty {l2:g}: too few images per class to choose one by cross-validation")
+    elif l2 == 0:
         rows = torch.cat([subset + v * images for v in range(views)])
         l2, path = choose_penalty(
             standardizer(x[rows]),

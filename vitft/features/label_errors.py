@@ -27,8 +27,6 @@ from vitft.metrics.results import Mislabel
 
 ODDS = 30.0
 """Minimum ratio of another label's probability to the given one's for reporting an error."""
-DEFAULT_L2 = 0.1
-"""L2 penalty used where choosing one by cross-validation would take too long."""
 
 
 def check_labels(

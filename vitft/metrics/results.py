@@ -105,7 +105,7 @@ class SolvedHeadResults(TypedDict):
     first_loss: float  # training loss of the zero head
     l2: float  # penalty on the weights of the head
     knn_top1: float  # accuracy of nearest neighbours in feature space
-    cross_validation: CrossValidation
+    cross_validation: NotRequired[CrossValidation]  # absent with too few images per class
 
 
 class RunResults(Metrics):

@@ -18,9 +18,8 @@ from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFolder
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
-from vitft.features.head import CV_IMAGES, HeldOutLogits, stratified_subset
+from vitft.features.head import CV_IMAGES, DEFAULT_L2, HeldOutLogits, cross_validation_rows
 from vitft.features.label_errors import (
-    DEFAULT_L2,
     find_mislabels,
     label_probabilities,
     out_of_fold_logits,
@@ -103,11 +102,16 @@ def write_reference(inputs: StageInputs, run: RunDir) -> None:
 
 
 def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
-    """Return features and out-of-fold logits of the distinct images, at the default L2 penalty."""
+    """Return features and out-of-fold logits of the distinct images, at the default L2 penalty.
+
+    There are no logits if there are too few images per class.
+    """
     data = inputs.data
     distinct = data.distinct
     x, y = inputs.features(distinct), data.labels(distinct).cpu()
-    rows = stratified_subset(y, CV_IMAGES, seed)
+    rows = cross_validation_rows(y, len(data.manifest.classes), seed)
+    if rows is None:
+        return ScoredImages(features=x, held_out=None)
     logits = out_of_fold_logits(
         x[rows],
         y[rows],
@@ -163,6 +167,8 @@ def most_similar(x: Tensor, most: int) -> list[IndexPair]:
 
 def score_labels(data: Dataset, scored: ScoredImages) -> list[Mislabel]:
     """Return the labels that are probably wrong, with one path per distinct image."""
+    if scored.held_out is None:
+        return []
     rows, distinct = scored.held_out.rows, data.distinct
     some = [distinct[row] for row in rows.tolist()]
     y = torch.tensor([row.label for row in some])

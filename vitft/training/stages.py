@@ -42,7 +42,8 @@ class ScoredImages:
     """Features of the distinct images, and logits from heads that were not fitted to them."""
 
     features: Tensor
-    held_out: HeldOutLogits
+    held_out: HeldOutLogits | None
+    """None with too few images per class."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,7 +89,7 @@ def solve_head_stage(context: RunContext) -> None:
     best.update(classification_metrics(*validation_logits(inputs), classes))
     votes = nearest_neighbours(plain, labels, validation, classes=len(classes))
     truth = data.labels(manifest.val).cpu()
-    cross_validation, held_out = cross_validate(
+    scores = cross_validate(
         distinct,
         data.labels(data.distinct).cpu(),
         classes,
@@ -101,9 +102,10 @@ def solve_head_stage(context: RunContext) -> None:
         "first_loss": first_loss,
         "l2": solved.l2,
         "knn_top1": (votes.argmax(dim=-1) == truth).float().mean().item(),
-        "cross_validation": cross_validation,
     }
-    context.scored = ScoredImages(features=distinct, held_out=held_out)
+    if scores is not None:
+        best.head_results["cross_validation"] = scores[0]
+    context.scored = ScoredImages(features=distinct, held_out=scores[1] if scores else None)
 
 
 def head_features(
