@@ -114,6 +114,48 @@ def test_a_signal_that_a_library_converts_to_its_own_error_still_stops() -> None
     assert caught.value.exit_code == 143
 
 
+def wrapped_by_the_compiler() -> None:
+    """Raise as torch.compile does when Stopped is raised inside it."""
+    try:
+        send("SIGTERM")  # the second one
+    except BaseException as stop:
+        try:
+            raise RuntimeError("backend='inductor' raised") from stop
+        except RuntimeError as error:
+            raise ValueError("compile error") from error
+
+
+class CompilerError(RuntimeError):
+    """An error of torch.compile."""
+
+
+CompilerError.__module__ = "torch._inductor.exc"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_compiler_that_a_signal_ended_within_a_step_stops_the_run(name: str) -> None:
+    with Stopper() as stopper, pytest.raises(Stopped) as caught, stopper.deferred():  # noqa: PT012
+        send(name)
+        raise CompilerError("C++ compile error")
+
+    assert caught.value.exit_code == CODES[name]
+    assert stopper.is_urgent  # the step is incomplete: do not save its state
+
+
+def test_an_error_of_the_compiler_without_a_signal_is_raised() -> None:
+    with pytest.raises(CompilerError), Stopper() as stopper, stopper.deferred():
+        raise CompilerError("C++ compile error")
+
+
+def test_a_second_signal_that_the_compiler_converts_to_its_own_error_stops_the_run() -> None:
+    with Stopper() as stopper, pytest.raises(Stopped) as caught, stopper.deferred():  # noqa: PT012
+        send("SIGTERM")
+        wrapped_by_the_compiler()
+
+    assert caught.value.exit_code == 143
+    assert stopper.is_urgent
+
+
 def test_locally_deferred_blocks_finish_before_a_signal_is_raised() -> None:
     done = []
     with Stopper() as stopper, pytest.raises(Stopped) as caught:  # noqa: PT012

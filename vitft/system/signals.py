@@ -54,6 +54,23 @@ def exit_at_once(number: int, _: FrameType | None = None) -> NoReturn:
     os._exit(128 + number)
 
 
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and the errors that it was raised from or during."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += [e for e in (each.__cause__, each.__context__) if e is not None]
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Return whether an error is an interruption, or comes from the compiler of torch.compile."""
+    compiler = ("torch._dynamo.", "torch._inductor.")
+    return isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith(compiler)
+
+
 class Stopper:
     """Context manager that turns signals and a time limit (0 for none) into `Stopped`."""
 
@@ -77,10 +94,18 @@ class Stopper:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.handlers.__exit__(None, None, None)
-        ended = (KeyboardInterrupt, SystemExit)
-        if self.has_raised and error is not None and not isinstance(error, ended):
-            # A library converted Stopped into its own error, as safetensors does.
+        if self.caused(error):
             raise Stopped(self.exit_code or 130) from error
+
+    def caused(self, error: BaseException | None) -> bool:
+        """Return whether an error is the consequence of a signal that this object has handled.
+
+        Either a library converted Stopped into its own error, as safetensors and torch.compile do,
+        or the signal, sent to the whole process group, ended a compiler that torch.compile started.
+        """
+        if self.exit_code is None or not isinstance(error, Exception):
+            return False
+        return self.has_raised or any(map(is_interruption, causes(error)))
 
     def handle(self, number: int, _: FrameType | None) -> None:
         """Record the signal and, unless a block defers it, stop at once."""
@@ -126,11 +151,17 @@ class Stopper:
         """Defer a first signal or the time limit to the end of the block.
 
         Raises:
-            Stopped: A signal arrived, or the time limit has been exceeded (exit code 0).
+            Stopped: A signal arrived, or the time limit has been exceeded (exit code 0). If the
+                block failed because of the signal, `is_urgent` is set.
         """
         self.depth += 1
         try:
             yield
+        except Exception as error:
+            if not self.caused(error):
+                raise
+            self.is_urgent = True  # the block is incomplete
+            raise Stopped(self.exit_code or 130) from error
         finally:
             self.depth -= 1
         if not self.depth:
