@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitft.system.device import pick_device, pick_precision
+from vitft.system.device import describe_device, one_thread, pick_device, pick_precision
 from vitft.system.errors import UsageError
 
 
@@ -21,3 +21,8 @@ def test_a_given_precision_is_kept() -> None:
 def test_an_unusable_device_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=rf"cannot use device '{name}'"):
         pick_device(name)
+
+
+def test_a_single_thread_is_described_in_the_singular() -> None:
+    with one_thread(when=True):
+        assert describe_device(torch.device("cpu")).endswith(", 1 thread)")

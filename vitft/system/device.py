@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from vitft.system.errors import UsageError
+from vitft.system.text import count
 
 
 def pick_device(wanted: str, *, number: int = 0) -> torch.device:
@@ -48,7 +49,7 @@ def describe_device(device: torch.device) -> str:
     """Return a description of the device for the log, with its name."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    return f"{device} ({platform.machine()}, {count(torch.get_num_threads(), 'thread')})"
 
 
 @contextlib.contextmanager

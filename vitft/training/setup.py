@@ -218,6 +218,7 @@ def next_inputs(
     model: Model, inputs: StageInputs, config: Config, stage: str, *, precision: str
 ) -> StageInputs:
     """Unfreeze the parameters that the next stage trains, and return its inputs."""
+    log.info(f"next stage: --freeze {stage}, starting from the weights of the previous stage")
     data, train = inputs.data, config.train
     pipeline = build_pipeline(
         model, data.transform, stage, train, device=data.device, precision=precision
@@ -228,9 +229,7 @@ def next_inputs(
         check_disk_space(extractor, view, len(rows))
         compute_views(extractor, data.manifest, rows, [view], "extracting features")
     inputs = replace(inputs, cut=pipeline.cut, extractor=extractor)
-    inputs = with_stage_data(inputs, config, stage)
-    log.info(f"next stage: --freeze {stage}, starting from the weights of the previous stage")
-    return inputs
+    return with_stage_data(inputs, config, stage)
 
 
 def compute_views(

@@ -23,6 +23,7 @@ from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
 from vitft.system.rundir import RunDir
 from vitft.system.signals import Stopper
+from vitft.system.text import percent
 from vitft.training.batches import epoch_size, training_batches, training_views, validation_batches
 from vitft.training.best import BestWeights, RunningMetrics
 from vitft.training.dataset import Dataset, StageInputs
@@ -208,7 +209,7 @@ class StepStage:
         """Log a step, and save the state if a save is due."""
         self.metrics.add(step)
         self.progress.advance(
-            step.images, loss=f"{self.metrics.loss:.3f}", accuracy=f"{self.metrics.top1:.1%}"
+            step.images, loss=f"{self.metrics.loss:.3f}", accuracy=percent(self.metrics.top1)
         )
         values = {"loss": step.loss, "lr": step.lr}
         self.context.trackers.log_step(self.steps_before + step.step + 1, values)
@@ -241,7 +242,7 @@ class StepStage:
                 }
                 context.run.log(entry)  # if this fails, the epoch does not count
                 context.best.update(found)
-                self.progress.advance(0, validation=f"{found['top1']:.1%}")
+                self.progress.advance(0, validation=percent(found["top1"]))
                 self.metrics = RunningMetrics(metrics.first_loss, metrics.steps)
                 self.epochs = epoch + 1
                 for logged in ("lr", "first_loss"):  # logged by `log_step`

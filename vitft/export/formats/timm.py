@@ -81,7 +81,7 @@ def timm_obstacle(card: Card) -> str:
             "a post-norm encoder": shape.norm == "post",
             "a distillation token": shape.distilled,
             "a LayerNorm eps other than 1e-6": shape.norm_eps != 1e-6,
-            "a ResNet stem that none of timm's hybrids has": shape.stem not in (None, *HYBRIDS),
+            "a non-standard ResNet stem": shape.stem not in (None, *HYBRIDS),
             "convolutions before the patch embedding": bool(shape.convs),
         }
     )
