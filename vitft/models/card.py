@@ -78,7 +78,7 @@ def parse_card(text: str) -> Card:
         ValueError: The text is not JSON, or a value has the wrong type or is out of range.
     """
     if len(text) > MAX_CARD_CHARACTERS:
-        raise StructureError(f"it has {len(text):,} characters")
+        raise StructureError(f"it is too long ({len(text):,} characters)")
     fields = parse_json(text)
     if not isinstance(fields, dict) or not isinstance(fields.get("architecture"), dict):
         raise StructureError("architecture is missing")
@@ -106,10 +106,10 @@ def check_card(card: Card) -> None:
         )
     if classes and len(classes) != shape.num_classes:
         raise StructureError(
-            f"it names {len(classes):,} classes, but the head has {shape.num_classes:,} outputs"
+            f"it lists {len(classes):,} classes, but the head has {shape.num_classes:,} outputs"
         )
     if len({*classes}) != len(classes) or "" in classes:
-        raise StructureError("a class is named twice, or has an empty name")
+        raise StructureError("a class name is empty or occurs twice")
 
 
 def check_shapes(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> None:

@@ -107,7 +107,7 @@ class ViTConfig:
                 )
         if math.prod(self.grid) > MAX_PATCHES:
             raise UsageError(
-                f"{self.grid[0]}x{self.grid[1]} patches are more than {MAX_PATCHES:,}",
+                f"{self.grid[0]}x{self.grid[1]} patches exceed the limit of {MAX_PATCHES:,}",
                 fix="use smaller images or larger patches",
             )
         both = bool(self.convs) and self.stem is not None
