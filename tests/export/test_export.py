@@ -6,25 +6,21 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
 
 from tests.support.export_run import make_run, tiny
 from vitft.cli.main import main
 from vitft.data.images import open_image
-from vitft.data.transforms import EvalTransform
 from vitft.export import Exported, export_run, export_safetensors, job
 from vitft.export.compare import ExportComparison, check_comparison
-from vitft.export.formats.onnx import OPSET
-from vitft.export.formats.onnx_resize import view_difference
 from vitft.export.formats.timm import SafetensorsFormat
 from vitft.export.plan import EXPORT_FORMATS, plan_export
-from vitft.export.trained import LabelledImage, TrainedRun, comparison_images, load_trained
+from vitft.export.trained import TrainedRun, comparison_images, load_trained
 from vitft.models.classifier import load_classifier
 from vitft.models.pretrained.load import load_pretrained
 from vitft.models.timm_config import TimmConfig
@@ -200,59 +196,6 @@ def test_a_graph_with_resize_takes_images_of_any_size_in_a_process_without_vitft
     views = np.stack([predictor.transform.pixels(open_image(path)) for path in paths])
     ours = predictor.scores(views).logits
     np.testing.assert_allclose(theirs, ours, atol=0.01 * np.abs(ours).max())
-
-
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_the_resize_of_a_graph_is_pillows_to_two_grey_levels(
-    interpolation: Literal["bilinear", "bicubic"],
-) -> None:
-    transform = EvalTransform(image_size=(24, 24), interpolation=interpolation)
-    random = np.random.default_rng(0)
-    shapes = [(24, 24), (30, 47), (47, 30), (200, 120), (9, 12), (26, 26), (25, 48)]
-    noise = [random.integers(0, 256, (*shape, 3), np.uint8) for shape in shapes]
-
-    found = view_difference(
-        transform, [LabelledImage(Image.fromarray(n), -1) for n in noise], OPSET
-    )
-
-    assert found.levels <= 2
-    assert found.fraction < 0.02
-
-
-def test_a_graph_that_resizes_otherwise_is_refused() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (60, 60, 3), np.uint8)
-
-    class Sharper(EvalTransform):
-        def pixels(self, image: Image.Image) -> Any:
-            return EvalTransform(image_size=(24, 24), interpolation="bicubic").pixels(image)
-
-    other = Sharper(image_size=(24, 24), interpolation="bilinear")
-
-    with pytest.raises(RunError, match="differ from Pillow's by up to"):
-        view_difference(other, [LabelledImage(Image.fromarray(noise), -1)], OPSET)
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        pytest.param({"interpolation": "lanczos"}, "no antialiased lanczos", id="lanczos"),
-        pytest.param({"fit": "squash"}, "a different order from Pillow", id="squashed"),
-        pytest.param({"image_size": (8, 12)}, "8x12", id="not square"),
-    ],
-)
-def test_a_resize_that_no_graph_can_say_is_refused(
-    tmp_path: Path, fields: dict[str, Any], reason: str
-) -> None:
-    size = fields.pop("image_size", (16, 16))
-    kept = make_run(tmp_path, config=tiny(3, image_size=size), **fields)
-
-    with pytest.raises(
-        RunError, match=f"--onnx cannot represent this model exactly.*{reason}"
-    ) as e:
-        export_run(str(kept), plan_export(["onnx"], str(tmp_path / "x"), with_resize=True))
-
-    assert e.value.fix == "use --with-preprocessing instead of --with-resize"
-    assert not (tmp_path / "x").exists()
 
 
 # one format ---------------------------------------------------------------------------------------

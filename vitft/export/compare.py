@@ -23,7 +23,7 @@ BATCH_SIZE = 8
 MAX_ERROR = 1e-4
 """Maximum difference of a float32 logit, relative to the larger of 1 and the largest logit."""
 MAX_ERROR_RESIZED = 1e-2
-"""Maximum difference for graphs that resize, where views may differ by one or two grey levels."""
+"""Maximum difference for graphs that resize, where views may differ by single grey levels."""
 MAX_CHANGED = 0.05
 """Maximum fraction of images whose predicted class may differ after conversion to int8."""
 

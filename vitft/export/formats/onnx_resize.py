@@ -1,10 +1,14 @@
 """Resizing and cropping as nodes in front of an ONNX graph, for images of any size.
 
-The nodes implement `EvalTransform` with operators of opset 18. Like Pillow, onnxruntime rounds to
-bytes between the two passes of a resize, so views usually differ by single grey levels. Differences
-are measured on the user's images and rejected above `MAX_GREY_LEVELS`. Pillow 13 reverses the order
-of the passes for images more than twice as high as wide, with differences of 2 levels on photos and
-up to 25 on noise. Decoding, EXIF rotation and thin images (`transforms.THIN`) are up to the caller.
+Runtimes implement the operator Resize differently (OpenVINO ignores its antialiasing for bicubic
+and rounds bytes in another place), so the nodes compute Pillow's filter as two matrices, one for
+rows and one for columns, and multiply by them: the view is Pillow's except for single grey levels
+where a rounding is close, in every runtime. Differences are measured on the user's images and
+rejected above `MAX_GREY_LEVELS`. Decoding, EXIF rotation and thin images (`transforms.MAX_ASPECT`)
+are up to the caller.
+
+Notation: B images, C colours, h and w sides of an image (h' and w' of the part that matters), H and
+W sides after resizing, S sides of the view.
 """
 
 from collections.abc import Iterable
@@ -12,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import PIL
 
 from vitft.data.transforms import EvalTransform
 from vitft.export.formats.base import NumericArray
@@ -19,71 +24,217 @@ from vitft.export.trained import LabelledImage
 from vitft.models.card import Card
 from vitft.system.errors import RunError
 
-RESIZE_INPUT, RESIZE_OUTPUT = "image", "view"
-RESIZE_MODES = {"bilinear": "linear", "bicubic": "cubic"}
-"""ONNX names of the interpolations that ONNX supports with antialiasing."""
-MAX_GREY_LEVELS = 2
+RESIZE_INPUT, RESIZE_OUTPUT = "image", "resize_view"
+RESIZED = ("bilinear", "bicubic", "lanczos")
+"""Interpolations that the graph can compute."""
+MAX_GREY_LEVELS = 1
 """Maximum difference between views, in grey levels (out of 255)."""
+GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
+"""Pillow's weights of red, green and blue in grey, as multiples of 1 / 65536."""
 
 
 def resize_obstacle(card: Card) -> str:
     """Return why a graph cannot resize like the model's transform, or an empty string if it can."""
     transform = card.transform
-    if transform.interpolation not in RESIZE_MODES:
-        return f"ONNX has no antialiased {transform.interpolation} interpolation"
-    if transform.channels != 3:
-        return "ONNX has no operator for Pillow's conversion to greyscale"
+    if transform.interpolation not in RESIZED:
+        return f"the graph cannot resize with {transform.interpolation} interpolation"
     height, width = transform.image_size
-    if transform.fit != "crop":
-        return "without cropping, ONNX resizes the two axes in a different order from Pillow"
-    if height != width:
-        return f"the graph can only resize to square images, not to {height}x{width} pixels"
+    if transform.fit == "crop" and height != width:
+        return f"the resized size for a view of {height}x{width} pixels is not an integer"
     return ""
 
 
+class GraphBuilder:
+    """Nodes of an ONNX graph and its constants, under names that start with `prefix`."""
+
+    def __init__(self, prefix: str, constants: dict[Any, tuple[str, NumericArray]]) -> None:
+        self.prefix, self.constants = prefix, constants
+        self.nodes: list[Any] = []
+
+    def add(self, operator: str, *inputs: Any, **attributes: Any) -> str:  # noqa: ANN401
+        """Add a node and return the name of its output; numbers and lists become constants."""
+        from onnx import helper
+
+        output = f"{self.prefix}{len(self.nodes)}"
+        names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
+        self.nodes.append(helper.make_node(operator, names, [output], output, **attributes))
+        return output
+
+    def constant(self, value: Any) -> str:  # noqa: ANN401 - a number, or nested lists
+        """Return the name of a constant: float32 if any number is a float, otherwise int64."""
+        array = np.asarray(value)
+        array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+        name = f"resize_constant_{len(self.constants)}"
+        return self.constants.setdefault((str(value), array.dtype), (name, array))[0]
+
+
 def resize_graph(transform: EvalTransform, opset: int, ir_version: int) -> Any:  # noqa: ANN401
-    """Return an ONNX model that maps RGB bytes (B, height, width, 3) to views (B, S, S, 3)."""
+    """Return an ONNX model that maps RGB bytes (B, h, w, 3) to views (B, S, S, 3)."""
     from onnx import TensorProto, helper, numpy_helper
 
-    height, width = transform.image_size
-    wide, tall = transform.resized(1, 1)  # for a square image
-    constants = {"zero": [0], "from_1": [1], "from_3": [3], "planes": [3], "scaled": [tall, wide]}
-    constants |= {"view_size": [height, width], "rows_and_columns": [2, 3]}
-    nodes: list[Any] = []
-
-    def add(operator: str, inputs: list[str], output: str, **attributes: Any) -> None:  # noqa: ANN401
-        nodes.append(helper.make_node(operator, inputs, [output], **attributes))
-
-    add("Shape", [RESIZE_INPUT], "shape")
-    add("Slice", ["shape", "zero", "from_1"], "batch")
-    add("Slice", ["shape", "from_1", "from_3"], "sides")
-    add("ReduceMin", ["sides"], "short", keepdims=0)
-    add("Mul", ["sides", "scaled"], "product")
-    add("Div", ["product", "short"], "resized_sides")  # integer division, rounded down
-    add("Concat", ["batch", "planes", "resized_sides"], "sizes", axis=0)
-    add("Transpose", [RESIZE_INPUT], "upright", perm=[0, 3, 1, 2])
-    add(
-        "Resize", ["upright", "", "", "sizes"], "resized",
-        mode=RESIZE_MODES[transform.interpolation], antialias=1, exclude_outside=1,
-        cubic_coeff_a=-0.5,  # as in Pillow; the default is -0.75
-    )  # fmt: skip
-    add("Sub", ["resized_sides", "view_size"], "rest")
-    add("Cast", ["rest"], "rest_as_float", to=TensorProto.FLOAT)
-    add("Mul", ["rest_as_float", "half"], "margin")
-    add("Round", ["margin"], "whole_margin")  # half to even, as in the transform
-    add("Cast", ["whole_margin"], "corner", to=TensorProto.INT64)
-    add("Add", ["corner", "view_size"], "end")
-    add("Slice", ["resized", "corner", "end", "rows_and_columns"], "cut")
-    add("Transpose", ["cut"], RESIZE_OUTPUT, perm=[0, 2, 3, 1])
+    graph = GraphBuilder("resize_", {})
+    add = graph.add
+    shape = add("Shape", RESIZE_INPUT)
+    old = add("Slice", shape, [1], [3])  # h, w
+    new = resized_sides(graph, transform, old)  # H, W
+    window = crop_window(graph, transform, old, new)
+    part = add("Slice", RESIZE_INPUT, window.first, window.end, [1, 2])  # (B, h', w', 3)
+    planes = add("Cast", add("Transpose", part, perm=[0, 3, 1, 2]), to=TensorProto.FLOAT)
+    if transform.channels == 1:
+        weighted = add("ReduceSum", add("Mul", planes, GREY), [1])
+        planes = add("Floor", add("Div", add("Add", weighted, 32768.0), 65536.0))  # (B, 1, h', w')
+    by_row, by_column = (
+        filter_matrix(graph, transform, axis, old, new, window) for axis in (0, 1)
+    )  # (S, h') and (w', S)
+    view = add("Cast", two_passes(graph, planes, by_row, by_column, old, new), to=TensorProto.UINT8)
+    view = add("Transpose", view, perm=[0, 2, 3, 1])
+    if transform.channels == 1:
+        view = add("Concat", view, view, view, axis=3)
+    graph.nodes[-1].output[0] = RESIZE_OUTPUT
     ends = [
         helper.make_tensor_value_info(name, TensorProto.UINT8, ["batch", *sides, 3])
-        for name, sides in ((RESIZE_INPUT, ("rows", "columns")), (RESIZE_OUTPUT, (height, width)))
+        for name, sides in (
+            (RESIZE_INPUT, ("rows", "columns")),
+            (RESIZE_OUTPUT, transform.image_size),
+        )
     ]
-    tensors = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in constants.items()]
-    tensors.append(numpy_helper.from_array(np.array(0.5, np.float32), "half"))
-    graph = helper.make_graph(nodes, "resize", ends[:1], ends[1:], tensors)
+    tensors = [numpy_helper.from_array(array, name) for name, array in graph.constants.values()]
     return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
+        helper.make_graph(graph.nodes, "resize", ends[:1], ends[1:], tensors),
+        opset_imports=[helper.make_opsetid("", opset)],
+        ir_version=ir_version,
+    )
+
+
+def resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> str:
+    """Add `EvalTransform.resized`: return (H, W) of an image before the centre crop."""
+    wide, tall = transform.resized(1, 1)  # for a square image
+    if transform.fit == "squash":
+        return graph.add("Identity", [tall, wide])
+    short = graph.add("ReduceMin", old, keepdims=0)
+    return graph.add("Div", graph.add("Mul", old, [tall, wide]), short)  # rounded down
+
+
+class Window(NamedTuple):
+    """Names of the nodes that describe the centre crop; each holds one number for either axis."""
+
+    corner: str
+    """First row and column of the resized image in the view."""
+    first: str
+    """First row and column of the image that the view depends on."""
+    end: str
+    """End of these rows and columns."""
+
+
+def crop_window(graph: GraphBuilder, transform: EvalTransform, old: str, new: str) -> Window:
+    """Add the position of the view in the resized image and in the image."""
+    from onnx import TensorProto
+
+    add, view = graph.add, [*transform.image_size]
+    margin = add("Mul", add("Cast", add("Sub", new, view), to=TensorProto.FLOAT), 0.5)
+    corner = add("Cast", add("Round", margin), to=TensorProto.INT64)  # half to even, as in Pillow
+    # A filter reaches at most 3 pixels, or 3 times the factor by which the image is reduced.
+    reach = add("Add", add("Mul", add("Div", old, new), 3), 4)
+    begin = add("Div", add("Mul", corner, old), new)
+    end = add("Div", add("Mul", add("Add", corner, view), old), new)
+    first = add("Max", add("Sub", begin, reach), 0)
+    return Window(corner, first, add("Min", add("Add", end, reach), old))
+
+
+def filter_matrix(
+    graph: GraphBuilder, transform: EvalTransform, axis: int, old: str, new: str, window: Window
+) -> str:
+    """Add the weights of the pixels along one axis in each pixel of the view.
+
+    Pixel i of the image is weighted in pixel j of the resized one by the filter at the distance of
+    their centres, ((2i + 1) new - (2j + 1) old) / (2 max(old, new)), an exact integer above.
+
+    Returns:
+        The name of a matrix (S, h') for rows (axis 0) or (w', S) for columns (axis 1).
+    """
+    from onnx import TensorProto
+
+    add = graph.add
+    old, new, corner, first, end = (add("Gather", n, axis) for n in (old, new, *window))
+    inner, outer = ([1, -1], [-1, 1]) if axis == 0 else ([-1, 1], [1, -1])
+
+    def centres(begin: str, stop: str, shape: list[int]) -> str:
+        doubled = add("Add", add("Mul", add("Range", begin, stop, 1), 2), 1)
+        return add("Reshape", doubled, shape)
+
+    near = add("Mul", centres(first, end, inner), new)
+    last = add("Add", corner, transform.image_size[axis])
+    far = add("Mul", centres(corner, last, outer), old)
+    scale = add("Cast", add("Mul", add("Max", old, new), 2), to=TensorProto.FLOAT)
+    distance = add("Div", add("Cast", add("Sub", near, far), to=TensorProto.FLOAT), scale)
+    weights = filter_values(graph, transform.interpolation, add("Abs", distance))
+    return add("Div", weights, add("ReduceSum", weights, [1 - axis]))
+
+
+def filter_values(graph: GraphBuilder, interpolation: str, x: str) -> str:
+    """Add the values of Pillow's filter at the distances `x`, before they are normalised."""
+    add = graph.add
+    if interpolation == "bilinear":
+        return add("Max", add("Sub", 1.0, x), 0.0)
+    if interpolation == "lanczos":
+        return add(
+            "Where", add("Less", x, 3.0), add("Mul", sinc(graph, x, 1), sinc(graph, x, 3)), 0.0
+        )
+    square = add("Mul", x, x)  # bicubic with a = -0.5
+    near = add("Add", add("Mul", add("Sub", add("Mul", x, 1.5), 2.5), square), 1.0)
+    far = add("Mul", add("Sub", add("Mul", add("Sub", 5.0, x), x), 8.0), x)
+    far = add("Mul", add("Add", far, 4.0), 0.5)
+    rest = add("Where", add("Less", x, 2.0), far, 0.0)
+    return add("Where", add("Less", x, 1.0), near, rest)
+
+
+def sinc(graph: GraphBuilder, x: str, scale: int) -> str:
+    """Add sin(y) / y, with y = pi x / `scale`."""
+    y = graph.add("Max", graph.add("Mul", x, np.pi / scale), 1e-6)  # sin(y) / y is 1 there
+    return graph.add("Div", graph.add("Sin", y), y)
+
+
+def two_passes(
+    graph: GraphBuilder, planes: str, by_row: str, by_column: str, old: str, new: str
+) -> str:
+    """Add the products with the filters of rows and columns, each rounded to bytes.
+
+    Pillow 13 begins with the rows if they lose more than twice as many pixels as the columns.
+
+    Returns:
+        The name of the views (B, C, S, S), whole numbers in float32.
+    """
+    from onnx import TensorProto, helper
+
+    lost = graph.add("Sub", old, new)
+    rows, columns = (graph.add("Gather", lost, axis) for axis in (0, 1))
+    rows_first = graph.add(
+        "And",
+        graph.add("Greater", rows, 0),
+        graph.add("Greater", rows, graph.add("Mul", columns, 2)),
+    )
+
+    def in_order(prefix: str, *, rows_first: bool) -> Any:  # noqa: ANN401 - onnx's protobuf
+        inner = GraphBuilder(prefix, graph.constants)
+        view = planes
+        for is_rows in (rows_first, not rows_first):
+            view = (
+                inner.add("MatMul", by_row, view)
+                if is_rows
+                else inner.add("MatMul", view, by_column)
+            )
+            view = inner.add("Clip", inner.add("Floor", inner.add("Add", view, 0.5)), 0.0, 255.0)
+        end = helper.make_tensor_value_info(view, TensorProto.FLOAT, None)
+        return helper.make_graph(inner.nodes, prefix, [], [end])
+
+    if int(PIL.__version__.split(".")[0]) < 13:
+        graph.nodes += in_order("resize_columns_", rows_first=False).node
+        return str(graph.nodes[-1].output[0])
+    return graph.add(
+        "If",
+        rows_first,
+        then_branch=in_order("resize_rows_", rows_first=True),
+        else_branch=in_order("resize_columns_", rows_first=False),
     )
 
 
@@ -139,10 +290,8 @@ def add_resize(path: Path, transform: EvalTransform, description: str, *, is_big
 
     model = onnx.load(path)
     opset = next(each.version for each in model.opset_import if not each.domain)
-    front = onnx.compose.add_prefix(
-        resize_graph(transform, opset, model.ir_version), "resize_", rename_inputs=False
-    )
-    merged = onnx.compose.merge_models(front, model, io_map=[(f"resize_{RESIZE_OUTPUT}", "pixels")])
+    front = resize_graph(transform, opset, model.ir_version)
+    merged = onnx.compose.merge_models(front, model, io_map=[(RESIZE_OUTPUT, "pixels")])
     del merged.opset_import[:], merged.metadata_props[:]  # the merged model lists both opsets
     merged.opset_import.extend(model.opset_import)
     onnx.helper.set_model_props(merged, {"vitft": description})

@@ -1,0 +1,144 @@
+"""The resize inside an ONNX graph: Pillow's views, in onnxruntime and in OpenVINO."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from PIL import Image
+
+from tests.support.export_run import make_run, tiny
+from vitft.data.images import open_image
+from vitft.data.transforms import EvalTransform
+from vitft.export import export_run
+from vitft.export.formats.base import NumericArray
+from vitft.export.formats.onnx import OPSET
+from vitft.export.formats.onnx_resize import resize_graph, view_difference
+from vitft.export.plan import plan_export
+from vitft.export.trained import LabelledImage
+from vitft.predict.torch_engine import Predictor
+from vitft.system.errors import RunError
+
+Runtime = Callable[[bytes, str, NumericArray], NumericArray]
+"""Function from a graph, the name of its input and the input to the first output."""
+
+
+def in_onnxruntime(graph: bytes, name: str, value: NumericArray) -> NumericArray:
+    (output,) = onnxruntime.InferenceSession(graph).run(None, {name: value})
+    return np.asarray(output)
+
+
+def in_openvino(graph: bytes, name: str, value: NumericArray) -> NumericArray:
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
+    core = openvino.Core()
+    # On some processors, bfloat16 is the default.
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}
+    model = core.compile_model(core.read_model(graph, b""), "CPU", exact)
+    return np.asarray(model({name: value})[0])
+
+
+RUNTIMES = [
+    pytest.param(in_onnxruntime, id="onnxruntime"),
+    pytest.param(in_openvino, id="OpenVINO"),
+]
+SIZES = [
+    *((24, 24), (30, 47), (47, 30), (200, 120), (9, 12), (26, 26), (25, 48)),
+    *((101, 50), (300, 31), (50, 301), (60, 20)),  # Pillow 13 begins with the rows of some
+]
+"""Height and width of images."""
+TRANSFORMS = [
+    pytest.param({"interpolation": "bilinear"}, id="bilinear"),
+    pytest.param({"interpolation": "bicubic"}, id="bicubic"),
+    pytest.param({"interpolation": "lanczos"}, id="lanczos"),
+    pytest.param({"crop": 1.0}, id="whole short side"),
+    pytest.param({"crop": 0.45}, id="a small part"),
+    pytest.param({"fit": "squash"}, id="squashed"),
+    pytest.param({"fit": "squash", "image_size": (16, 32)}, id="squashed, not square"),
+    pytest.param({"mean": (0.5,), "std": (0.5,)}, id="grey"),
+]
+
+
+def noise(size: tuple[int, int]) -> Image.Image:
+    random = np.random.default_rng(sum(size))
+    return Image.fromarray(random.integers(0, 256, (*size, 3), np.uint8))
+
+
+@pytest.mark.parametrize("run", RUNTIMES)
+@pytest.mark.parametrize("fields", TRANSFORMS)
+def test_the_view_of_a_graph_is_pillows_to_one_grey_level(
+    run: Runtime, fields: dict[str, Any]
+) -> None:
+    transform = EvalTransform(**{"image_size": (24, 24), **fields})
+    graph = resize_graph(transform, OPSET, 8).SerializeToString()
+    off = []
+
+    for size in SIZES:
+        image = noise(size)
+        view = run(graph, "image", np.asarray(image)[None])[0]
+        off.append(np.abs(view.astype(np.int16) - transform.pixels(image)).ravel())
+
+    assert max(each.max() for each in off) <= 1
+    # Weights such as 1/4 make exact halves, which Pillow rounds by the error of its weights.
+    assert np.concatenate(off).mean() < (0.02 if transform.interpolation == "bilinear" else 1e-3)
+
+
+@pytest.mark.parametrize("run", RUNTIMES)
+def test_images_of_one_size_are_resized_together(run: Runtime) -> None:
+    transform = EvalTransform(image_size=(24, 24))
+    graph = resize_graph(transform, OPSET, 8).SerializeToString()
+    pair = np.stack([np.asarray(noise((40, 31))), np.asarray(noise((40, 31)).rotate(180))])
+
+    views = run(graph, "image", pair)
+
+    for view, image in zip(views, pair, strict=True):
+        assert np.abs(view.astype(int) - transform.pixels(Image.fromarray(image))).max() <= 1
+
+
+@pytest.mark.parametrize("run", RUNTIMES)
+def test_logits_of_a_graph_with_resize_are_those_of_the_run(tmp_path: Path, run: Runtime) -> None:
+    grey = tiny(3, in_channels=1)  # its resize begins and ends with a conversion
+    kept = make_run(tmp_path, config=grey, mean=(0.4,), std=(0.3,))
+    order = plan_export(["onnx"], str(tmp_path / "x"), with_resize=True)
+    graph = (export_run(str(kept), order).folder / "model.onnx").read_bytes()
+    predictor = Predictor.from_run(str(kept), device="cpu")
+
+    for path in sorted((tmp_path / "photos").rglob("*.png")):
+        image = open_image(path)
+        theirs = run(graph, "image", np.asarray(image)[None])
+        ours = predictor.scores(predictor.transform.pixels(image)[None]).logits
+        assert np.abs(theirs - ours).max() < 0.01 * np.abs(ours).max()
+
+
+def test_a_graph_that_resizes_otherwise_is_refused() -> None:
+    class Sharper(EvalTransform):
+        def pixels(self, image: Image.Image) -> Any:
+            return EvalTransform(image_size=(24, 24), interpolation="bicubic").pixels(image)
+
+    other = Sharper(image_size=(24, 24), interpolation="bilinear")
+
+    with pytest.raises(RunError, match="differ from Pillow's by up to"):
+        view_difference(other, [LabelledImage(noise((60, 60)), -1)], OPSET)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        pytest.param({"interpolation": "nearest"}, "nearest interpolation", id="nearest"),
+        pytest.param({"image_size": (8, 12)}, "8x12", id="not square"),
+    ],
+)
+def test_a_resize_that_no_graph_can_say_is_refused(
+    tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    size = fields.pop("image_size", (16, 16))
+    kept = make_run(tmp_path, config=tiny(3, image_size=size), **fields)
+
+    with pytest.raises(
+        RunError, match=f"--onnx cannot represent this model exactly.*{reason}"
+    ) as e:
+        export_run(str(kept), plan_export(["onnx"], str(tmp_path / "x"), with_resize=True))
+
+    assert e.value.fix == "use --with-preprocessing instead of --with-resize"
+    assert not (tmp_path / "x").exists()
