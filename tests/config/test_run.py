@@ -178,7 +178,7 @@ def test_a_broken_recipe_is_refused(tmp_path: Path, content: bytes, message: str
 
 
 def test_reading_an_unknown_recipe_lists_the_bundled_ones() -> None:
-    with pytest.raises(UsageError, match=r"one of: .*demo, "):
+    with pytest.raises(UsageError, match=r"one of the recipes .*demo, "):
         read_recipe("nonsense")
 
 

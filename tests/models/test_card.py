@@ -81,7 +81,7 @@ WRONG_VALUES: list[tuple[str, object, str]] = [
     ("classes", ["cat", "dog", "cat"], "a class name is empty or occurs twice"),
     ("classes", ["cat", "dog", ""], "a class name is empty or occurs twice"),
     ("classes", ["cat", "dog", 3], "instead of text"),
-    ("classes", ["cat", "dog", "\ud800"], "text that can be encoded"),
+    ("classes", ["cat", "dog", "\ud800"], "valid Unicode text"),
     ("classes", "abc", "classes is 'abc' instead of a list"),
     ("classes", {"0": "a"}, "instead of a list"),
     ("weights", [], "weights is a list instead of an object"),

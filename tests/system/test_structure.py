@@ -54,7 +54,7 @@ def test_a_conforming_value_becomes_an_instance_with_tuples_for_lists() -> None:
         ({"pair": [2**60, 1]}, "instead of an integer"),
         ({"pair": [1, 10**400]}, "instead of a number"),
         ({"table": {"a": [None]}}, r"table\.a\[0\] is None instead of an integer"),
-        ({"table": {"a\ud800": []}}, "text that can be encoded"),
+        ({"table": {"a\ud800": []}}, "valid Unicode text"),
         ({"odd": 1}, "odd is unknown"),
     ],
 )

@@ -36,7 +36,7 @@ def add_check(parser: Parser) -> None:
     labels.add_argument(
         "--cache",
         metavar="DIR",
-        help="folder of cached features, or none to disable (default: ~/.cache/vitft/features)",
+        help="folder of cached features, or none (default: ~/.cache/vitft/features)",
     )
     labels.add_argument("--device", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)")
     results = parser.add_argument_group("output")

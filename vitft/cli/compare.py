@@ -20,7 +20,7 @@ def add_compare(parser: Parser) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help="HTML page to write (default: compare.html, or compare-2.html, ...)",
+        help="HTML page to write (default: compare.html, or the next unused name)",
     )
     parser.add_argument(
         "--format",

@@ -43,7 +43,7 @@ def add_export(parser: Parser) -> None:
         type=int,
         default=NUM_COMPARED,
         metavar="N",
-        help=f"number of validation images to compare export and run on (default: {NUM_COMPARED})",
+        help=f"number of validation images to compare with the run (default: {NUM_COMPARED})",
     )
     hub = parser.add_argument_group("Hugging Face hub")
     hub.add_argument(

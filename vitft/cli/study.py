@@ -49,7 +49,7 @@ def add_study(parser: Parser) -> None:
     run.add_argument(
         "--cache",
         metavar="DIR",
-        help="folder of cached features, or none to disable (default: ~/.cache/vitft/features)",
+        help="folder of cached features, or none (default: ~/.cache/vitft/features)",
     )
     run.add_argument("--device", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)")
     run.add_argument(

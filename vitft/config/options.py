@@ -136,7 +136,7 @@ FINETUNE_OPTIONS = (
     Option("train.device", "device: auto, cpu, cuda, cuda:1 or mps", metavar="DEVICE"),
     Option(
         "train.cache",
-        "folder of cached features, or none to disable",
+        "folder of cached features, or none",
         metavar="DIR",
         default="~/.cache/vitft/features",
     ),

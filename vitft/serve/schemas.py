@@ -55,8 +55,8 @@ class ErrorSchema(BaseModel):
 class LabelsSchema(BaseModel):
     """Class names, image size and limits."""
 
-    run: str | None = Field(description="name of the run that answers")
-    top1: float | None = Field(description="its accuracy on the validation images")
+    run: str | None = Field(description="name of the run that serves the predictions")
+    top1: float | None = Field(description="accuracy of the run on its validation images")
     classes: list[str]
     image_size: list[int] = Field(description="height and width of the model's input in pixels")
     explains: bool = Field(description="whether POST /explain is available")

@@ -117,7 +117,7 @@ def scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
     if kind is str and isinstance(value, str):
         if is_encodable(value):
             return value
-        raise mismatch(value, "text that can be encoded", place)
+        raise mismatch(value, "valid Unicode text", place)
     if (kind is bool and isinstance(value, bool)) or (kind is types.NoneType and value is None):
         return value
     names = {float: "a number", int: "an integer", str: "text", bool: "true or false"}
@@ -168,7 +168,7 @@ def container(value: Any, origin: Any, arguments: Any, place: str) -> Any:  # no
     elif len(arguments) == len(value):
         kinds = list(arguments)
     else:
-        raise mismatch(value, f"a list of {len(arguments)}", place)
+        raise mismatch(value, f"a list of {len(arguments)} items", place)
     numbered = enumerate(zip(value, kinds, strict=True))
     return origin(structured(item, kind, f"{place}[{i}]") for i, (item, kind) in numbered)
 
