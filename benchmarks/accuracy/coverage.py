@@ -32,6 +32,7 @@ from benchmarks.timing import mean_deviation
 from vitft.data.split import Manifest, draw
 from vitft.features.head import solve_head
 from vitft.metrics.calibration import (
+    ScoredSet,
     bin_by_confidence,
     calibrate_temperature,
     confidence_and_correctness,
@@ -173,7 +174,7 @@ def simulate(world: World, splits: int, slow: int) -> None:
         logits, labels = x[back] @ head.weight.T + head.bias, y[back]
         names = [str(i) for i in range(len(counts))]
         figures = classification_metrics(logits, labels, names)
-        temperature = calibrate_temperature(logits.double().numpy(), labels.numpy())
+        temperature = calibrate_temperature(ScoredSet(logits.double().numpy(), labels.numpy()))
         if number < slow:
             figures |= calibrated_metrics(logits, labels, temperature)
         fresh = [int(FRESH * p) for p in prior]

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from vitft.metrics.calibration import (
+    PRIOR_SPREAD,
     Ints,
+    ScoredSet,
+    are_comparable,
     bin_by_confidence,
     calibrate_temperature,
     calibration_error,
@@ -24,34 +27,44 @@ def answered(images: int, *, sharpness: float = 1.0, seed: int = 0) -> tuple[Flo
     return 2.0 * seen * sharpness, labels  # 2 x: the log-likelihood ratio of a shift by 2
 
 
-def test_the_temperature_of_overconfident_logits_is_recovered() -> None:
-    logits, labels = answered(4000, sharpness=2.5)
+def scored(images: int, *, sharpness: float = 1.0, seed: int = 0) -> ScoredSet:
+    return ScoredSet(*answered(images, sharpness=sharpness, seed=seed))
 
-    found = calibrate_temperature(logits, labels)
+
+def true_error(found: float, *, sharpness: float) -> float:
+    """Return the calibration error on new images after division by a temperature."""
+    logits, labels = answered(100_000, sharpness=sharpness, seed=99)
+    return bin_by_confidence(*confidence_and_correctness(logits / found, labels)).gap
+
+
+def test_the_temperature_of_overconfident_logits_is_recovered() -> None:
+    found = calibrate_temperature(scored(4000, sharpness=2.5))
 
     assert found.value == pytest.approx(2.5, rel=0.08)
     assert not found.note
 
 
-def test_no_neighbouring_temperature_has_a_smaller_loss() -> None:
-    logits, labels = answered(200, sharpness=0.4)
+@pytest.mark.parametrize("images", [10, 200])
+def test_no_neighbouring_temperature_is_more_probable(images: int) -> None:
+    logits, labels = answered(images, sharpness=0.4)
 
     best = fit_temperature(logits, labels)
 
     assert best is not None
     at, colder, hotter = (
-        log_losses(logits / t, labels).mean() for t in (best, best / 1.02, best * 1.02)
+        log_losses(logits / t, labels).sum() + np.log(t) ** 2 / (2 * PRIOR_SPREAD**2)
+        for t in (best, best / 1.02, best * 1.02)
     )
     assert at < min(colder, hotter)
 
 
 def test_each_image_is_scored_with_a_temperature_fitted_without_it() -> None:
     logits, labels = answered(120, sharpness=2.0)
-    first = calibrate_temperature(logits, labels)
+    first = calibrate_temperature(ScoredSet(logits, labels))
     other = labels.copy()
     other[7] = (other[7] + 1) % 4
 
-    second = calibrate_temperature(logits, other)
+    second = calibrate_temperature(ScoredSet(logits, other))
 
     assert first.value != second.value
     same = np.isclose(first.held_out, second.held_out, rtol=1e-5)
@@ -59,40 +72,60 @@ def test_each_image_is_scored_with_a_temperature_fitted_without_it() -> None:
     assert same.sum() <= 12  # its fold; all others have seen the image
 
 
-@pytest.mark.parametrize(
-    ("images", "shown"),
-    [pytest.param(20, "20 validation images", id="few"), pytest.param(400, "0 errors", id="right")],
-)
-def test_too_few_images_or_errors_leave_the_temperature_at_one(images: int, shown: str) -> None:
-    logits, labels = answered(images, sharpness=2.0)
-    if images > 20:
-        labels = logits.argmax(axis=1)
+def test_few_images_are_calibrated_by_cross_validated_training_images() -> None:
+    errors = []
+    for seed in range(5):
+        validation = scored(20, sharpness=3.0, seed=seed)
+        training = scored(400, sharpness=3.0, seed=100 + seed)
 
-    found = calibrate_temperature(logits, labels)
+        found = calibrate_temperature(validation, training)
 
-    assert found.value == 1
-    assert (found.held_out == 1).all()
-    assert shown in found.note
+        assert found.cross_validated == 400
+        assert len(found.held_out) == 20  # of the validation images only
+        errors.append(true_error(found.value, sharpness=3.0))
+    assert max(errors) < 0.03 < 0.12 < true_error(1.0, sharpness=3.0)
+
+
+def test_few_images_move_the_temperature_part_of_the_way() -> None:
+    found = [calibrate_temperature(scored(12, sharpness=4.0, seed=s)).value for s in range(10)]
+
+    assert 1.3 < np.mean(found) < 3.0  # calibrated logits need 4
+    assert max(found) < 4.0
+
+
+def test_a_few_correct_predictions_do_not_make_the_model_certain() -> None:
+    logits, _ = answered(10)
+    labels = logits.argmax(axis=1)
+
+    found = calibrate_temperature(ScoredSet(logits, labels))
+
+    assert 0.4 < found.value < 1  # the likelihood alone has its maximum at 0
+
+
+def test_a_single_validation_image_has_a_temperature_without_it() -> None:
+    found = calibrate_temperature(scored(1))
+
+    assert found.held_out.tolist() == [1.0]
 
 
 def test_logits_worse_than_chance_have_no_temperature() -> None:
-    logits, _ = answered(200)
+    logits, _ = answered(200, sharpness=10.0)
     labels = logits.argmin(axis=1)
     labels[:20] = logits[:20].argmax(axis=1)
 
-    found = calibrate_temperature(logits, labels)
+    found = calibrate_temperature(ScoredSet(logits, labels))
 
     assert found.value == 1
     assert "minimises the loss" in found.note
 
 
-def test_a_temperature_that_does_not_help_held_out_images_is_not_used() -> None:
-    logits, labels = answered(60, seed=3)  # well calibrated already, and few
+def test_sets_of_equal_difficulty_are_comparable_and_others_are_not() -> None:
+    equal = [are_comparable(scored(60, seed=s), scored(240, seed=100 + s)) for s in range(40)]
+    easier = scored(240)
+    easier.logits[np.arange(240), easier.labels] += 6.0  # as if copies had been memorised
 
-    found = calibrate_temperature(logits, labels)
-
-    assert found.value == 1
-    assert "did not help on held-out images" in found.note
+    assert all(equal)
+    assert not are_comparable(scored(60, seed=1), easier)
 
 
 def test_bins_hold_the_same_number_of_images() -> None:

@@ -1,50 +1,176 @@
-"""Choice of a threshold by the precision on validation images."""
+"""Choice of a threshold by the precision on images that the model was not fitted to."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from vitft.predict.validation import (
-    ValidationPrediction,
+from vitft.predict.threshold import (
+    Answers,
+    Threshold,
+    binomial_tail,
     choose_threshold,
-    smallest_threshold,
+    needed_images,
+    smallest_cover,
 )
-from vitft.system.errors import RunError
+from vitft.system.errors import RunError, UsageError
+from vitft.system.files import write_json
+from vitft.system.rundir import RunDir
 
 
-def verdicts(*pairs: tuple[float, bool]) -> list[ValidationPrediction]:
-    return [
-        ValidationPrediction(path=f"{i}.jpg", sha256="", label="a", predicted="a" if right else "b",
-                probability=probability, label_probability=0.5)
-        for i, (probability, right) in enumerate(pairs)
-    ]  # fmt: skip
+def calibrated(images: int, *, seed: int = 0) -> Answers:
+    """Return answers whose probabilities are true; 92 % are right, a fifth is above 0.999."""
+    random = np.random.default_rng(seed)
+    probability = 1 - np.minimum(random.exponential(0.08, images), 0.8) ** 1.5 * 3 ** (-1)
+    probability = np.where(random.random(images) < 0.25, probability - 0.25, probability)
+    correct = random.random(images) < probability
+    return Answers.sorted(probability.tolist(), correct.tolist())
 
 
-def test_the_threshold_is_the_smallest_that_reaches_the_precision() -> None:
-    # Right at 0.9 and 0.8, wrong at 0.7, then three right: 5 of 6 at 0.4 again reach 80 %.
-    given = verdicts((0.7, False), (0.9, True), (0.8, True), (0.6, True), (0.5, True), (0.4, True))
+def oracle_cover(answers: Answers, precision: float) -> float:
+    """Return the largest fraction of answers that reaches the precision."""
+    n = np.arange(1, len(answers.probability) + 1)
+    reached = np.flatnonzero(np.cumsum(answers.correct) >= precision * n)
+    return float(reached[-1] + 1) / len(n)
 
-    most = smallest_threshold(given, 0.8)
-    all_right = smallest_threshold(given, 1.0)
 
-    assert most is not None
-    assert all_right is not None
-    assert (most.value, most.precision, most.covered) == (0.4, 5 / 6, 6)
-    assert (all_right.value, all_right.precision, all_right.covered) == (0.8, 1.0, 2)
-    assert all_right.interval[0] == pytest.approx(0.342, abs=0.001)  # Wilson, 2 of 2
+@pytest.mark.parametrize("precision", [0.95, 0.97, 0.99])
+def test_a_threshold_keeps_nearly_as_many_new_images_as_possible(precision: float) -> None:
+    new = calibrated(50_000, seed=99)
+    best = oracle_cover(new, precision)
+    kept, reached = [], []
+    for seed in range(10):
+        answers = calibrated(1200, seed=seed)
+        threshold = answers.probability[smallest_cover(answers, precision) - 1]
+        above = new.probability >= threshold
+        kept.append(above.mean())
+        reached.append(new.correct[above].mean())
+
+    assert min(kept) > best - 0.10
+    assert np.mean(reached) >= precision
+    assert min(reached) > precision - 0.01
+
+
+def test_a_single_image_is_no_evidence_for_a_threshold() -> None:
+    answers = Answers.sorted([0.9999, *[0.8] * 42], [True] + [True] * 34 + [False] * 8)
+
+    assert smallest_cover(answers, 0.97) == 0
+    assert smallest_cover(answers, 0.75) == 43
+
+
+@pytest.mark.parametrize(("precision", "images"), [(0.99, 100), (0.97, 34), (0.95, 20)])
+def test_certain_and_correct_predictions_need_one_spare_mistake(
+    precision: float, images: int
+) -> None:
+    few = Answers.sorted([1.0] * (images - 1), [True] * (images - 1))
+    enough = Answers.sorted([1.0] * images, [True] * images)
+
+    assert smallest_cover(few, precision) == 0
+    assert needed_images(few, precision) == images
+    assert smallest_cover(enough, precision) == images
+
+
+def test_the_number_of_needed_images_is_enough() -> None:
+    few = calibrated(60)
+    needed = needed_images(few, 0.99)
+    assert needed is not None
+    assert needed > 60
+    repeats = -(-needed // 60)
+
+    more = Answers.sorted(np.tile(few.probability, repeats).tolist(), [True] * (60 * repeats))
+
+    assert smallest_cover(few, 0.99) == 0
+    assert smallest_cover(more, 0.99) > 0
+
+
+def test_mistakes_among_the_most_probable_predictions_contradict_their_probabilities() -> None:
+    certain = [0.999] * 300
+    few_wrong = Answers.sorted(certain, [False] * 4 + [True] * 296)
+    many_wrong = Answers.sorted(certain, [False] * 12 + [True] * 288)
+
+    assert smallest_cover(few_wrong, 0.98) == 300
+    assert smallest_cover(many_wrong, 0.98) == 0  # 12 of 300 where 6 are allowed
+    assert needed_images(many_wrong, 0.98) is None
 
 
 def test_predictions_of_equal_probability_are_all_above_or_all_below() -> None:
-    found = smallest_threshold(verdicts((0.9, True), (0.8, True), (0.8, False)), 0.9)
+    answers = Answers.sorted([0.99] * 50 + [0.9] * 50, [True] * 100)
 
-    assert found is not None
-    assert found.value == 0.9
+    found = {smallest_cover(answers, p) for p in (0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96)}
+
+    assert found == {50, 100}
 
 
-def test_an_unreachable_precision_gives_no_threshold() -> None:
-    assert smallest_threshold(verdicts((0.9, False), (0.8, True)), 0.9) is None
+def test_the_binomial_tail_is_that_of_the_distribution() -> None:
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, 301)))])
+
+    expected = 1 - (0.99**300 + 300 * 0.01 * 0.99**299)
+    assert binomial_tail(2, 300, 0.01, log_factorial) == pytest.approx(expected)
+    assert binomial_tail(0, 300, 0.01, log_factorial) == 1
+
+
+def write_run(path: Path, training: int) -> Path:
+    """Write a run with 40 validation images, all certain and right, and training predictions."""
+    path.mkdir()
+    write_json(path / "class_indices.json", {"0": "cat", "1": "dog"})
+    rows = [f"{i}.jpg,{('cat', 'dog')[i % 2]},val,{i:064x}" for i in range(40)]
+    (path / "split.csv").write_text("\n".join(["path,label,split,sha256", *rows, ""]))
+    logits = np.array([[9.0, -9.0], [-9.0, 9.0]] * 20, np.float32)
+    more = {
+        "train_probability": np.full(training, 0.9999),
+        "train_correct": np.ones(training, bool),
+    }
+    RunDir(path).write_arrays("validation.npz", logits=logits, **more if training else {})
+    return path
+
+
+def test_the_threshold_states_the_images_it_rests_on(tmp_path: Path) -> None:
+    found = choose_threshold(write_run(tmp_path / "run", 160), 0.99)
+
+    assert (found.covered, found.validation, found.training) == (200, 40, 160)
+    assert str(found) == (
+        "threshold 100.0 %: precision 100.0 % (95 % interval 98.1 to 100.0 %) on 200 of 40 "
+        "validation images and 160 cross-validated training images"
+    )
+
+
+def test_too_few_images_are_refused_with_the_number_needed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 0)
+
+    with pytest.raises(UsageError) as refused:
+        choose_threshold(run, 0.99)
+
+    assert "99.0 % needs about 100 images" in str(refused.value)
+    assert "this run has 40" in str(refused.value)
+    assert "fix: use --precision 0.97" in str(refused.value)
+    assert isinstance(choose_threshold(run, 0.97), Threshold)
+
+
+def test_a_precision_of_one_is_never_promised(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no threshold reaches a precision of 100"):
+        choose_threshold(write_run(tmp_path / "run", 160), 1.0)
 
 
 def test_a_run_without_validation_predictions_suggests_threshold(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="--threshold"):
         choose_threshold(tmp_path, 0.9)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        pytest.param({"train_probability": np.ones(3)}, id="no answers"),
+        pytest.param({"train_probability": np.full(2, 7.0), "train_correct": np.ones(2)}, id="7.0"),
+        pytest.param({"train_probability": np.array(["x"]), "train_correct": np.ones(1)}, id="x"),
+    ],
+)
+def test_damaged_training_predictions_are_named(
+    tmp_path: Path, arrays: dict[str, np.ndarray[tuple[int], np.dtype[np.generic]]]
+) -> None:
+    run = write_run(tmp_path / "run", 0)
+    with np.load(run / "validation.npz") as file:
+        logits = file["logits"]
+    RunDir(run).write_arrays("validation.npz", logits=logits, **arrays)
+
+    with pytest.raises(RunError, match=r"validation\.npz"):
+        choose_threshold(run, 0.9)

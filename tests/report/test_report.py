@@ -22,7 +22,7 @@ from vitft.report.advice import advise
 from vitft.report.html import digest_source
 from vitft.report.reproduce import command_of
 from vitft.report.run_files import Run, find_run, read_run
-from vitft.report.run_page import epochs_section, write_report
+from vitft.report.run_page import confidence_section, epochs_section, write_report
 from vitft.system.errors import DataError, RunError, VitftError
 
 ELEMENTS = {
@@ -242,6 +242,25 @@ def test_the_page_of_a_run_without_label_check_says_so(tmp_path: Path) -> None:
     page = check_harmless(write_report(run).read_text())
 
     assert "vitft check also finds probable label errors" in page.text
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [(None, "to the validation images;"), (48, "images and 48 cross-validated training")],
+)
+def test_the_page_states_on_which_images_the_temperature_rests(
+    tmp_path: Path, more: int | None, text: str
+) -> None:
+    run = read_run(make_run(tmp_path / "run"))
+    calibration = run.results["calibration"]
+    assert calibration is not None
+    if more is not None:
+        calibration["cross_validated"] = more
+
+    section = confidence_section(run)
+
+    assert section is not None
+    assert text in section.text
 
 
 def test_a_thousand_classes_show_confused_pairs_instead_of_a_matrix(

@@ -17,7 +17,7 @@ from tests.support.fail_points import FailPoints
 from tests.training.test_run import run_it
 from vitft.data.images import open_image
 from vitft.data.split import Manifest
-from vitft.metrics.calibration import FittedTemperature
+from vitft.metrics.calibration import FittedTemperature, ScoredSet
 from vitft.models.checkpoint import load_checkpoint, save_checkpoint
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import ResourceError
@@ -74,8 +74,8 @@ def test_the_temperature_is_merged_into_the_head_only(
     fitted = calibration["temperature"]
     assert fitted is not None
 
-    def left_alone(logits: Any, labels: Any) -> FittedTemperature:
-        return FittedTemperature(value=1.0, held_out=np.ones(len(labels)), note="for the test")
+    def left_alone(validation: ScoredSet, _training: ScoredSet | None) -> FittedTemperature:
+        return FittedTemperature(value=1.0, held_out=np.ones(len(validation)), note="for the test")
 
     monkeypatch.setattr(ending, "calibrate_temperature", left_alone)
     plain = run_on(mixed_up, tiny_weights, tmp_path / "plain")
@@ -105,16 +105,54 @@ def test_calibration_improves_the_held_out_metrics(
     assert sum(row["images"] for row in figures["calibration"]["bins"]) == figures["images"]
 
 
-def test_too_few_images_leave_the_head_unchanged_with_a_note(
-    image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_temperature_rests_on_validation_and_cross_validated_training_images(
+    mixed_up: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
-    done = run_on(image_folder, tiny_weights, tmp_path / "run")
+    done = run_on(mixed_up, tiny_weights, tmp_path / "run")
+    manifest = Manifest.read(done.run / "split.csv", mixed_up)
+
+    calibration = json.loads((done.run / "eval.json").read_text())["calibration"]
+    with np.load(done.run / "validation.npz", allow_pickle=False) as file:
+        probability, correct = file["train_probability"], file["train_correct"]
+
+    assert calibration["cross_validated"] == len(manifest.train) == 120
+    assert probability.shape == correct.shape == (120,)
+    assert correct.dtype == bool
+    # A fifth of the labels is wrong, which a head that was fitted to them could not know.
+    assert probability.mean() == pytest.approx(correct.mean(), abs=0.1)
+
+
+def test_a_run_in_steps_is_calibrated_on_its_validation_images_alone(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    optim = {"solver": "sgd", "lr": 0.1, "epochs": 3, "batch_size": 8}
+    done = run_it(image_folder, tiny_weights, tmp_path / "run", optim=optim)
 
     calibration = done.figures["calibration"]
     assert calibration is not None
-    assert calibration["temperature"] == 1
-    assert (calibration["note"] or "").startswith("6 validation images")
-    assert "not calibrated: 6 validation images" in capsys.readouterr().err
+    assert calibration["cross_validated"] == 0
+    with np.load(done.run / "validation.npz", allow_pickle=False) as file:
+        assert file.files == ["logits"]
+
+
+def test_training_images_that_are_easier_than_the_validation_images_do_not_calibrate(
+    tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    draw_folder(data / "train", per_class=30)
+    draw_folder(data / "val", per_class=20)
+    names = sorted(folder.name for folder in (data / "val").iterdir())
+    for path in sorted((data / "val").rglob("*.png")):  # every second validation label is wrong
+        if int(path.stem) % 2:
+            other = names[(names.index(path.parent.name) + 1) % 3]
+            path.rename(data / "val" / other / f"{path.stem}-of-{path.parent.name}.png")
+
+    done = run_on(data, tiny_weights, tmp_path / "run")
+
+    calibration = done.figures["calibration"]
+    assert calibration is not None
+    assert calibration["cross_validated"] == 0
+    assert "calibrated on the validation images alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ends_in", ["save_checkpoint", "write_arrays"])

@@ -39,6 +39,10 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
         "train": {"freeze": "head,none"},
         "optim": {"epochs": 2, "batch_size": 8, "class_weights": True},
     },
+    "a solved head that remains the best": {
+        "train": {"freeze": "head,none"},
+        "optim": {"solver": "sgd", "lr": 3.0, "epochs": 2, "batch_size": 8},
+    },
 }
 
 

@@ -93,7 +93,8 @@ def add_inference_options(parser: Parser) -> None:
         "--precision",
         type=float,
         metavar="P",
-        help="choose the threshold above which a fraction P of validation predictions is correct",
+        help="choose the threshold above which a fraction P of the predictions is correct, by the "
+        "validation images and the cross-validated training images",
     )
     parser.add_argument(
         "--tta", action="store_true", help="average each prediction with that of the mirrored image"

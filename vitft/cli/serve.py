@@ -120,7 +120,7 @@ def threshold_of(args: argparse.Namespace, run: Path) -> float:
     """Return the probability below which predictions are noted as not sure."""
     if args.precision is None:
         return args.threshold or 0.0
-    from vitft.predict.validation import choose_threshold  # it imports simplejpeg
+    from vitft.predict.threshold import choose_threshold  # it imports simplejpeg
 
     chosen = choose_threshold(run, args.precision)
     output.note(str(chosen))

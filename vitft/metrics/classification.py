@@ -95,13 +95,16 @@ def calibrated_metrics(
     scores, truth = logits.double().numpy(), labels.numpy()
     before, _ = calibration_error(bin_by_confidence(*confidence_and_correctness(scores, truth)))
     held_out = scores / temperature.held_out[:, None]
-    return probability_metrics(
+    metrics = probability_metrics(
         held_out,
         labels,
         ece_before=before,
         temperature=temperature.value,
         note=temperature.note or None,
     )
+    if metrics["calibration"] is not None:
+        metrics["calibration"]["cross_validated"] = temperature.cross_validated
+    return metrics
 
 
 def probability_metrics(

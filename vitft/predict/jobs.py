@@ -63,7 +63,7 @@ def run_prediction(
     checkpoint = find_model(request.run, graphs=True)
     threshold = request.threshold or 0.0
     if request.precision is not None:
-        from vitft.predict.validation import choose_threshold  # it imports simplejpeg
+        from vitft.predict.threshold import choose_threshold  # it imports simplejpeg
 
         chosen = choose_threshold(checkpoint.parent, request.precision)
         log.info(str(chosen))

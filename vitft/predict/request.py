@@ -35,7 +35,7 @@ class PredictRequest:
     threshold: float | None = None
     """Probability below which a prediction is marked `not sure`."""
     precision: float | None = None
-    """Target precision on the run's validation images, from which the threshold is chosen."""
+    """Target precision of the predictions that are not marked (see `predict.threshold`)."""
     tta: bool = False
     """Whether to average the logits of each image and its mirror image."""
     explain: str | None = None

@@ -1,4 +1,4 @@
-"""Validation predictions of a finished run, and a threshold chosen on them.
+"""Validation predictions of a finished run.
 
 The report, the thumbnails and the comparison of runs read the same predictions, so they show the
 same mistakes in the same order. This module does not import torch or open images.
@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from vitft.data.split import Manifest, Row
-from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import Interval
+from vitft.metrics.intervals import Floats
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
-from vitft.system.errors import RunError, UsageError
+from vitft.system.errors import RunError
 from vitft.system.rundir import RunDir
-from vitft.system.text import count, interval, percent
 
 THUMBS = "thumbs"
+VALIDATION_FILE = "validation.npz"
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,20 +107,64 @@ def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
     Raises:
         RunError: The logits are damaged or belong to another split.
     """
-    path = run / "validation.npz"
-    if not path.is_file():
+    arrays = read_validation_arrays(run)
+    if arrays is None:
         return None
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            logits = arrays["logits"].astype(np.float32)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise damaged_file(path, str(error)) from error
+    path = run / VALIDATION_FILE
+    if "logits" not in arrays:
+        raise damaged_file(path, "it has no logits")
+    logits = as_array(path, arrays["logits"], np.float32)
     if logits.shape != (images, classes) or not np.isfinite(logits).all():
         raise damaged_file(
             path,
             f"logits must be finite and of shape {(images, classes)}, not {logits.shape}",
         )
     return logits
+
+
+def read_training_predictions(run: Path) -> tuple[Floats, Flags]:
+    """Return the probabilities (m,) of cross-validated training images and which are correct (m,).
+
+    Both are empty for a run that stored none.
+
+    Raises:
+        RunError: The arrays are damaged.
+    """
+    arrays, path = read_validation_arrays(run) or {}, run / VALIDATION_FILE
+    probability = as_array(path, arrays.get("train_probability", ()), np.float64)
+    correct = as_array(path, arrays.get("train_correct", ()), np.bool_)
+    inside = ((probability >= 0) & (probability <= 1)).all()
+    if probability.ndim != 1 or probability.shape != correct.shape or not inside:
+        raise damaged_file(path, "train_probability and train_correct do not hold predictions")
+    return probability, correct
+
+
+def read_validation_arrays(run: Path) -> dict[str, Any] | None:
+    """Return the arrays of validation.npz, or None if the file does not exist.
+
+    Raises:
+        RunError: The file is damaged.
+    """
+    path = run / VALIDATION_FILE
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise damaged_file(path, str(error)) from error
+
+
+def as_array(path: Path, values: Any, dtype: Any) -> Any:  # noqa: ANN401 - an array of that type
+    """Return values of a file as an array.
+
+    Raises:
+        RunError: They have another type.
+    """
+    try:
+        return np.asarray(values).astype(dtype)
+    except (ValueError, TypeError) as error:
+        raise damaged_file(path, str(error)) from error
 
 
 def read_validation_predictions(run: Path) -> tuple[ValidationPrediction, ...]:
@@ -176,71 +220,3 @@ def least_confident(
             counts[prediction.label] += 1
             found.append(prediction)
     return found[:most]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Threshold:
-    """Smallest probability at or above which predictions reach a requested precision."""
-
-    value: float
-    """Probability below which a prediction is marked `not sure`."""
-    precision: float
-    """Fraction of correct predictions among the `covered` ones."""
-    interval: Interval
-    """95 % interval of the precision; the threshold was chosen on the same images."""
-    covered: int
-    """Number of validation images at or above the threshold."""
-    images: int
-    """Number of validation images."""
-
-    def __str__(self) -> str:
-        return (
-            f"threshold {percent(self.value)}: precision {percent(self.precision)} "
-            f"(95 % interval {interval(self.interval)}) on {self.covered:,} of "
-            f"{count(self.images, 'validation image')}"
-        )
-
-
-def choose_threshold(run: Path, precision: float) -> Threshold:
-    """Return the smallest threshold that reaches a given precision on the validation images.
-
-    Raises:
-        RunError: The run has no validation predictions.
-        UsageError: No threshold reaches the precision.
-    """
-    predictions = read_validation_predictions(run)
-    if not predictions:
-        raise RunError(
-            f"cannot choose a threshold: {run} has no validation predictions",
-            fix="set the threshold directly, e.g. --threshold 0.8",
-        )
-    threshold = smallest_threshold(predictions, precision)
-    if threshold is None:
-        highest = max(p.probability for p in predictions if not p.is_correct)
-        raise UsageError(
-            f"no threshold reaches a precision of {percent(precision)}: a validation image was "
-            f"misclassified with a probability of {percent(highest)}",
-            fix="use a lower --precision, or check the labels of the mistakes with `vitft report`",
-        )
-    return threshold
-
-
-def smallest_threshold(
-    predictions: Sequence[ValidationPrediction], precision: float
-) -> Threshold | None:
-    """Return the smallest threshold that reaches a given precision, or None if none does."""
-    ranking = sorted(predictions, key=lambda p: -p.probability)
-    threshold: Threshold | None = None
-    correct = 0
-    for covered, prediction in enumerate(ranking, start=1):
-        correct += prediction.is_correct
-        is_tied = covered < len(ranking) and ranking[covered].probability == prediction.probability
-        if not is_tied and correct >= precision * covered:
-            threshold = Threshold(
-                value=prediction.probability,
-                precision=correct / covered,
-                interval=wilson_interval(correct, covered),
-                covered=covered,
-                images=len(ranking),
-            )
-    return threshold

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from vitft.metrics.results import ClassMetrics
+from vitft.metrics.results import CalibrationMetrics, ClassMetrics
 from vitft.predict.validation import least_confident, mistakes
 from vitft.report import charts
 from vitft.report.advice import advise
@@ -281,7 +281,8 @@ def confidence_section(run: Run) -> ChartSection | None:
     if before is not None and temperature not in (None, 1.0):
         text += (
             f" The logits are divided by a temperature of {temperature:.2f}, which was fitted to "
-            f"the validation images; without it, the difference was {points(before).lstrip('+')}."
+            f"{calibration_images(calibration)}; without it, the difference was "
+            f"{points(before).lstrip('+')}."
         )
     return ChartSection(
         title="Is the confidence reliable?",
@@ -299,6 +300,14 @@ def confidence_section(run: Run) -> ChartSection | None:
             for b in bins
         ],
     )
+
+
+def calibration_images(calibration: CalibrationMetrics) -> str:
+    """Return a description of the images to which the temperature was fitted."""
+    more = calibration.get("cross_validated")
+    if not more:
+        return "the validation images"
+    return f"the validation images and {count(more, 'cross-validated training image')}"
 
 
 def learning_section(run: Run) -> ChartSection | None:

@@ -6,7 +6,9 @@
     class_indices.json  mapping from index to class name
     metrics.jsonl       one line per epoch or per penalty tried
     eval.json           final metrics (`metrics.results`)
-    validation.npz      `logits` (n, C) of the saved model for the validation rows of split.csv
+    validation.npz      `logits` (n, C) of the saved model for the validation rows of split.csv;
+                        after a solved head, `train_probability` (m,) and `train_correct` (m,) of
+                        the predictions for training images in cross-validation
     thumbs/             thumbnails of errors and probable label errors (`training.thumbnails`)
     report.html         report (`report`)
     reference.npz       statistics of the training features (`features.ood`)

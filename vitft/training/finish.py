@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from vitft.config.sections import TrainSpec
 from vitft.data.split import Manifest
-from vitft.metrics.calibration import calibrate_temperature
+from vitft.metrics.calibration import (
+    ScoredSet,
+    are_comparable,
+    calibrate_temperature,
+    confidence_and_correctness,
+)
 from vitft.metrics.classification import calibrated_metrics, classification_metrics
 from vitft.metrics.results import RunResults
 from vitft.models.card import Card
@@ -22,8 +27,8 @@ from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir
-from vitft.training.dataset import StageInputs
-from vitft.training.stages import validation_logits
+from vitft.training.dataset import Dataset, StageInputs
+from vitft.training.stages import ScoredImages, validation_logits
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +41,36 @@ class FinalEvaluation:
     logits: Tensor
     """Calibrated logits (n, C) of the validation images, in manifest order."""
     results: RunResults
+    training: ScoredSet | None = None
+    """Calibrated cross-validated logits (m, C) and labels of the training images."""
 
 
 def evaluate_run(
-    inputs: StageInputs, model: Model, precision: str, results: RunResults, *, started: float
+    inputs: StageInputs,
+    model: Model,
+    precision: str,
+    results: RunResults,
+    *,
+    scored: ScoredImages | None,
+    started: float,
 ) -> FinalEvaluation:
     """Evaluate the model on the validation images, fit a temperature and complete the results.
 
-    The metrics in `results` are replaced. `started` is the run's start as `time.monotonic` time.
+    The metrics in `results` are replaced. `scored` are cross-validated logits that stand for those
+    of the model on new images, if there are any. `started` is the run's start as `time.monotonic`
+    time.
     """
     logits, confirmed = final_logits(inputs, model, precision)
     labels = inputs.data.labels(inputs.data.manifest.val).cpu()
-    fitted = calibrate_temperature(logits.double().numpy(), labels.numpy())
+    validation = ScoredSet(logits.double().numpy(), labels.numpy())
+    training = None if scored is None else cross_validated_set(inputs.data, scored)
+    if training is not None and not are_comparable(validation, training):
+        log.info(
+            "the validation images are harder or easier than the training images in "
+            "cross-validation, so probabilities are calibrated on the validation images alone"
+        )
+        training = None
+    fitted = calibrate_temperature(validation, training)
     if fitted.note:
         log.info(f"not calibrated: {fitted.note}")
     metrics = {
@@ -57,7 +80,26 @@ def evaluate_run(
         **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
         "seconds": round(time.monotonic() - started, 1),
     }
-    return FinalEvaluation(fitted.value, logits / fitted.value, cast("RunResults", metrics))
+    if training is not None:
+        training = ScoredSet(training.logits / fitted.value, training.labels)
+    scaled = logits / fitted.value
+    return FinalEvaluation(fitted.value, scaled, cast("RunResults", metrics), training)
+
+
+def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None:
+    """Return the cross-validated logits and labels of the training images, or None without any.
+
+    An image that is in the validation set too is left out.
+    """
+    if scored.held_out is None:
+        return None
+    validated = {row.sha256 for row in data.manifest.val}
+    distinct, (rows, logits) = data.distinct, scored.held_out
+    kept = [i for i, row in enumerate(rows.tolist()) if distinct[row].sha256 not in validated]
+    if not kept:
+        return None
+    labels = data.labels([distinct[int(rows[i])] for i in kept])
+    return ScoredSet(logits[kept].double().numpy(), labels.cpu().numpy())
 
 
 def final_logits(inputs: StageInputs, model: Model, precision: str) -> tuple[Tensor, int | None]:
@@ -105,7 +147,11 @@ def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEva
             for parameter in model.head.parameters():
                 parameter.div_(calibrated.temperature)
         write_model(run, model, card)
-    run.write_arrays("validation.npz", logits=calibrated.logits.numpy())
+    arrays = {"logits": calibrated.logits.numpy()}
+    if calibrated.training is not None:
+        probability, correct = confidence_and_correctness(*calibrated.training)
+        arrays |= {"train_probability": probability, "train_correct": correct.astype(bool)}
+    run.write_arrays("validation.npz", **arrays)
     run.write_json(run.eval.name, calibrated.results)
 
 

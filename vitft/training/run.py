@@ -34,7 +34,12 @@ from vitft.training.finish import (
     write_model,
 )
 from vitft.training.setup import Start, extract_and_split, load_data_and_model, next_inputs
-from vitft.training.stages import RunContext, StepStage, solve_head_stage
+from vitft.training.stages import (
+    RunContext,
+    StepStage,
+    representative_scores,
+    solve_head_stage,
+)
 from vitft.training.state import (
     State,
     check_same_images,
@@ -187,7 +192,10 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
                     write_model(run, model, card)
                     run.write_json(run.eval.name, best.results)
                 results = best.results
-        final = evaluate_run(context.inputs, model, context.precision, results, started=started)
+        scored = representative_scores(context, start.inputs)
+        final = evaluate_run(
+            context.inputs, model, context.precision, results, scored=scored, started=started
+        )
         with held():
             write_calibrated(run, model, card, final)
             results = final.results

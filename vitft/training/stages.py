@@ -17,6 +17,7 @@ from vitft.data.transforms import View, eval_view
 from vitft.features.head import HeldOutLogits, SolvedHead, cross_validate, solve_head
 from vitft.features.neighbours import nearest_neighbours
 from vitft.metrics.classification import classification_metrics
+from vitft.metrics.results import CrossValidation
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console
 from vitft.system.device import one_thread
@@ -90,23 +91,52 @@ def solve_head_stage(context: RunContext) -> None:
     best.update(classification_metrics(*validation_logits(inputs), classes))
     votes = nearest_neighbours(plain, labels, validation, classes=len(classes))
     truth = data.labels(manifest.val).cpu()
-    scores = cross_validate(
-        distinct,
-        data.labels(data.distinct).cpu(),
-        classes,
-        l2=solved.l2,
-        balanced=balanced,
-        seed=seed,
-        groups=data.group_ids(data.distinct),
-    )
+    cross_validation, context.scored = cross_validate_images(data, distinct, config, solved.l2)
     best.head_results = {
         "first_loss": first_loss,
         "l2": solved.l2,
         "knn_top1": (votes.argmax(dim=-1) == truth).float().mean().item(),
     }
-    if scores is not None:
-        best.head_results["cross_validation"] = scores[0]
-    context.scored = ScoredImages(features=distinct, held_out=scores[1] if scores else None)
+    if cross_validation is not None:
+        best.head_results["cross_validation"] = cross_validation
+
+
+def cross_validate_images(
+    data: Dataset, distinct: Tensor, config: Config, l2: float
+) -> tuple[CrossValidation | None, ScoredImages]:
+    """Cross-validate a head with penalty `l2` on the features (n, D) of the distinct images.
+
+    There are no results and no logits if the images are too few.
+    """
+    scores = cross_validate(
+        distinct,
+        data.labels(data.distinct).cpu(),
+        data.manifest.classes,
+        l2=l2,
+        balanced=config.balances,
+        seed=config.train.seed,
+        groups=data.group_ids(data.distinct),
+    )
+    results, held_out = scores or (None, None)
+    return results, ScoredImages(features=distinct, held_out=held_out)
+
+
+def representative_scores(context: RunContext, first: StageInputs) -> ScoredImages | None:
+    """Return cross-validated logits that stand for those of the best weights on new images.
+
+    They exist if these weights are a head that was solved on plain views: in cross-validation,
+    such heads are fitted in the same way to 80 % of the images. `first` are the inputs of the first
+    stage; a run that was resumed after it computes the logits again.
+    """
+    config, best = context.config, context.best
+    is_solved_head = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1
+    if not is_solved_head or best.head_results is None or config.train.views:
+        return None
+    if context.scored is None:
+        _, _, distinct = head_features(best.model, first, [eval_view(first.data.transform)])
+        l2 = best.head_results["l2"]
+        _, context.scored = cross_validate_images(first.data, distinct, config, l2)
+    return context.scored
 
 
 def head_features(
