@@ -50,7 +50,7 @@ class Command:
         if self.name == "finetune":
             return result(self.out)
         if self.name == "export":
-            return forked.contents(self.out)
+            return forked.digests(self.out)
         return self.out.read_bytes()
 
     def is_complete(self) -> bool:

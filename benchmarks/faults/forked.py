@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 
 from vitft.cli import main as cli
-from vitft.models.checkpoint import load_checkpoint, state_digest
+from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import VitftError
 from vitft.training import stages
 from vitft.training.state import read_state
@@ -89,18 +89,6 @@ def digests(folder: Path) -> dict[str, str]:
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in files
     }
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Return `digests`, for checkpoints those of card and tensors.
-
-    safetensors writes its metadata in no fixed order, so equal checkpoints may differ in bytes.
-    """
-    found = digests(folder)
-    for name in (name for name in found if name.endswith("model.safetensors")):
-        state, card = load_checkpoint(folder / name)
-        found[name] = state_digest(str(card), state)
-    return found
 
 
 def incomplete(folder: Path) -> list[str]:

@@ -617,6 +617,24 @@ def test_a_thousand_mutants_are_images_or_image_errors(
     assert all(0 < len(text) < 120 for text in reasons)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="libtiff's functions are not exported there")
+def test_damaged_tiffs_write_nothing_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    rng = random.Random(0)
+    whole = encoded(gradient(), "TIFF", compression="tiff_lzw")
+    refused = 0
+    for _ in range(30):
+        mutant = bytearray(whole)
+        for _ in range(5):
+            mutant[rng.randrange(8, len(mutant) // 2)] = rng.randrange(256)
+        try:
+            read_image(bytes(mutant), "x.tif")
+        except ImageError:
+            refused += 1
+
+    assert refused
+    assert capfd.readouterr().err == ""  # libtiff writes to the descriptor, not to sys.stderr
+
+
 def test_pillows_warnings_neither_show_nor_fail_in_any_thread() -> None:
     announced = chunk(b"acTL", struct.pack(">II", 0, 0))  # an animation of no frames: a warning
     png = encoded(gradient(), "PNG")

@@ -38,6 +38,18 @@ def test_weights_and_card_round_trip(tmp_path: Path, tiny_vit: VisionTransformer
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
 
 
+def test_equal_weights_give_equal_files(tmp_path: Path, tiny_vit: VisionTransformer) -> None:
+    card = Card(architecture=tiny_vit.config, transform=EvalTransform(), classes=("a", "b", "ä"))
+    paths = [tmp_path / f"{i}.safetensors" for i in range(6)]
+
+    for path in paths:  # the library writes the metadata in another order each time
+        save_checkpoint(path, tiny_vit.state_dict(), card)
+
+    assert len({path.read_bytes() for path in paths}) == 1
+    content = paths[0].read_bytes()
+    assert int.from_bytes(content[:8], "little") % 8 == 0  # tensors are aligned
+
+
 def test_a_model_is_built_around_the_tensors_of_the_file(
     tmp_path: Path, tiny_vit: VisionTransformer
 ) -> None:

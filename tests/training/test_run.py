@@ -238,6 +238,15 @@ def test_without_cross_validation_a_run_reports_no_figure_of_it_and_no_label_err
     assert "cross-validated" not in page
 
 
+def test_equal_runs_write_equal_model_files(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    runs = [run_it(image_folder, tiny_weights, tmp_path / name).run for name in ("a", "b")]
+
+    first, second = ((run / "model.safetensors").read_bytes() for run in runs)
+    assert first == second
+
+
 def test_a_head_behind_kept_pre_logits_is_solved_on_what_it_reads(
     image_folder: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:

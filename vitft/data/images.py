@@ -16,7 +16,10 @@ Each mode is converted to RGB as follows (ignoring colour profiles, like timm an
     several frames     first frame only
 """
 
+import contextlib
+import ctypes
 import errno
+import functools
 import io
 import os
 import re
@@ -37,6 +40,7 @@ from PIL import (
     PngImagePlugin,
     TiffImagePlugin,
     WebPImagePlugin,
+    _imaging,
 )
 
 from vitft.data.arrays import array_member
@@ -174,9 +178,25 @@ def silence_pillow() -> None:
         warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
+@functools.cache
+def silence_libtiff() -> None:
+    """Keep libtiff from writing its messages to stderr; Pillow raises its errors in any case.
+
+    The handler belongs to the copy of libtiff that Pillow is linked with, whose functions are found
+    through Pillow's own module; on Windows they are not exported, and the messages remain.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libtiff = ctypes.CDLL(_imaging.__file__)
+        for set_handler in (libtiff.TIFFSetErrorHandler, libtiff.TIFFSetWarningHandler):
+            set_handler.argtypes, set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
+            set_handler(None)
+
+
 def decode_as(kind: str, data: bytes, name: str, max_pixels: int) -> Decoded:
     """Decode the bytes with the decoder for `kind`, letting its exceptions through."""
     check_size(declared_size(kind, data), name, max_pixels)
+    if kind == "TIFF":
+        silence_libtiff()
     image = DECODERS[kind](io.BytesIO(data), "")
     check_size(image.size, name, max_pixels)
     rotated = image.tag_v2.get(ORIENTATION, 1) if isinstance(image, TIFF) else 1

@@ -24,7 +24,7 @@ from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
-from vitft.system.safetensors_file import TensorFacts, read_header
+from vitft.system.safetensors_file import TensorFacts, read_header, with_sorted_metadata
 
 BUILD_ERRORS = (
     RuntimeError, ValueError, TypeError, AssertionError, KeyError, IndexError, ZeroDivisionError,
@@ -41,7 +41,8 @@ def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
     text = card.to_json()
     digest = state_digest(text, tensors)
-    write_atomically(path, to_safetensors(tensors, metadata=checkpoint_metadata(text, digest)))
+    content = to_safetensors(tensors, metadata=checkpoint_metadata(text, digest))
+    write_atomically(path, with_sorted_metadata(content))
     return digest
 
 

@@ -7,6 +7,7 @@ torch.
 Source: the layout of safetensors files, https://github.com/huggingface/safetensors.
 """
 
+import json
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,3 +97,19 @@ def map_tensors(path: Path, header: SafetensorsHeader) -> dict[str, memoryview]:
     if len(mapped) != max((entry.end for entry in header.entries.values()), default=0):
         raise ValueError("its size has changed")
     return {name: mapped[entry.begin : entry.end] for name, entry in sorted(header.entries.items())}
+
+
+def with_sorted_metadata(content: bytes) -> bytes:
+    """Return a safetensors file with its metadata in the order of their names.
+
+    The library writes them in a random order, so equal files would differ in their bytes.
+    """
+    begin = 8 + int.from_bytes(content[:8], "little")
+    fields = json.loads(content[8:begin])
+    sorted_metadata = dict(sorted(fields.pop("__metadata__", {}).items()))
+    text = json.dumps(
+        {"__metadata__": sorted_metadata, **fields}, ensure_ascii=False, separators=(",", ":")
+    )
+    header = text.encode()
+    header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8
+    return b"".join([len(header).to_bytes(8, "little"), header, memoryview(content)[begin:]])

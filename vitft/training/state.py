@@ -27,6 +27,7 @@ from vitft.models.checkpoint import state_digest
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, writing
 from vitft.system.rundir import RunDir
+from vitft.system.safetensors_file import with_sorted_metadata
 from vitft.training.best import BestFacts
 from vitft.training.distributed import full_tensor, slice_like
 from vitft.training.loop import Trainer
@@ -154,7 +155,8 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
     """Write a state file with a digest of all its contents."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     text = json.dumps(facts)
-    write_atomically(path, to_safetensors(plain, metadata=state_metadata(text, plain)))
+    content = to_safetensors(plain, metadata=state_metadata(text, plain))
+    write_atomically(path, with_sorted_metadata(content))
 
 
 def state_metadata(facts: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
