@@ -12,6 +12,7 @@ from vitft.features.head import (
     stratified_folds,
     stratified_subset,
 )
+from vitft.features.mixture import HeadMethod
 
 
 def test_folds_are_stratified() -> None:
@@ -53,7 +54,9 @@ def test_every_image_is_scored_by_a_head_that_was_not_fitted_to_it() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(120, 60, generator=generator), torch.arange(3).repeat(40)
 
-    found = cross_validate(x, y, ["a", "b", "c"], l2=1e-4, balanced=False, seed=0)
+    found = cross_validate(
+        x, y, ["a", "b", "c"], method=HeadMethod(l2=1e-4, read=60), balanced=False, seed=0
+    )
 
     assert found is not None
     told, held_out = found
@@ -86,7 +89,12 @@ def test_an_accuracy_that_cannot_be_measured_is_left_out(
     x = torch.nn.functional.one_hot(y, classes).float()  # trivial to tell apart
     names = [str(i) for i in range(classes)]
 
-    assert cross_validate(x, y, names, l2=1e-4, balanced=False, seed=0) is None
+    assert (
+        cross_validate(
+            x, y, names, method=HeadMethod(l2=1e-4, read=x.shape[1]), balanced=False, seed=0
+        )
+        is None
+    )
     assert f"too few for {classes} classes" in capsys.readouterr().err
 
 
@@ -95,7 +103,9 @@ def test_five_images_per_class_are_enough_of_a_subset(monkeypatch: pytest.Monkey
     y = torch.arange(6).repeat(20)
     x = torch.nn.functional.one_hot(y, 6).float()
 
-    found = cross_validate(x, y, list("abcdef"), l2=1e-4, balanced=False, seed=0)
+    found = cross_validate(
+        x, y, list("abcdef"), method=HeadMethod(l2=1e-4, read=6), balanced=False, seed=0
+    )
 
     assert found is not None
     assert found[0]["top1"] == 1.0

@@ -14,15 +14,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitft.features.discriminant import solve_discriminant
 from vitft.features.logistic import (
     Standardizer,
     class_balanced_weights,
+    held_out_logits,
     is_large,
-    linear_logits,
+    rough_fit,
     solve_logistic,
 )
+from vitft.features.mixture import HeadMethod, choose_head_method
 from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import CrossValidation, LearningCurvePoint, WeakClass
+from vitft.metrics.results import (
+    CrossValidation,
+    HeadCandidate,
+    LearningCurvePoint,
+    WeakClass,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +41,12 @@ CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """Fractions of the training images on the learning curve."""
 CV_IMAGES = 20_000
 """Maximum number of images to cross-validate; of more, a stratified subset is used."""
+METHOD_IMAGES = 8_000
+"""Maximum number of images to choose between heads that read one and several blocks."""
 FLOAT64_VALUES = 10**7
 """Maximum number of values in a feature matrix for solving in float64."""
 DEFAULT_L2 = 0.1
 """L2 penalty used where choosing one by cross-validation would take too long."""
-rough_fit = functools.partial(solve_logistic, steps=60, tolerance=1e-4)
-"""Approximate solver for heads that only score a penalty or a fraction of the images; on real
-photos, the accuracies differ from the optimum's by at most 3 images in 1,000."""
 
 
 def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = None) -> Tensor:
@@ -69,13 +76,13 @@ def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
     return torch.nonzero(fold_id == 0).flatten()
 
 
-def cross_validation_rows(y: Tensor, classes: int, seed: int) -> Tensor | None:
-    """Return the sorted indices of the images to cross-validate: at most `CV_IMAGES`.
+def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> Tensor | None:
+    """Return the sorted indices of the images to cross-validate: at most `most`.
 
     None if a fold would have fewer images than classes to fit a head to, or if the subset has
     fewer images per class than folds: the accuracy of such heads says nothing about the run's.
     """
-    rows = stratified_subset(y, CV_IMAGES, seed)
+    rows = stratified_subset(y, most, seed)
     least = classes * (CV_FOLDS if len(rows) < len(y) else CV_FOLDS / (CV_FOLDS - 1))
     if len(rows) >= least:
         return rows
@@ -84,15 +91,6 @@ def cross_validation_rows(y: Tensor, classes: int, seed: int) -> Tensor | None:
         f"too few for {classes:,} classes"
     )
     return None
-
-
-def held_out_logits(x: Tensor, heads: Tensor, fold_id: Tensor) -> Tensor:
-    """Return each image's logits (n, C) from the head of the fold that held it out."""
-    logits = torch.empty(len(x), heads.shape[1])
-    for k, head in enumerate(heads):
-        rows = fold_id == k
-        logits[rows] = linear_logits(x[rows], head).float()
-    return logits
 
 
 class PenaltyScore(NamedTuple):
@@ -121,7 +119,7 @@ def choose_penalty(
     images = len(y) // views
     first = y[:images]
     fold_id = stratified_folds(first, CV_FOLDS, seed, groups)
-    kept = torch.stack([fold_id != k for k in range(CV_FOLDS)]).repeat(1, views) * sample_weight
+    kept = training_weights(fold_id, sample_weight, views)
     path: list[PenaltyScore] = []
     start = None
     for l2 in PENALTIES:
@@ -132,6 +130,11 @@ def choose_penalty(
         if len(path) > 2 and path[-1].loss > path[-2].loss > path[-3].loss:
             break  # the loss is nearly convex along the path, so it will only increase
     return max(path, key=lambda score: (score.top1, -score.loss)).l2, path
+
+
+def training_weights(fold_id: Tensor, sample_weight: Tensor, views: int) -> Tensor:
+    """Return the weights (K, views * n) of the rows, zero for those that each fold holds out."""
+    return torch.stack([fold_id != k for k in range(CV_FOLDS)]).repeat(1, views) * sample_weight
 
 
 class HeldOutLogits(NamedTuple):
@@ -146,22 +149,24 @@ def cross_validate(
     y: Tensor,
     names: Sequence[str],
     *,
-    l2: float,
+    method: HeadMethod,
     balanced: bool,
     seed: int,
     groups: Tensor | None = None,
 ) -> tuple[CrossValidation, HeldOutLogits] | None:
-    """Cross-validate a head with a given penalty on increasing fractions of the images.
+    """Cross-validate a way to fit a head on increasing fractions of the images.
 
-    `l2` is the penalty on standardised features; `balanced` gives every class the same total
-    weight; near-duplicates share a number in `groups` (n,). The result is None if there are too
-    few images for the classes (see `cross_validation_rows`).
+    `balanced` gives every class the same total weight; near-duplicates share a number in `groups`
+    (n,). The result is None if there are too few images for the classes (see
+    `cross_validation_rows`).
     """
-    total, rows = len(y), cross_validation_rows(y, len(names), seed)
+    most = METHOD_IMAGES if method.reads_several else CV_IMAGES
+    total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most)
     if rows is None:
         return None
     x, y = x[rows], y[rows]
     fold_id = stratified_folds(y, CV_FOLDS, seed, None if groups is None else groups[rows])
+    x = x if method.reads_several else x[:, : method.read]
     scaled, classes = Standardizer.fit(x)(x), len(names)
     nested = torch.from_numpy(np.random.default_rng([seed, 1]).permutation(len(y)))
     place = torch.empty_like(nested)
@@ -175,7 +180,7 @@ def cross_validate(
             continue  # too few images to fit a head
         if balanced:
             kept = kept * class_balanced_weights(y, classes)
-        heads = rough_fit(scaled, y, kept, classes=classes, l2=l2, start=heads)
+        heads = method.fit(scaled, y, kept, classes=classes, start=heads)
         logits = held_out_logits(scaled, heads, fold_id)
         right = int((logits.argmax(dim=-1) == y).sum())
         images = round(float((kept > 0).sum(dim=1).float().mean()))
@@ -228,14 +233,41 @@ def weakest_classes(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[Wea
     return sorted(found, key=lambda weak: weak["recall"])[:3]
 
 
+class SampledRows(NamedTuple):
+    """A stratified sample of images, all of their views included."""
+
+    rows: Tensor  # positions of all views
+    first: Tensor  # class indices (n,) of the images
+    groups: Tensor | None  # numbers (n,) that near-duplicates share
+
+
+def sample_rows(
+    y: Tensor, most: int, *, views: int, groups: Tensor | None, seed: int
+) -> SampledRows:
+    """Return a stratified sample of at most `most` images; `y` has `views` blocks of the same."""
+    images = len(y) // views
+    subset = stratified_subset(y[:images], most, seed)
+    rows = torch.cat([subset + v * images for v in range(views)])
+    return SampledRows(rows, y[subset], None if groups is None else groups[subset])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedHead:
-    """A linear layer on raw features, with the scores by which its penalty was chosen."""
+    """A linear layer on raw features, with the scores by which its method was chosen."""
 
-    weight: Tensor  # (C, D), float32
+    weight: Tensor  # (C, D), or (C, read) if the head reads the leading features only; float32
     bias: Tensor  # (C,), float32
-    l2: float
+    last: tuple[
+        Tensor, Tensor
+    ]  # weight (C, read) and bias (C,) of the head on the leading features
+    method: HeadMethod
     path: Sequence[PenaltyScore]  # empty if the penalty was given
+    candidates: Sequence[HeadCandidate]  # empty if all features belong to one block
+
+    @property
+    def l2(self) -> float:
+        """Penalty of the logistic regression on standardised features."""
+        return self.method.l2
 
 
 def solve_head(
@@ -248,39 +280,63 @@ def solve_head(
     seed: int,
     views: int = 1,
     groups: Tensor | None = None,
+    read: int | None = None,
 ) -> SolvedHead:
     """Fit a linear head to raw float32 features (n, D): `views` blocks of the same images.
 
     `l2` is the penalty on standardised features; if 0, cross-validation chooses it, unless the
     subset that it would use has too few images per class. `balanced` gives every class the same
     total weight; a class may have no rows. Near-duplicates share a number in `groups` (n / views,).
+    If the features belong to several blocks, of which `read` columns to the last one,
+    cross-validation also chooses which blocks the head reads.
     """
-    standardizer = Standardizer.fit(x)
     weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]
+    read = read or x.shape[1]
+    leading, standardizer = x[:, :read], Standardizer.fit(x)
     path: list[PenaltyScore] = []
-    images = len(y) // views
-    subset = stratified_subset(y[:images], CV_IMAGES, seed)
-    if l2 == 0 and len(subset) < min(images, CV_FOLDS * classes):
+    images, some = len(y) // views, sample_rows(y, CV_IMAGES, views=views, groups=groups, seed=seed)
+    if l2 == 0 and len(some.first) < min(images, CV_FOLDS * classes):
         l2 = DEFAULT_L2
         log.info(f"penalty {l2:g}: too few images per class to choose one by cross-validation")
     elif l2 == 0:
-        rows = torch.cat([subset + v * images for v in range(views)])
         l2, path = choose_penalty(
-            standardizer(x[rows]),
-            y[rows],
-            weights[:, rows],
+            standardizer.leading(read)(leading[some.rows]),
+            y[some.rows],
+            weights[:, some.rows],
             classes=classes,
             seed=seed,
             views=views,
-            groups=None if groups is None else groups[subset],
+            groups=some.groups,
         )
+    method, candidates = HeadMethod(l2=l2, read=read), list[HeadCandidate]()
+    some = sample_rows(y, METHOD_IMAGES, views=views, groups=groups, seed=seed)
+    if read < x.shape[1] and len(some.first) >= min(images, CV_FOLDS * classes):
+        fold_id = stratified_folds(some.first, CV_FOLDS, seed, some.groups)
+        kept = training_weights(fold_id, weights[:, some.rows], views)
+        scaled = standardizer(x[some.rows])
+        method, candidates = choose_head_method(
+            scaled, y[some.rows], kept, fold_id, classes=classes, l2=l2, read=read
+        )
+    logistic = fit_logistic(leading, y, weights, standardizer.leading(read), classes=classes, l2=l2)
+    head = last = standardizer.leading(read).unscale_head(logistic)
+    if method.reads_several:
+        several = solve_discriminant(
+            standardizer(x), y, weights[0], classes=classes, shrinkages=[method.shrinkage]
+        )
+        head = standardizer.unscale_head(method.combine(logistic, several[0]))
+    return SolvedHead(
+        weight=head[0], bias=head[1], last=last, method=method, path=path, candidates=candidates
+    )
+
+
+def fit_logistic(
+    x: Tensor, y: Tensor, weights: Tensor, standardizer: Standardizer, *, classes: int, l2: float
+) -> Tensor:
+    """Return the optimal head (C, D + 1) on standardised features, given raw features (n, D)."""
     fit = functools.partial(solve_logistic, y=y, sample_weight=weights, classes=classes, l2=l2)
     if is_large(x):  # read in place, leaving memory-mapped features on disk
-        head = fit(x, standardizer=standardizer)[0]
-    else:
-        scaled = standardizer(x)
-        rough = rough_fit(scaled, y, weights, classes=classes, l2=l2)
-        exact = scaled.double() if x.numel() <= FLOAT64_VALUES else scaled
-        head = fit(exact, start=rough)[0]
-    weight, bias = standardizer.unscale_head(head[:, :-1].float(), head[:, -1].float())
-    return SolvedHead(weight=weight, bias=bias, l2=l2, path=path)
+        return fit(x, standardizer=standardizer)[0]
+    scaled = standardizer(x)
+    rough = rough_fit(scaled, y, weights, classes=classes, l2=l2)
+    exact = scaled.double() if x.numel() <= FLOAT64_VALUES else scaled
+    return fit(exact, start=rough)[0]

@@ -17,11 +17,10 @@ from vitft.features.head import (
     CV_FOLDS,
     CV_IMAGES,
     choose_penalty,
-    held_out_logits,
     stratified_folds,
     stratified_subset,
 )
-from vitft.features.logistic import Standardizer, solve_logistic
+from vitft.features.logistic import Standardizer, held_out_logits, solve_logistic
 from vitft.features.neighbours import votes_outside_group
 from vitft.metrics.results import Mislabel
 

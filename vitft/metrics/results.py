@@ -90,6 +90,14 @@ WeakClass = TypedDict(
 """A class with a low recall."""
 
 
+class HeadCandidate(TypedDict):
+    """A way to fit the head, with its cross-validated scores on the training images."""
+
+    reads: str  # `last block`, `several blocks` or `mixture`
+    cv_loss: float
+    cv_top1: float
+
+
 class CrossValidation(TypedDict):
     """Results of cross-validating a linear head on the training and validation images."""
 

@@ -109,7 +109,7 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
     data = inputs.data
     distinct = data.distinct
     x, y = inputs.features(distinct), data.labels(distinct).cpu()
-    rows = cross_validation_rows(y, len(data.manifest.classes), seed)
+    rows = cross_validation_rows(y, len(data.manifest.classes), seed, most=CV_IMAGES)
     if rows is None:
         return ScoredImages(features=x, held_out=None)
     logits = out_of_fold_logits(

@@ -15,6 +15,7 @@ from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import batch_augmentation
 from vitft.data.transforms import View, eval_view
 from vitft.features.head import HeldOutLogits, SolvedHead, cross_validate, solve_head
+from vitft.features.mixture import HeadMethod
 from vitft.features.neighbours import nearest_neighbours
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.results import CrossValidation
@@ -91,7 +92,7 @@ def solve_head_stage(context: RunContext) -> None:
     best.update(classification_metrics(*validation_logits(inputs), classes))
     votes = nearest_neighbours(plain, labels, validation, classes=len(classes))
     truth = data.labels(manifest.val).cpu()
-    cross_validation, context.scored = cross_validate_images(data, distinct, config, solved.l2)
+    cross_validation, context.scored = cross_validate_images(data, distinct, config, solved.method)
     best.head_results = {
         "first_loss": first_loss,
         "l2": solved.l2,
@@ -102,9 +103,9 @@ def solve_head_stage(context: RunContext) -> None:
 
 
 def cross_validate_images(
-    data: Dataset, distinct: Tensor, config: Config, l2: float
+    data: Dataset, distinct: Tensor, config: Config, method: HeadMethod
 ) -> tuple[CrossValidation | None, ScoredImages]:
-    """Cross-validate a head with penalty `l2` on the features (n, D) of the distinct images.
+    """Cross-validate a way to fit the head on the features (n, D) of the distinct images.
 
     There are no results and no logits if the images are too few.
     """
@@ -112,7 +113,7 @@ def cross_validate_images(
         distinct,
         data.labels(data.distinct).cpu(),
         data.manifest.classes,
-        l2=l2,
+        method=method,
         balanced=config.balances,
         seed=config.train.seed,
         groups=data.group_ids(data.distinct),
@@ -134,8 +135,8 @@ def representative_scores(context: RunContext, first: StageInputs) -> ScoredImag
         return None
     if context.scored is None:
         _, _, distinct = head_features(best.model, first, [eval_view(first.data.transform)])
-        l2 = best.head_results["l2"]
-        _, context.scored = cross_validate_images(first.data, distinct, config, l2)
+        method = HeadMethod(l2=best.head_results["l2"], read=distinct.shape[1])
+        _, context.scored = cross_validate_images(first.data, distinct, config, method)
     return context.scored
 
 

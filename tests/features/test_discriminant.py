@@ -1,0 +1,93 @@
+"""Discriminant analysis: the closed form against scikit-learn, in both of its shapes."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import Tensor
+
+from vitft.features.discriminant import solve_discriminant
+from vitft.features.logistic import linear_logits
+
+
+def classes_in_noise(images: int, dimensions: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(images) % 3
+    centres = torch.randn(3, dimensions, generator=generator)
+    mixing = torch.randn(dimensions, dimensions, generator=generator) / dimensions**0.5
+    return centres[y] + torch.randn(images, dimensions, generator=generator) @ mixing, y
+
+
+@pytest.mark.parametrize(
+    ("images", "dimensions"),
+    [pytest.param(90, 12, id="more images"), pytest.param(30, 60, id="more dimensions")],
+)
+@pytest.mark.parametrize("shrinkage", [0.1, 0.6])
+def test_the_probabilities_are_those_of_scikit_learn(
+    images: int, dimensions: int, shrinkage: float
+) -> None:
+    x, y = classes_in_noise(images, dimensions)
+
+    (head,) = solve_discriminant(x, y, torch.ones(images), classes=3, shrinkages=[shrinkage])
+
+    # scikit-learn divides the covariance by n, we by n - C, and shrinks towards its mean variance
+    # of each class; so the same means and priors with our covariance must give our probabilities.
+    means = torch.stack([x[y == c].mean(dim=0) for c in range(3)]).double()
+    residual = (x.double() - means[y]).numpy()
+    covariance = residual.T @ residual / (images - 3)
+    mean_variance = np.trace(covariance) / dimensions
+    shrunk = (1 - shrinkage) * covariance + shrinkage * mean_variance * np.eye(dimensions)
+    theirs = LinearDiscriminantAnalysis(solver="lsqr", covariance_estimator=Given(shrunk))
+    theirs.fit(x.numpy(), y.numpy())
+    expected = theirs.predict_proba(x.numpy())
+    ours = linear_logits(x.double(), head).softmax(dim=-1).numpy()
+    assert ours == pytest.approx(expected, abs=1e-4)
+
+
+class Given:
+    """A covariance estimator for scikit-learn that returns a known matrix."""
+
+    def __init__(self, covariance_: np.ndarray) -> None:
+        self.covariance_ = covariance_
+
+    def fit(self, _: np.ndarray) -> "Given":
+        return self
+
+    def get_params(self, **_: bool) -> dict[str, np.ndarray]:
+        return {"covariance_": self.covariance_}
+
+
+def test_rows_without_weight_do_not_count() -> None:
+    x, y = classes_in_noise(60, 8)
+    weight = (torch.arange(60) < 45).float()
+
+    (masked,) = solve_discriminant(x, y, weight, classes=3, shrinkages=[0.3])
+    (alone,) = solve_discriminant(x[:45], y[:45], torch.ones(45), classes=3, shrinkages=[0.3])
+
+    assert torch.allclose(masked, alone)
+
+
+def test_balanced_weights_give_every_class_the_same_prior() -> None:
+    x, y = classes_in_noise(90, 5)
+    keep = (y != 0) | (torch.arange(90) < 12)  # four images of the first class
+    x, y = x[keep], y[keep]
+    counts = torch.bincount(y)
+
+    plain = solve_discriminant(x, y, torch.ones(len(y)), classes=3, shrinkages=[1.0])[0]
+    fair = solve_discriminant(x, y, 1 / counts[y].float(), classes=3, shrinkages=[1.0])[0]
+
+    near = x[y == 0].mean(dim=0, keepdim=True).double()
+    assert (
+        linear_logits(near, fair).softmax(-1)[0, 0] > linear_logits(near, plain).softmax(-1)[0, 0]
+    )
+
+
+def test_identical_images_and_a_class_without_images_have_finite_scores() -> None:
+    x, y = torch.zeros(20, 4), torch.arange(20) % 2
+    x[:, 0] = y.float()
+
+    (head,) = solve_discriminant(x, y, torch.ones(20), classes=3, shrinkages=[0.1])
+
+    logits = linear_logits(x.double(), head)
+    assert bool(torch.isfinite(logits).all())
+    assert torch.equal(logits.argmax(dim=-1), y)

@@ -1,0 +1,228 @@
+"""Choice of a linear head that reads one or several blocks, by cross-validation.
+
+Candidates are today's head, logistic regression on the features of the last block; linear
+discriminant analysis on the features of several blocks; and a mixture of both, a weighted sum of
+their log-probabilities. As the normalisers are common to all classes, every candidate is one linear
+layer. The validation images take no part in the choice.
+
+Notation: n images, D dimensions of a feature, C classes, K folds; `x` is (n, D), `y` is (n,).
+The leading columns of `x` are the features of the last block.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitft.features.discriminant import solve_discriminant
+from vitft.features.lbfgs import minimise
+from vitft.features.logistic import held_out_logits, rough_fit
+from vitft.metrics.calibration import fit_temperature
+from vitft.metrics.results import HeadCandidate
+
+SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
+MIN_IMAGES = 20
+"""Number of images below which only the last block is read: the evidence is too weak."""
+PRIOR = (0.0, -2.5)
+"""Logarithms of the weights of both heads in a mixture before any evidence: almost the first."""
+PRIOR_STRENGTH = 3.0
+"""Weight of the prior, in images and per squared unit of the logarithms."""
+
+LAST_BLOCK, SEVERAL_BLOCKS, MIXTURE = "last block", "several blocks", "mixture"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadMethod:
+    """How to fit a linear head to standardised features."""
+
+    l2: float
+    """Penalty of the logistic regression."""
+    read: int
+    """Number of leading features that the logistic regression reads."""
+    logistic: float = 1.0
+    """Factor of the logits of the logistic regression."""
+    discriminant: float = 0.0
+    """Factor of the logits of the discriminant analysis; 0 for a head that does without."""
+    shrinkage: float = 0.0
+
+    @property
+    def reads_several(self) -> bool:
+        """Whether the head reads more than the leading features."""
+        return self.discriminant > 0
+
+    def fit(
+        self,
+        x: Tensor,
+        y: Tensor,
+        sample_weight: Tensor,
+        *,
+        classes: int,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        """Return approximate heads for K sets of sample weights (K, n), as one linear layer each.
+
+        Returns:
+            (K, C, D + 1), or (K, C, read + 1) if the heads read the leading features only. `start`
+            holds heads of the latter kind from which to iterate.
+        """
+        leading = x[:, : self.read]
+        if not self.reads_several:
+            return rough_fit(leading, y, sample_weight, classes=classes, l2=self.l2, start=start)
+        logistic = rough_fit(leading, y, sample_weight, classes=classes, l2=self.l2)
+        discriminant = [
+            solve_discriminant(x, y, one, classes=classes, shrinkages=[self.shrinkage])[0]
+            for one in sample_weight
+        ]
+        return self.combine(logistic, torch.stack(discriminant))
+
+    def combine(self, logistic: Tensor, discriminant: Tensor) -> Tensor:
+        """Return the weighted sum of heads (..., C, read + 1) and (..., C, D + 1)."""
+        total = self.discriminant * discriminant
+        total[..., : self.read] += self.logistic * logistic[..., :-1]
+        total[..., -1] += self.logistic * logistic[..., -1]
+        return total
+
+
+class Candidate(NamedTuple):
+    """A method with its cross-validated log-probabilities (n, C)."""
+
+    name: str
+    method: HeadMethod
+    scores: Tensor
+
+    def losses(self, y: Tensor) -> Tensor:
+        """Return the cross-entropy of each image (n,) in nats."""
+        return F.cross_entropy(self.scores, y, reduction="none")
+
+    def top1(self, y: Tensor) -> float:
+        """Return the cross-validated accuracy."""
+        return (self.scores.argmax(dim=-1) == y).float().mean().item()
+
+    def described(self, y: Tensor) -> HeadCandidate:
+        """Return name, loss and accuracy."""
+        return {
+            "reads": self.name,
+            "cv_loss": self.losses(y).mean().item(),
+            "cv_top1": self.top1(y),
+        }
+
+
+def choose_head_method(
+    x: Tensor,
+    y: Tensor,
+    sample_weight: Tensor,
+    fold_id: Tensor,
+    *,
+    classes: int,
+    l2: float,
+    read: int,
+) -> tuple[HeadMethod, list[HeadCandidate]]:
+    """Return the method to fit the head with, and the scores of all candidates.
+
+    Args:
+        x: Standardised features, blocks of the same images in several views; the first is scored.
+        y: Class indices of all rows.
+        sample_weight: Weights of the rows (K, rows), zero for those that each fold holds out.
+        fold_id: Fold that holds out each image (n,).
+        classes: Number of classes.
+        l2: Penalty of the logistic regression.
+        read: Number of leading features that belong to the last block.
+    """
+    images = len(fold_id)
+    first, truth = x[:images], y[:images]
+    plain = HeadMethod(l2=l2, read=read)
+    heads = plain.fit(x, y, sample_weight, classes=classes)
+    sharpness, scores = tempered(held_out_logits(first[:, :read], heads, fold_id), truth)
+    today = Candidate(LAST_BLOCK, plain, scores)
+    if images < MIN_IMAGES:
+        return plain, [today.described(truth)]
+    found = [
+        solve_discriminant(x, y, one, classes=classes, shrinkages=SHRINKAGES)
+        for one in sample_weight
+    ]
+    tried = [
+        tempered(held_out_logits(first, torch.stack([f[i] for f in found]), fold_id), truth)
+        for i in range(len(SHRINKAGES))
+    ]
+    losses = [F.cross_entropy(scores, truth).item() for _, scores in tried]
+    best = losses.index(min(losses))
+    factor, several_scores = tried[best]
+    several = Candidate(
+        SEVERAL_BLOCKS,
+        HeadMethod(l2=l2, read=read, logistic=0.0, discriminant=factor, shrinkage=SHRINKAGES[best]),
+        several_scores,
+    )
+    one, other = mixture_weights(today.scores, several.scores, truth)
+    mixture = Candidate(
+        MIXTURE,
+        HeadMethod(
+            l2=l2,
+            read=read,
+            logistic=one * sharpness,
+            discriminant=other * factor,
+            shrinkage=SHRINKAGES[best],
+        ),
+        (one * today.scores + other * several.scores).log_softmax(dim=-1),
+    )
+    chosen = choose_candidate(today, several, mixture, truth)
+    return chosen.method, [c.described(truth) for c in (today, several, mixture)]
+
+
+def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
+    """Return the factor of the logits (n, C) with the lowest loss, and the log-probabilities."""
+    factor = 1 / (fit_temperature(logits.double().numpy(), y.numpy()) or 1.0)
+    return factor, (factor * logits).log_softmax(dim=-1)
+
+
+def choose_candidate(
+    today: Candidate, several: Candidate, mixture: Candidate, y: Tensor
+) -> Candidate:
+    """Return the candidate to use.
+
+    The mixture, unless discriminant analysis alone has a loss that is lower by more than a
+    standard error and an accuracy that is not lower; and either only if its loss is lower than
+    that of the last block alone by more than a standard error.
+    """
+    better = mixture
+    if is_lower(several, mixture, y) and several.top1(y) >= mixture.top1(y):
+        better = several
+    return better if is_lower(better, today, y) else today
+
+
+def is_lower(one: Candidate, other: Candidate, y: Tensor) -> bool:
+    """Return whether the mean loss of `one` is lower by more than its paired standard error."""
+    gain = other.losses(y) - one.losses(y)
+    return gain.mean().item() > gain.std().item() / len(y) ** 0.5
+
+
+def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float]:
+    """Return the weights of two sets of log-probabilities (n, C) with the lowest penalised loss.
+
+    The penalty draws their logarithms towards `PRIOR`, so that few images hardly change them.
+    """
+    prior = torch.tensor(PRIOR, dtype=torch.float64)
+    parts = torch.stack([one, other]).double()  # (2, n, C)
+    objective = mixture_objective(parts, y, prior, PRIOR_STRENGTH / len(y))
+    found = minimise(objective, prior[None], steps=60, tolerance=1e-6)[0].exp()
+    return found[0].item(), found[1].item()
+
+
+def mixture_objective(
+    parts: Tensor, y: Tensor, prior: Tensor, strength: float
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Return the function from log-weights (1, 2) to the penalised loss (1,) and its gradient."""
+
+    def value_and_gradient(point: Tensor) -> tuple[Tensor, Tensor]:
+        weights = point[0].exp()
+        logits = torch.einsum("m,mnc->nc", weights, parts)
+        probabilities = logits.softmax(dim=-1)
+        error = probabilities - F.one_hot(y, logits.shape[1])
+        slope = weights * torch.einsum("nc,mnc->m", error, parts) / len(y)
+        offset = point[0] - prior
+        loss = F.cross_entropy(logits, y) + strength * offset.square().sum()
+        return loss[None], (slope + 2 * strength * offset)[None]
+
+    return value_and_gradient
