@@ -23,7 +23,7 @@ from vitft.features.cut import cut_model, run_prefix
 from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.models.vit import VisionTransformer
-from vitft.system.errors import ImageError
+from vitft.system.errors import DivergedError, ImageError
 
 TRANSFORM = EvalTransform(image_size=(16, 16))
 CROP = CropTransform(image_size=TRANSFORM.image_size)
@@ -285,3 +285,16 @@ def test_features_facts_and_fingerprint_come_from_one_decoding(
     assert fingerprints.by_digest.keys() == expected.by_digest.keys()
     for digest, row in expected.by_digest.items():
         assert np.array_equal(fingerprints.by_digest[digest], row)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("factor", [1e18, 1e30, float("nan")])
+def test_weights_whose_features_overflow_end_with_a_sentence(
+    tiny_vit: VisionTransformer, image_folder: Path, precision: str, factor: float
+) -> None:
+    with torch.no_grad():
+        for parameter in tiny_vit.parameters():
+            parameter.mul_(factor)
+
+    with pytest.raises(DivergedError, match="infinite, NaN or above"):
+        digests(extractor_of(tiny_vit, None, precision), image_folder)

@@ -40,8 +40,10 @@ from vitft.features.fingerprints import (
     encode_facts,
     facts_key,
 )
-from vitft.system.errors import DataError, ImageError
+from vitft.system.errors import DataError, DivergedError, ImageError
 
+LARGEST_FEATURE = 1e15
+"""Magnitude above which sums of squares of features may overflow in float32."""
 FEATURES_VERSION = "1"
 """Part of every key, incremented whenever the same settings give different values."""
 BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
@@ -208,12 +210,22 @@ class Extractor:
         return result
 
     def forward(self, batch: Iterable[ExtractedImage], view: View) -> None:
-        """Run the prefix on those images of a batch that have pixels."""
+        """Run the prefix on those images of a batch that have pixels.
+
+        Raises:
+            DivergedError: The outputs are not finite, or too large to compute with.
+        """
         missing = [image for image in batch if image.pixels is not None]
         if not missing:
             return
         pixels = torch.from_numpy(np.stack([m.pixels for m in missing if m.pixels is not None]))
         outputs = run_prefix(self.prefix, view.transform.normalise(pixels.to(self.device))).cpu()
+        if not bool((outputs.abs() < LARGEST_FEATURE).all()):  # also for NaN
+            raise DivergedError(
+                "the weights turn images into features that are infinite, NaN or above "
+                f"{LARGEST_FEATURE:.0e}",
+                fix="use other weights; these are damaged or from a training that diverged",
+            )
         bits = outputs.view(torch.uint16) if self.precision == "bf16" else outputs
         for image, row in zip(missing, bits.numpy(), strict=True):
             image.row, image.pixels = row, None

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import struct
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -306,3 +307,71 @@ def test_what_a_config_claims_about_shapes_is_only_believed_if_the_tensors_agree
     assert report.classes == ()
     assert any("8192x8192, does not match" in note for note in report.notes)
     assert any("lists 2 classes, but the head has 7" in note for note in report.notes)
+
+
+EXPANDED = torch.zeros(1).expand(10**6, 10**6)
+
+
+def typed(kind: str, size: int) -> bytes:
+    """A file with one tensor of eight numbers of the given type."""
+    return safetensors({"cls_token": tensor_at(0, size, shape=(8,), dtype=kind)}, bytes(size))
+
+
+def nested(inner: str) -> bytes:
+    """A file whose header nests a list 100,000 times."""
+    return safetensors(inner.replace("X", "[" * 100_000 + "]" * 100_000).encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        pytest.param("a.pth", pickled({"a": EXPANDED}), "smaller than its tensors", id="expanded"),
+        pytest.param(
+            "a.pth", pickled({"a": torch.zeros(3, device="meta")}), "has no data", id="meta"
+        ),
+        pytest.param("a.pth", pickled({"a": torch.ones(3).to_sparse()}), "dense", id="sparse"),
+        pytest.param(
+            "a.pth", pickled({"a": torch.ones(3, dtype=torch.cfloat)}), "complex64", id="complex"
+        ),
+        pytest.param(
+            "a.pth", pickled({"a": torch.ones(3).to(torch.float8_e4m3fn)}), "float8", id="8 bits"
+        ),
+        pytest.param("a.safetensors", typed("F4", 4), "unsupported type F4", id="F4"),
+        pytest.param("a.safetensors", typed("F8_E4M3", 8), "unsupported type F8", id="F8"),
+        pytest.param("a.safetensors", typed("C64", 64), "unsupported type C64", id="C64"),
+        pytest.param("a.safetensors", nested('{"a":X}'), "damaged safetensors", id="deep header"),
+        pytest.param(
+            "a.safetensors", nested('{"__metadata__":{"a":X}}'), "damaged", id="deep metadata"
+        ),
+        pytest.param(
+            "a.safetensors",
+            safetensors(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+                        b'"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}', bytes(8)),
+            "damaged safetensors",
+            id="a tensor twice",
+        ),
+    ],
+)  # fmt: skip
+def test_tensors_that_are_not_arrays_in_the_file_are_refused_at_once(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    started = time.perf_counter()
+
+    with pytest.raises(WeightsError, match=message):
+        read_weights(tmp_path / name, allow_pickle=True)
+
+    assert time.perf_counter() - started < 2
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 2), (1, 1, 1, 1, 1)])
+@pytest.mark.parametrize("name", list(VisionTransformer(CONFIG).state_dict()))
+def test_a_tensor_of_any_other_shape_is_refused_with_its_name_or_use(
+    tmp_path: Path, state: dict[str, Tensor], name: str, shape: tuple[int, ...]
+) -> None:
+    if "blocks.1." in name:
+        pytest.skip("the same as block 0")
+    save_file(state | {name: torch.zeros(shape)}, tmp_path / "a.safetensors")
+
+    with pytest.raises(WeightsError):
+        load_pretrained(tmp_path / "a.safetensors")

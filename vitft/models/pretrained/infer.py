@@ -64,7 +64,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             heads=heads_of(width, facts.heads),
             mlp_ratio=ratio,
             qkv_bias="blocks.0.attn.qkv.bias" in tensors,
-            num_classes=0 if head is None else head.shape[0],
+            num_classes=0 if head is None else shape_of(tensors, "head.weight", 2)[0],
             pre_logits="pre_logits.fc.weight" in tensors,
             pool="mean" if "fc_norm.weight" in tensors else "cls",
             norm_eps=1e-6 if facts.norm_eps is None else facts.norm_eps,

@@ -5,6 +5,7 @@ Names and layouts remain as they are in the file; `convert` interprets them.
 
 import math
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vitft.models.checkpoint_file import TORCH_TYPES
 from vitft.models.pretrained.catalog import catalog_entries
 from vitft.models.pretrained.fetch import sha256_of
 from vitft.models.pretrained.hub import short_message
 from vitft.models.pretrained.locate import check_pickle, check_weight_file
 from vitft.system.errors import WeightsError
+from vitft.system.safetensors_file import read_header
 from vitft.system.text import count
 
 WRAPPERS = ("state_dict", "model", "model_state_dict", "model_ema", "net", "module")
@@ -87,9 +90,12 @@ def check_published_digest(path: Path, digest: str) -> None:
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     """Return the memory-mapped tensors and the metadata in the header."""
     try:
+        header = read_header(path)
+        for name, facts in header.tensors.items():
+            if facts.dtype not in TORCH_TYPES:
+                raise unsupported_type(path, name, facts.dtype)
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, file.metadata() or {}
+            return {name: file.get_tensor(name) for name in header.entries}, header.metadata
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise damaged_weights("safetensors file", path, error) from error
 
@@ -106,7 +112,9 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     if zipped:
         open_archive(path, "torch file").close()  # refuses zip bombs
     try:
-        content = torch.load(path, weights_only=True, map_location="cpu", mmap=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about sparse tensors and others that are refused
+            content = torch.load(path, weights_only=True, map_location="cpu", mmap=False)
     except MemoryError:
         raise
     except Exception as error:  # damaged pickles raise many kinds of exceptions
@@ -138,7 +146,42 @@ def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN40
             f"{path} contains values that are not tensors: {', '.join(odd[:5])}",
             fix="save only model.state_dict()",
         )
-    return {str(name): value for name, value in content.items()}
+    tensors = {str(name): value for name, value in content.items()}
+    check_storage(tensors, path)
+    return tensors
+
+
+def check_storage(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse tensors from a pickle that are not plain arrays of numbers in the file.
+
+    A pickled tensor may have no data, be sparse, or repeat a few bytes over a huge shape.
+    """
+    total = 0
+    for name, tensor in tensors.items():
+        if str(tensor.dtype) not in TORCH_TYPES.values() or tensor.is_quantized:
+            raise unsupported_type(path, name, str(tensor.dtype).removeprefix("torch."))
+        is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+        if not is_plain or tensor.is_nested:
+            raise WeightsError(
+                f"{path}: tensor {name[:100]} has no data or is not a dense array",
+                fix="save model.state_dict() of a model on the CPU",
+            )
+        size = tensor.numel() * tensor.element_size()
+        total += size
+        if size > tensor.untyped_storage().nbytes() or total > 4 * path.stat().st_size + 2**20:
+            raise WeightsError(
+                f"refused: {path} is smaller than its tensors, e.g. {name[:100]} "
+                f"{tuple(tensor.shape)}",
+                fix="save model.state_dict() with contiguous tensors",
+            )
+
+
+def unsupported_type(path: Path, name: str, kind: str) -> WeightsError:
+    """Return the error for a tensor whose numbers cannot be used."""
+    return WeightsError(
+        f"{path}: tensor {name[:100]} has the unsupported type {kind}",
+        fix="use the original weights in float32, float16 or bfloat16",
+    )
 
 
 def read_npz_weights(path: Path) -> dict[str, Tensor]:
