@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.hostile_files import (
     CARD,
@@ -109,6 +110,19 @@ def test_the_card_of_these_tests_is_accepted(tmp_path: Path) -> None:
 
     assert NumpyEngine.open(path) is not None
     assert Predictor.from_run(str(path)).classes == ("cat", "dog", "owl")
+
+
+def test_a_backbone_may_be_in_half_precision_but_a_classifier_may_not(tmp_path: Path) -> None:
+    backbone = {**CARD, "classes": [], "architecture": {**CARD["architecture"], "num_classes": 0}}
+    halves = {name: array.astype(np.float16) for name, array in small_weights().items()}
+    body = {name: array for name, array in halves.items() if not name.startswith("head.")}
+
+    path = write_checkpoint(tmp_path / "backbone.safetensors", json.dumps(backbone), body)
+    whole = write_checkpoint(tmp_path / "whole.safetensors", json.dumps(CARD), halves)
+
+    assert load_checkpoint(path)[0]["cls_token"].dtype == torch.float16
+    with pytest.raises(RunError, match="wrong type: cls_token F16"):
+        load_checkpoint(whole)
 
 
 def refusals(path: Path) -> list[str]:

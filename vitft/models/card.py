@@ -67,8 +67,15 @@ def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
     card = parse_card(text)
     check_card(card)
     if isinstance(card.architecture, ViTConfig):  # timm's own shapes are known once it is imported
-        check_shapes(tensors, vit_shapes(card.architecture))
+        is_backbone = not card.classes  # read as weights, which are converted to float32
+        found = {n: as_float32(facts) for n, facts in tensors.items()} if is_backbone else tensors
+        check_shapes(found, vit_shapes(card.architecture))
     return card
+
+
+def as_float32(facts: TensorFacts) -> TensorFacts:
+    """Return the type and shape of a tensor once a half-precision one has become float32."""
+    return TensorFacts("F32", facts.shape) if facts.dtype in ("F16", "BF16") else facts
 
 
 def parse_card(text: str) -> Card:
