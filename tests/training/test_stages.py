@@ -13,6 +13,8 @@ from tests.conftest import draw_folder
 from vitft.cli.main import main
 from vitft.config.run import config_from_table, read_toml
 from vitft.models.checkpoint import load_checkpoint
+from vitft.report.run_files import read_run
+from vitft.report.run_page import epochs_section
 from vitft.system.errors import LockedError, ResourceError, RunError
 from vitft.system.rundir import RunDir, locked
 from vitft.training import stages
@@ -274,8 +276,8 @@ def test_a_worse_second_stage_keeps_the_solved_head(
     assert all(torch.equal(before[name], after[name]) for name in blocks)
 
 
-def test_training_stops_early_without_improvement(
-    few: Path, tiny_weights: Path, tmp_path: Path
+def test_training_stops_early_without_improvement_and_states_it(
+    few: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings: dict[str, dict[str, Any]] = {
         "optim": {"solver": "sgd", "lr": 1e-12, "epochs": 50, "patience": 2, "batch_size": 8}
@@ -283,8 +285,34 @@ def test_training_stops_early_without_improvement(
 
     done = start(few, tiny_weights, tmp_path / "run", settings)
 
-    assert done.figures["epochs"] - done.figures["best_epoch"] == 2
-    assert done.figures["epochs"] < 50
+    epochs = done.figures["epochs"]
+    assert epochs - done.figures["best_epoch"] == 2
+    assert epochs < 50
+    lines = [s for s in capsys.readouterr().err.splitlines() if "stopped early" in s]
+    assert len(lines) == 1
+    assert (
+        f"stopped early after {epochs} of 50 epochs: no improvement in the last 2 epochs"
+        in (lines[0])
+    )
+    section = epochs_section(read_run(done.run))
+    assert section is not None
+    assert f"The run stopped early, after {epochs} of 50 epochs" in section.text
+
+
+def test_training_continues_while_the_loss_falls_at_equal_accuracy(
+    few: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "optim": {"solver": "sgd", "lr": 0.01, "epochs": 12, "patience": 2, "batch_size": 8}
+    }
+
+    done = start(few, tiny_weights, tmp_path / "run", settings)
+
+    log = [json.loads(line) for line in (done.run / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["val_loss"] for line in log]
+    assert losses == sorted(losses, reverse=True)
+    assert done.figures["best_epoch"] == done.figures["epochs"] == 12
+    assert "stopped early" not in capsys.readouterr().err
 
 
 def test_two_processes_do_not_write_one_run(few: Path, tiny_weights: Path, tmp_path: Path) -> None:

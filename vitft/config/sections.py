@@ -178,7 +178,8 @@ class OptimSpec:
     """Decay per step of an exponential moving average of the weights, e.g. 0.999; the average is
     then validated and saved. 0 for none."""
     patience: WholeNumber = 0
-    """Number of epochs without improvement after which training stops; 0 to train all epochs."""
+    """Number of epochs without improvement after which training stops; 0 to train all epochs. The
+    validation loss decides where accuracies differ by less than their standard error."""
 
     def __post_init__(self) -> None:
         check_values(self, "optim")

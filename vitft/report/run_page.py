@@ -164,6 +164,8 @@ def epochs_section(run: Run) -> ChartSection | None:
     parts = ("training", "validation")
     best = run.results.get("best_epoch")
     text = f"The run trained for {count(len(log), 'epoch')}."
+    if planned := epochs_not_trained(run, len(log)):
+        text = f"The run stopped early, after {len(log)} of {planned} epochs: {without_gain(run)}."
     if best:
         text += f" The saved weights are those of epoch {best}, the best on the validation images."
     return ChartSection(
@@ -179,6 +181,20 @@ def epochs_section(run: Run) -> ChartSection | None:
             for x, a, b, c, d in zip(xs, *loss, *top1, strict=True)
         ],
     )
+
+
+def epochs_not_trained(run: Run, trained: int) -> int:
+    """Return the planned number of epochs if a finished run stopped early, otherwise 0."""
+    stages = [s for s in str(run.setting("train", "freeze") or "").split(",") if s != "head"]
+    planned = int(run.setting("optim", "epochs") or 0) * max(1, len(stages))
+    is_finished = run.environment.get("status") == "finished"
+    is_early = bool(run.setting("optim", "patience")) and trained < planned
+    return planned if is_finished and is_early else 0
+
+
+def without_gain(run: Run) -> str:
+    """Return the reason for stopping early."""
+    return f"no improvement in {count(int(run.setting('optim', 'patience') or 0), 'epoch')}"
 
 
 def penalty_section(run: Run) -> ChartSection | None:

@@ -1,5 +1,6 @@
 """Best weights so far and running metrics of a training run."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -45,10 +46,10 @@ class BestWeights:
         return cast("RunResults", {**self._validated, **self.head_results})
 
     def update(self, metrics: Metrics) -> None:
-        """Copy the model's weights if accuracy has improved, or loss at equal accuracy."""
+        """Copy the model's weights if the metrics are the best so far (see `is_better`)."""
         self.epochs += 1
         self.epochs_since_best += 1
-        if self.epochs == 1 or rank(metrics) > rank(self._validated):
+        if self.epochs == 1 or is_better(metrics, self._validated):
             found = cast("RunResults", {**metrics, "best_epoch": self.epochs})
             weights = self.copy_weights()
             self._validated, self.weights = found, weights  # no call, so no signal in between
@@ -88,9 +89,26 @@ class BestWeights:
         self.weights, self.file = dict(weights), file
 
 
-def rank(metrics: Metrics) -> tuple[float, float]:
-    """Return a sort key that is larger for better metrics."""
-    return metrics["top1"], -metrics["loss"]
+def is_better(new: Metrics, best: Metrics) -> bool:
+    """Return whether one epoch is better than another on the same validation images.
+
+    Accuracy decides if it differs by more than a standard error, and the loss otherwise. Few images
+    leave the accuracy unchanged for many epochs, or change it by chance, while the loss moves.
+    """
+    difference = new["top1"] - best["top1"]
+    if abs(difference) > accuracy_noise(min(new["top1"], best["top1"]), best["images"]):
+        return difference > 0
+    return new["loss"] < best["loss"]
+
+
+def accuracy_noise(top1: float, images: int) -> float:
+    """Return the binomial standard error of an accuracy, with two images added for 0 and 1.
+
+    Source: Agresti & Coull 1998, "Approximate is better than exact for interval estimation of
+    binomial proportions", The American Statistician 52.
+    """
+    rate = (top1 * images + 1) / (images + 2)
+    return math.sqrt(rate * (1 - rate) / (images + 2))
 
 
 @dataclass(slots=True)

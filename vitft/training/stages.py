@@ -1,5 +1,6 @@
 """Training stages of a run: solving the head, or resumable steps of an optimiser."""
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
 from vitft.system.rundir import RunDir
 from vitft.system.signals import Stopper
-from vitft.system.text import percent
+from vitft.system.text import count, percent
 from vitft.training.batches import epoch_size, training_batches, training_views, validation_batches
 from vitft.training.best import BestWeights, RunningMetrics
 from vitft.training.dataset import Dataset, StageInputs
@@ -33,6 +34,8 @@ from vitft.training.distributed import ProcessGroup, shard_module, unshard_into
 from vitft.training.loop import StepResult, Trainer, diverged, predict_logits
 from vitft.training.state import State, StateFacts, load_trainer_state, save_state, trainer_state
 from vitft.training.trackers import Trackers
+
+log = logging.getLogger(__name__)
 
 SAVE_INTERVAL_S = 30.0
 """Minimum time in seconds between two saved states."""
@@ -280,7 +283,15 @@ class StepStage:
                     del entry[logged]
                 context.trackers.log_epoch(self.steps_before + self.trainer.steps, entry)
         patience = self.config.optim.patience
-        return bool(patience) and context.best.epochs_since_best >= patience
+        stops = 0 < patience <= context.best.epochs_since_best
+        if stops and self.epochs < self.config.optim.epochs:
+            best = context.best.results
+            log.info(
+                f"stopped early after {self.epochs} of {self.config.optim.epochs} epochs: no "
+                f"improvement in the last {count(patience, 'epoch')} (optim.patience); best: "
+                f"validation accuracy {percent(best['top1'])}, loss {best['loss']:.4f}"
+            )
+        return stops
 
     def save(self) -> None:
         """Save the training state, so that a resumed run continues after the current step."""
