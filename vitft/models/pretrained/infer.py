@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from vitft.models.card import tensor_mismatch
+from vitft.models.card import as_float32, tensor_mismatch
 from vitft.models.checkpoint import facts_of
 from vitft.models.pretrained.sidecar import SidecarFacts
 from vitft.models.shapes import vit_shapes
@@ -163,7 +163,8 @@ def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
     Raises:
         WeightsError: Tensors are missing, unexpected or of the wrong shape. The message lists them.
     """
-    if mismatch := tensor_mismatch(facts_of(tensors), vit_shapes(config)):
+    found = {name: as_float32(facts) for name, facts in facts_of(tensors).items()}
+    if mismatch := tensor_mismatch(found, vit_shapes(config)):
         cause = (
             "incomplete or edited" if mismatch.startswith("missing") else "a mixture of two models"
         )
