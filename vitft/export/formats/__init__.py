@@ -2,7 +2,8 @@
 
 from vitft.export.formats.base import ExportFormat
 from vitft.export.formats.graph import TorchExportFormat
-from vitft.export.formats.onnx import Int8Format, OnnxFormat
+from vitft.export.formats.int8 import Int8Format
+from vitft.export.formats.onnx import OnnxFormat
 from vitft.export.formats.timm import SafetensorsFormat, TimmFormat
 from vitft.export.formats.transformers import TransformersFormat
 from vitft.export.plan import ExportPlan

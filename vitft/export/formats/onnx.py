@@ -1,4 +1,4 @@
-"""Formats --onnx and --int8: ONNX graphs for onnxruntime and other tools, any batch size."""
+"""Format --onnx: an ONNX graph for onnxruntime and other tools, any batch size."""
 
 import functools
 import json
@@ -21,20 +21,12 @@ from vitft.export.formats.onnx_resize import add_resize, resize_obstacle, rgb_by
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
 from vitft.models.find import ONNX_FILE
-from vitft.system.errors import RunError
 from vitft.system.files import writing
-from vitft.system.text import percent
 
 OPSET = 18
 """Newest operator set supported by onnxruntime 1.14 and later and by most other tools."""
 MAX_INLINE_BYTES = 1_800_000_000
 """Size in bytes above which weights go into a second file; protobuf's limit is 2 GiB."""
-
-
-ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
-"""Last operators of activation functions; the exact GELU ends in a product."""
-MAX_REMAINING = 0.7
-"""Maximum ratio of int8 to float32 size that is worthwhile; convolutions stay float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,91 +110,3 @@ def open_onnx(folder: Path) -> OpenedModel:
     return OpenedModel(
         by=opened.by, classes=opened.classes, prepare=rgb_bytes, logits=logits, one_by_one=True
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Int8Format(ExportFormat):
-    """The file model.onnx with 8-bit matrices, one scale per output; the rest stays float32.
-
-    The file has a quarter of the size and is faster on CPUs with integer dot products. Outputs of
-    LayerNorm and attention are quantised to 8 bits at run time, so that integers are multiplied; no
-    calibration images are needed. The output of a GELU contains a few outliers, which a single
-    scale cannot represent: there, only the weights are quantised and the product is computed in
-    float32. On a ViT-Tiny this reduces the maximum logit error from 1.2 to 0.2
-    (docs/experiments.md).
-    """
-
-    takes_bytes: bool = False
-    """Whether the graph takes bytes and normalises them itself."""
-
-    def write(self, trained: TrainedRun, folder: Path) -> None:
-        import onnx
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-
-        exact = folder / "exact"
-        exact.mkdir()
-        OnnxFormat(takes_bytes=self.takes_bytes).write(trained, exact)
-        with writing(folder), silenced():
-            model = onnx.load(exact / ONNX_FILE)
-            del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
-            weight_only = products_after_activations(model.graph)
-            quantize_dynamic(
-                model,
-                folder / ONNX_FILE,
-                op_types_to_quantize=["MatMul", "Gemm"],
-                nodes_to_exclude=[node.name for node in weight_only],
-                per_channel=True,
-                weight_type=QuantType.QInt8,
-            )
-            small = onnx.load(folder / ONNX_FILE)
-            quantize_weights(small.graph, {node.input[1] for node in weight_only})
-            onnx.save(small, folder / ONNX_FILE)
-        remaining = weight_bytes(small.graph) / weight_bytes(model.graph)
-        if remaining > MAX_REMAINING:
-            raise RunError(
-                f"--int8 would only reduce this model to {percent(remaining, 0)} of its size, "
-                "because most of its weights are not in linear layers",
-                fix="use --onnx",
-            )
-        for path in exact.iterdir():
-            path.unlink()
-        exact.rmdir()
-
-    def open(self, folder: Path) -> OpenedModel:
-        return open_onnx(folder)
-
-
-def weight_bytes(graph: Any) -> int:  # noqa: ANN401 - onnx's protobufs
-    """Return the size in bytes of all constants in a graph."""
-    return sum(len(tensor.raw_data) for tensor in graph.initializer)
-
-
-def products_after_activations(graph: Any) -> list[Any]:  # noqa: ANN401 - onnx's protobufs
-    """Return the nodes that multiply an activation's output by a constant matrix."""
-    producer = {name: node.op_type for node in graph.node for name in node.output}
-    constants = {tensor.name for tensor in graph.initializer}
-    return [
-        node
-        for node in graph.node
-        if node.op_type == "MatMul"
-        and node.input[1] in constants
-        and producer.get(node.input[0]) in ACTIVATIONS
-    ]
-
-
-def quantize_weights(graph: Any, names: set[str]) -> None:  # noqa: ANN401 - onnx's protobufs
-    """Replace constant matrices by int8 ones that the graph converts to float32 at run time."""
-    from onnx import helper, numpy_helper
-
-    added = []
-    for tensor in [t for t in graph.initializer if t.name in names]:
-        name, weights = tensor.name, numpy_helper.to_array(tensor)  # (inputs, outputs)
-        scale = np.maximum(np.abs(weights).max(axis=0), 1e-12) / 127  # one per output
-        rounded = np.rint(weights / scale).astype(np.int8)
-        graph.initializer.remove(tensor)
-        parts = {f"{name}_rounded": rounded, f"{name}_scale": scale.astype(np.float32)}
-        graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in parts.items())
-        added.append(helper.make_node("DequantizeLinear", [*parts], [name], f"{name}_back", axis=1))
-    rest = [*graph.node]
-    del graph.node[:]
-    graph.node.extend([*added, *rest])

@@ -20,6 +20,7 @@ import PIL
 
 from vitft.data.transforms import EvalTransform
 from vitft.export.formats.base import NumericArray
+from vitft.export.formats.nodes import GraphBuilder
 from vitft.export.trained import LabelledImage
 from vitft.models.card import Card
 from vitft.system.errors import RunError
@@ -44,33 +45,9 @@ def resize_obstacle(card: Card) -> str:
     return ""
 
 
-class GraphBuilder:
-    """Nodes of an ONNX graph and its constants, under names that start with `prefix`."""
-
-    def __init__(self, prefix: str, constants: dict[Any, tuple[str, NumericArray]]) -> None:
-        self.prefix, self.constants = prefix, constants
-        self.nodes: list[Any] = []
-
-    def add(self, operator: str, *inputs: Any, **attributes: Any) -> str:  # noqa: ANN401
-        """Add a node and return the name of its output; numbers and lists become constants."""
-        from onnx import helper
-
-        output = f"{self.prefix}{len(self.nodes)}"
-        names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
-        self.nodes.append(helper.make_node(operator, names, [output], output, **attributes))
-        return output
-
-    def constant(self, value: Any) -> str:  # noqa: ANN401 - a number, or nested lists
-        """Return the name of a constant: float32 if any number is a float, otherwise int64."""
-        array = np.asarray(value)
-        array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
-        name = f"resize_constant_{len(self.constants)}"
-        return self.constants.setdefault((str(value), array.dtype), (name, array))[0]
-
-
 def resize_graph(transform: EvalTransform, opset: int, ir_version: int) -> Any:  # noqa: ANN401
     """Return an ONNX model that maps RGB bytes (B, h, w, 3) to views (B, S, S, 3)."""
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto, helper
 
     graph = GraphBuilder("resize_", {})
     add = graph.add
@@ -98,9 +75,8 @@ def resize_graph(transform: EvalTransform, opset: int, ir_version: int) -> Any: 
             (RESIZE_OUTPUT, transform.image_size),
         )
     ]
-    tensors = [numpy_helper.from_array(array, name) for name, array in graph.constants.values()]
     return helper.make_model(
-        helper.make_graph(graph.nodes, "resize", ends[:1], ends[1:], tensors),
+        helper.make_graph(graph.nodes, "resize", ends[:1], ends[1:], graph.tensors()),
         opset_imports=[helper.make_opsetid("", opset)],
         ir_version=ir_version,
     )

@@ -1,0 +1,144 @@
+"""Format --int8: an ONNX graph with 8-bit matrices.
+
+The output of a layer for a token depends on no other token's scale: each row of an activation is
+quantised by its own largest value, so an image is classified alike whatever else is in its batch
+(onnxruntime's own dynamic quantisation uses one scale for the whole batch).
+
+Notation: B images, N tokens, D inputs and F outputs of a linear layer.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitft.export.formats.base import ExportFormat, NumericArray, OpenedModel
+from vitft.export.formats.graph import silenced
+from vitft.export.formats.nodes import GraphBuilder
+from vitft.export.formats.onnx import OnnxFormat, open_onnx
+from vitft.export.trained import TrainedRun
+from vitft.models.find import ONNX_FILE
+from vitft.system.errors import RunError
+from vitft.system.files import writing
+from vitft.system.text import percent
+
+ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
+"""Last operators of activation functions; the exact GELU ends in a product."""
+MAX_REMAINING = 0.7
+"""Maximum ratio of int8 to float32 size that is worthwhile; convolutions stay float32."""
+ZERO = 128
+"""Byte that stands for zero in a quantised activation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int8Format(ExportFormat):
+    """The file model.onnx with 8-bit matrices, one scale per output; the rest stays float32.
+
+    The file has a quarter of the size and is faster on CPUs with integer dot products. Outputs of
+    LayerNorm and attention are quantised to 8 bits at run time, so that integers are multiplied; no
+    calibration images are needed. The output of a GELU contains a few outliers, which a single
+    scale cannot represent: there, only the weights are quantised and the product is computed in
+    float32 (docs/experiments.md).
+    """
+
+    takes_bytes: bool = False
+    """Whether the graph takes bytes and normalises them itself."""
+
+    def write(self, trained: TrainedRun, folder: Path) -> None:
+        import onnx
+
+        exact = folder / "exact"
+        exact.mkdir()
+        OnnxFormat(takes_bytes=self.takes_bytes).write(trained, exact)
+        with writing(folder), silenced():
+            model = onnx.load(exact / ONNX_FILE)
+            size = weight_bytes(model.graph)
+            del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
+            quantize_graph(model.graph)
+            onnx.save(model, folder / ONNX_FILE)
+        remaining = weight_bytes(model.graph) / size
+        if remaining > MAX_REMAINING:
+            raise RunError(
+                f"--int8 would only reduce this model to {percent(remaining, 0)} of its size, "
+                "because most of its weights are not in linear layers",
+                fix="use --onnx",
+            )
+        for path in exact.iterdir():
+            path.unlink()
+        exact.rmdir()
+
+    def open(self, folder: Path) -> OpenedModel:
+        return open_onnx(folder)
+
+
+def weight_bytes(graph: Any) -> int:  # noqa: ANN401 - onnx's protobufs
+    """Return the size in bytes of all constants in a graph."""
+    return sum(len(tensor.raw_data) for tensor in graph.initializer)
+
+
+def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
+    """Replace the constant matrices of a graph by int8 ones, in place.
+
+    Products after an activation function convert the weights to float32 at run time; the other
+    products are computed in integers.
+    """
+    from onnx import numpy_helper
+
+    producer = {name: node.op_type for node in graph.node for name in node.output}
+    matrices = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 2}
+    builder = GraphBuilder("int8_", {})
+    parts: dict[str, tuple[str, str]] = {}
+    for node in graph.node:
+        tensor = matrices.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
+        if tensor is None:
+            builder.nodes.append(node)
+            continue
+        is_rows = any(a.name == "transB" and a.i for a in node.attribute)  # (F, D), not (D, F)
+        if tensor.name not in parts:
+            weights = numpy_helper.to_array(tensor)
+            parts[tensor.name] = add_quantized(graph, tensor.name, weights, axis=int(is_rows))
+        rounded, scale = parts[tensor.name]
+        if node.op_type == "MatMul" and producer.get(node.input[0]) not in ACTIVATIONS:
+            integer_product(builder, node, rounded, scale)
+            continue
+        axis = 0 if is_rows else 1
+        node.input[1] = builder.add("DequantizeLinear", rounded, scale, axis=axis)
+        builder.nodes.append(node)
+    for name in parts:
+        graph.initializer.remove(matrices[name])
+    graph.initializer.extend(builder.tensors())
+    del graph.node[:]
+    graph.node.extend(builder.nodes)
+
+
+def add_quantized(
+    graph: Any,  # noqa: ANN401 - onnx's protobufs
+    name: str,
+    weights: NumericArray,
+    *,
+    axis: int,
+) -> tuple[str, str]:
+    """Add an int8 matrix and its scales (F,) and return their names; `axis` is that of inputs."""
+    from onnx import numpy_helper
+
+    scale = np.maximum(np.abs(weights).max(axis=axis, keepdims=True), 1e-12) / 127
+    rounded = np.rint(weights / scale).astype(np.int8)
+    parts = {f"{name}_rounded": rounded, f"{name}_scale": scale.astype(np.float32).ravel()}
+    graph.initializer.extend(numpy_helper.from_array(array, part) for part, array in parts.items())
+    return f"{name}_rounded", f"{name}_scale"
+
+
+def integer_product(builder: GraphBuilder, node: Any, rounded: str, scale: str) -> None:  # noqa: ANN401
+    """Add the product of an activation (B, N, D), quantised row by row, with an int8 matrix."""
+    from onnx import TensorProto
+
+    add, x = builder.add, node.input[0]
+    largest = add("Max", add("ReduceMax", add("Abs", x), [-1]), 1e-12)  # (B, N, 1)
+    row_scale = add("Div", largest, 127.0)
+    shifted = add("Add", add("Round", add("Div", x, row_scale)), float(ZERO))
+    bytes_ = add("Cast", shifted, to=TensorProto.UINT8)
+    product = add("MatMulInteger", bytes_, rounded, np.uint8(ZERO))
+    whole = add("Cast", product, to=TensorProto.FLOAT)
+    add("Mul", add("Mul", whole, scale), row_scale)
+    builder.nodes[-1].output[0] = node.output[0]
