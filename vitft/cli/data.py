@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
+from vitft.data.download.resumable import DownloadLimits
 from vitft.system.errors import UsageError
 from vitft.system.text import count
 
@@ -20,6 +21,11 @@ def add_data(parser: Parser) -> None:
     fetch.add_argument("--url", metavar="URL", help="URL of a .tar, .tar.gz or .zip file")
     fetch.add_argument("--to", metavar="DIR", help="folder to create (default: ./NAME)")
     fetch.add_argument("--sha256", metavar="HEX", help="expected SHA-256 of the archive")
+    fetch.add_argument(
+        "--allow-private-addresses",
+        action="store_true",
+        help="also fetch from addresses of this machine and its network",
+    )
     fetch.set_defaults(command=fetch_data)
 
 
@@ -34,7 +40,9 @@ def fetch_data(args: argparse.Namespace) -> int:
     if archive.what:
         licence = f" (licence: {archive.licence})" if archive.licence else ""
         output.note(f"{archive.name}: {archive.what}{licence}")
-    fetched = fetch_folder(archive, target)
+    fetched = fetch_folder(
+        archive, target, patience=DownloadLimits(allow_private=args.allow_private_addresses)
+    )
     folder = fetched.folder
     for text in folder.notes:
         output.note(text)

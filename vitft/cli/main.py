@@ -7,7 +7,6 @@ that `--help` and a wrong option do not wait for torch.
 import argparse
 import importlib
 import sys
-import traceback
 from collections.abc import Sequence
 
 from vitft.cli import output
@@ -66,7 +65,7 @@ def run_command(arguments: list[str]) -> int:
         return 0
     except VitftError as error:
         if debug:
-            traceback.print_exc()
+            output.show_traceback()
         output.fail(error)
         return error.exit_code
     except KeyboardInterrupt as stop:  # Ctrl-C, or Stopped with the exit code of its signal
@@ -75,7 +74,7 @@ def run_command(arguments: list[str]) -> int:
     except SystemExit as end:  # --help and --version
         return end.code if isinstance(end.code, int) else 0
     except Exception:  # the only place that catches everything: a bug, to be reported
-        traceback.print_exc()
+        output.show_traceback()
         output.bug()
         return 1
 

@@ -6,12 +6,14 @@ Control characters in text are escaped (`console.visible`), so any file name can
 import contextlib
 import json
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO, cast
 
 from vitft.cli.streams import SafeStream, Stdout
 from vitft.system.console import stderr, stdout, visible
 from vitft.system.errors import VitftError
+from vitft.system.redaction import redacted
 
 
 @contextlib.contextmanager
@@ -83,6 +85,11 @@ def fail(error: VitftError) -> None:
         for part in (error.problem, error.fix)
     )
     print(f"vitft: error: {problem}\n  fix: {fix}", file=sys.stderr)
+
+
+def show_traceback() -> None:
+    """Print the traceback of the current exception, without the passwords of URLs in messages."""
+    print(redacted(traceback.format_exc()), end="", file=sys.stderr)
 
 
 def interrupted() -> None:

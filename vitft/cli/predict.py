@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 INPUTS = """\
 inputs:
   a file; a folder (all images in it and its subfolders, sorted by path); a glob pattern
-  ('photos/*.jpg'; '**' also matches subfolders); a URL (https://..., at most 64 MB and 30 s); or -
-  for standard input: the bytes of one image, or paths, one per line or separated by NUL characters
-  (find -print0).
+  ('photos/*.jpg'; '**' also matches subfolders); a URL (https://..., at most 64 MB and 30 s; not of
+  this machine or its network, unless --allow-private-addresses is given); or - for standard input:
+  the bytes of one image, or paths, one per line or separated by NUL characters (find -print0).
   A .txt, .csv or .tsv file is read as a list if the first path in it exists; with --list, any file
   is. A list has one path per line; a CSV file has a column path (or file, filename, image, url
   ...). Relative paths are resolved against the folder of the list, then the current folder.
@@ -56,6 +56,11 @@ def add_predict(parser: Parser) -> None:
         dest="lists",
         metavar="FILE",
         help="file with a list of images; may be repeated",
+    )
+    parser.add_argument(
+        "--allow-private-addresses",
+        action="store_true",
+        help="also fetch images from addresses of this machine and its network",
     )
     parser.add_argument(
         "--run", metavar="DIR", help="run directory, checkpoint or export (default: runs/latest)"

@@ -22,6 +22,7 @@ from vitft.data.download.web_image import WebLimits, fetch_image, is_url
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.walk import Walk, is_folder
 from vitft.system.errors import DataError, ImageError, UsageError
+from vitft.system.redaction import redacted
 
 STDIN = "-"
 LISTS = frozenset({".txt", ".csv", ".tsv", ".lst"})
@@ -42,6 +43,8 @@ class ImageSource:
 
     name: str
     path: str = ""
+    url: str = ""
+    """Address of an image on the web; `name` is the address without passwords."""
     data: bytes | None = None
     error: str = ""  # reason why there is no image, if already known
 
@@ -70,7 +73,7 @@ def argument_sources(name: str, stdin: BinaryIO | None) -> Iterable[ImageSource]
         assert stdin is not None
         return from_stdin(stdin)
     if is_url(name):
-        return [ImageSource(name)]
+        return [web_source(name)]
     if os.path.isdir(name):  # noqa: PTH112 - Path would raise on odd names
         return folder_images(name)
     if glob.has_magic(name) and not os.path.lexists(name):
@@ -81,6 +84,11 @@ def argument_sources(name: str, stdin: BinaryIO | None) -> Iterable[ImageSource]
     if Path(name).suffix.lower() in LISTS and is_list(name):
         return from_list(name)
     return [ImageSource(name, name)]
+
+
+def web_source(url: str) -> ImageSource:
+    """Return the source for an address."""
+    return ImageSource(redacted(url), url=url)
 
 
 def expand(inputs: Iterable[str]) -> Iterator[str]:
@@ -142,7 +150,7 @@ def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[I
 def named_sources(name: str, path: str) -> Iterable[ImageSource]:
     """Return the images for an entry of a list or pattern; problems become error rows."""
     if is_url(name):
-        return [ImageSource(name)]
+        return [web_source(name)]
     if not name:
         return [ImageSource(name, error="empty line")]
     if os.path.isdir(path):  # noqa: PTH112
@@ -311,7 +319,7 @@ def with_fetched(
     with contextlib.ExitStack() as stack:
         pool: ThreadPoolExecutor | None = None
         for item in items:
-            is_local = item.data is not None or item.path or item.error or not is_url(item.name)
+            is_local = not item.url
             if is_local and not waiting:
                 yield item
                 continue
@@ -332,7 +340,7 @@ def with_fetched(
 def with_bytes(item: ImageSource, limits: WebLimits | None) -> ImageSource:
     """Return a source with its bytes or with the reason why they could not be fetched."""
     try:
-        return replace(item, data=fetch_image(item.name, limits))
+        return replace(item, data=fetch_image(item.url, limits))
     except ImageError as error:
         return replace(item, error=error.reason)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from vitft.data.download.web_image import WebLimits
 from vitft.data.images import MAX_PIXELS, decode
 from vitft.data.loading import in_order
 from vitft.data.sources import ImageSource, source_bytes, with_fetched
@@ -67,6 +68,7 @@ class Pipeline:
     postprocess: Postprocess
     keep_views: bool = False
     """Whether each prediction includes its preprocessed image."""
+    web: WebLimits = WebLimits()  # noqa: RUF009 - it is frozen
 
     def predict(self, sources: Iterable[ImageSource]) -> Iterator[Prediction]:
         """Yield one prediction per source, in order; an unusable image gets an error instead.
@@ -81,7 +83,7 @@ class Pipeline:
             loaded = [load_image(engine, source) for source in chunk]
             return self.predict_batch(loaded) if engine.in_workers else loaded
 
-        fetched = with_fetched(sources)
+        fetched = with_fetched(sources, limits=self.web)
         chunks = iter(lambda: list(islice(fetched, engine.batch)), [])
         results = in_order(work, chunks, workers=engine.workers, ahead=2 * max(1, engine.workers))
         with engine.running(), contextlib.closing(results):

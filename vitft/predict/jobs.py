@@ -9,6 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
+from vitft.data.download.web_image import WebLimits
 from vitft.data.sources import ImageSource, sources
 from vitft.models.find import find_model
 from vitft.predict.engine import Engine, MirroredEngine, Pipeline
@@ -84,7 +85,8 @@ def run_prediction(
         threshold=threshold,
     )
     mirrored = MirroredEngine(engine) if request.tta else engine
-    pipeline = Pipeline(mirrored, postprocess, keep_views=pictures is not None)
+    web = WebLimits(allow_private=request.allow_private_addresses)
+    pipeline = Pipeline(mirrored, postprocess, keep_views=pictures is not None, web=web)
     with open_destination(request, shard, images, write) as (rows, remaining):
         if shard.rank == 0:
             log.info(postprocess.describe())

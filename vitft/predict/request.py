@@ -44,6 +44,8 @@ class PredictRequest:
     """Precision of the computation: fp32 or bf16."""
     engine: str = "auto"
     """One of `ENGINES`."""
+    allow_private_addresses: bool = False
+    """Whether images may be fetched from this machine and its network."""
     shard: ProcessShard = field(default_factory=ProcessShard)
 
     @property

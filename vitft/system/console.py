@@ -12,6 +12,8 @@ import unicodedata
 from functools import cache
 from typing import TYPE_CHECKING
 
+from vitft.system.redaction import redacted
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -23,12 +25,13 @@ PLAIN_INTERVAL_S = 5.0  # seconds between log records of progress
 def visible(text: str) -> str:
     r"""Return text with control, direction and undecodable characters escaped (\x1b, \u202e).
 
-    File names then cannot move the cursor, hide text or break a line.
+    File names then cannot move the cursor, hide text or break a line. Passwords in URLs are
+    removed.
     """
     hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return "".join(
         c.encode("unicode_escape").decode() if unicodedata.category(c) in hidden else c
-        for c in text
+        for c in redacted(text)
     )
 
 

@@ -16,16 +16,17 @@ An interruption exits with 130 (SIGINT) or 143 (SIGTERM, SIGUSR1, SIGHUP), a clo
 
 from typing import ClassVar
 
+from vitft.system.redaction import redacted
+
 
 class VitftError(Exception):
-    """An error that the user can fix."""
+    """An error that the user can fix. Passwords in URLs are removed from its texts."""
 
     exit_code: ClassVar[int] = 1
 
     def __init__(self, problem: str, *, fix: str) -> None:
-        super().__init__(f"{problem}\n  fix: {fix}")
-        self.problem = problem
-        self.fix = fix
+        self.problem, self.fix = redacted(problem), redacted(fix)
+        super().__init__(f"{self.problem}\n  fix: {self.fix}")
 
 
 class UsageError(VitftError):
@@ -45,8 +46,7 @@ class ImageError(DataError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}", fix="replace or remove the file")
-        self.path = path
-        self.reason = reason
+        self.path, self.reason = redacted(path), redacted(reason)
 
 
 class WeightsError(VitftError):

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
+from vitft.system.redaction import redacted
 from vitft.system.rundir import RunDir
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class MLflow:
     def __init__(self) -> None:
         import mlflow
 
-        self.address = without_password(mlflow.get_tracking_uri())
+        self.address = redacted(mlflow.get_tracking_uri())
         self.client: Any = mlflow.MlflowClient()
         self.name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         self.experiment: Any = self.client.get_experiment_by_name(self.name)
@@ -212,12 +213,6 @@ CONNECTION_HELP = {
     "mlflow": "set MLFLOW_TRACKING_URI to a running server or to sqlite:///mlflow.db",
     "wandb": "log in with `wandb login`, set WANDB_MODE=offline",
 }
-
-
-def without_password(uri: str) -> str:
-    """Return a URI without its user name and password."""
-    scheme, mark, rest = uri.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else uri
 
 
 @contextlib.contextmanager
@@ -378,8 +373,7 @@ def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the type and first line of an error, without URLs that may contain a password."""
+    """Return the type and first line of an error, without passwords in URLs."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    words = (w if "@" not in w or "://" not in w else "(address)" for w in text.split())
-    return " ".join(words)[:300]
+    return redacted(" ".join(text.split()))[:300]

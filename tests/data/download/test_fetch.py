@@ -2,6 +2,8 @@
 
 import contextlib
 import hashlib
+import os
+import shutil
 import socket
 import struct
 import threading
@@ -16,14 +18,16 @@ import pytest
 
 from tests.data.download.test_archive import plain, tar_bytes, zip_bytes
 from tests.support.pictures import encoded, scene
-from vitft.cli.main import build_parser
+from vitft.cli.main import build_parser, main
 from vitft.data.download.fetch import fetch_folder, folder_name
 from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
 from vitft.data.download.resumable import DownloadLimits, fetch_to_part
 from vitft.data.folder import scan
+from vitft.system import files
 from vitft.system.errors import DataError, LockedError, ResourceError, RunError, UsageError
+from vitft.system.files import atomic_folder
 
-QUICK = DownloadLimits(stall_s=0.4, wait_s=0.01, pace=1000, attempts=3)
+QUICK = DownloadLimits(stall_s=0.4, wait_s=0.01, pace=1000, attempts=3, allow_private=True)
 NOISE = np.random.default_rng(0).bytes(300_000)
 """Cannot be packed, so that an archive with it has some length."""
 
@@ -190,7 +194,7 @@ def test_a_broken_download_is_resumed(site: Site, tmp_path: Path, fault: str) ->
 
 
 def test_a_later_process_resumes_the_download_of_an_earlier_one(site: Site, tmp_path: Path) -> None:
-    part, once = tmp_path / "x.part", DownloadLimits(wait_s=0.01, attempts=1, pace=1)
+    part, once = tmp_path / "x.part", DownloadLimits(attempts=1, pace=1, allow_private=True)
     site.faults = ["drop"]
     with pytest.raises(DataError, match=r"MB were kept\n.*run the command again later to resume"):
         fetch_to_part(site.url, part, limits=once)
@@ -210,7 +214,7 @@ def test_a_part_of_another_version_is_downloaded_again(
     site.etag = "" if change == "no etag" else site.etag
     site.faults = ["drop"]
     with pytest.raises(DataError):
-        fetch_to_part(site.url, part, limits=DownloadLimits(attempts=1, pace=1))
+        fetch_to_part(site.url, part, limits=DownloadLimits(attempts=1, pace=1, allow_private=True))
     if change == "other etag":
         site.etag, site.files["/set.tar.gz"] = '"two"', image_tar(extra=NOISE[::-1])
     site.ranges = change != "no ranges"
@@ -268,7 +272,9 @@ def test_a_file_above_the_limit_is_refused_by_its_announced_size(
     site: Site, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match="larger than"):
-        fetch_to_part(site.url, tmp_path / "x.part", limits=DownloadLimits(max_bytes=1000))
+        fetch_to_part(
+            site.url, tmp_path / "x.part", limits=DownloadLimits(max_bytes=1000, allow_private=True)
+        )
 
     assert not (tmp_path / "x.part").exists()
 
@@ -367,7 +373,7 @@ def test_the_folder_name_comes_from_the_address(url: str, name: str) -> None:
 
 
 def command(*words: str) -> int:
-    args = build_parser().parse_args(["data", "fetch", *words])
+    args = build_parser().parse_args(["data", "fetch", "--allow-private-addresses", *words])
     code: int = args.command(args)
     return code
 
@@ -422,3 +428,66 @@ def test_the_registry_is_complete() -> None:
         assert archive.what
         assert archive.licence
         assert len(archive.sha256) in (0, 64)
+
+
+def test_passwords_are_kept_in_no_file(site: Site, tmp_path: Path) -> None:
+    site.url = site.url.replace("http://", "http://me:secret@") + "?token=secret"
+    site.files["/set.tar.gz?token=secret"] = site.files["/set.tar.gz"]
+    site.faults = ["drop"]
+    once = DownloadLimits(attempts=1, pace=10**6, allow_private=True)
+
+    with pytest.raises(DataError) as caught:
+        fetch_folder(known(site), tmp_path / "set", patience=once)
+    during = (tmp_path / "set.part.json").read_text()
+    first = fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+    shutil.rmtree(tmp_path / "set")
+    again = fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+
+    assert "secret" not in f"{caught.value}{during}"
+    assert (site.asked[1].startswith("bytes="), first.record, again.record) == (
+        True,  # resumed, although the file has the address without its password
+        tmp_path / "set.sha256",
+        None,  # recorded already
+    )
+    assert "***@127.0.0.1" in (tmp_path / "set.sha256").read_text()
+    assert "secret" not in (tmp_path / "set.sha256").read_text()
+
+
+def test_archives_at_private_addresses_are_refused_unless_they_are_asked_for(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["data", "fetch", "--url", site.url]) == 3
+    error = capsys.readouterr().err
+    assert main(["data", "fetch", "--url", site.url, "--allow-private-addresses"]) == 0
+
+    assert "127.0.0.1 is a private address" in error
+    assert "fix: if you trust this address, add --allow-private-addresses" in error
+    assert (tmp_path / "set").is_dir()
+
+
+def test_an_archive_of_many_entries_shows_progress(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vitft.system.console.PLAIN_INTERVAL_S", 0.0)
+
+    fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+
+    shown = capsys.readouterr().err
+    assert "unpacking set: 3/5" in shown
+    assert "unpacking set: 5/5" in shown
+
+
+def test_many_files_are_flushed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(files, "MANY_FILES", 3)
+    monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
+    monkeypatch.setattr(os, "sync", lambda: calls.append("sync"))
+
+    for count in (3, 4):
+        with atomic_folder(tmp_path / str(count)) as folder:
+            for i in range(count):
+                (folder / str(i)).touch()
+
+    assert calls == ["fsync", "fsync", "fsync", "sync"]

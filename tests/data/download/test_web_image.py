@@ -7,11 +7,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from vitft.data.download import addresses, web_image
+from vitft.data.download.addresses import is_public
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
-from vitft.data.sources import ImageSource, with_fetched
+from vitft.data.sources import ImageSource, web_source, with_fetched
 from vitft.system.errors import ImageError
 
 BODY = bytes(range(256)) * 40
+LOCAL = WebLimits(allow_private=True)
+"""Limits that allow the server of the tests."""
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -64,6 +68,16 @@ class Answers(BaseHTTPRequestHandler):
     def say_moved(self) -> None:
         self.send(301, Location="/good")
 
+    def say_login(self) -> None:
+        self.send(200)
+        self.wfile.write(self.headers.get("Authorization", "").encode())
+
+    def say_elsewhere(self) -> None:
+        self.send(302, Location=f"http://localhost:{self.server.server_port}/login")  # type: ignore[attr-defined]
+
+    def say_metadata(self) -> None:
+        self.send(302, Location="http://169.254.169.254/latest/meta-data")
+
     def say_ftp(self) -> None:
         self.send(302, Location="ftp://127.0.0.1/x")
 
@@ -94,17 +108,17 @@ def site() -> Iterator[str]:
 
 def reason(url: str, **limits: float) -> str:
     with pytest.raises(ImageError) as caught:
-        fetch_image(url, WebLimits(**limits))  # type: ignore[arg-type]
+        fetch_image(url, WebLimits(allow_private=True, **limits))  # type: ignore[arg-type]
     return caught.value.reason
 
 
 def test_an_address_brings_its_bytes(site: str) -> None:
-    assert fetch_image(f"{site}/good/x.jpg") == BODY
-    assert fetch_image(f"{site}/moved") == BODY  # one redirect
+    assert fetch_image(f"{site}/good/x.jpg", LOCAL) == BODY
+    assert fetch_image(f"{site}/moved", LOCAL) == BODY  # one redirect
 
 
 def test_blanks_and_accents_of_an_address_are_escaped(site: str) -> None:
-    assert fetch_image(f"{site}/named/ä b.jpg?x=1") == b"/named/%C3%A4%20b.jpg?x=1"
+    assert fetch_image(f"{site}/named/ä b.jpg?x=1", LOCAL) == b"/named/%C3%A4%20b.jpg?x=1"
 
 
 @pytest.mark.parametrize(
@@ -154,16 +168,132 @@ def test_other_schemes_are_not_web_addresses(url: str) -> None:
 def test_sources_on_the_web_keep_their_place_and_get_their_reason(site: str) -> None:
     wanted = [
         ImageSource("a.jpg", "a.jpg"),
-        ImageSource(f"{site}/good"),
-        ImageSource(f"{site}/nothing"),
+        web_source(f"{site}/good"),
+        web_source(f"{site}/nothing"),
         ImageSource("b.jpg", "b.jpg"),
-        *(ImageSource(f"{site}/named/{i}") for i in range(40)),
+        *(web_source(f"{site}/named/{i}") for i in range(40)),
     ]
 
-    found = list(with_fetched(iter(wanted)))
+    found = list(with_fetched(iter(wanted), limits=LOCAL))
 
     assert [s.name for s in found] == [s.name for s in wanted]
     assert found[1].data == BODY
     assert found[2].error == "the server responded with 404 Not Found"
     assert found[3] == ImageSource("b.jpg", "b.jpg")
     assert [s.data for s in found[4:]] == [b"/named/%d" % i for i in range(40)]
+
+
+# passwords and private addresses -----------------------------------------------------------------
+
+
+def test_a_login_is_sent_to_its_host_and_not_after_a_redirect(site: str) -> None:
+    with_login = site.replace("http://", "http://me:p%40ss@")
+
+    assert fetch_image(f"{with_login}/login", LOCAL) == b"Basic bWU6cEBzcw=="  # me:p@ss
+    assert fetch_image(f"{with_login}/elsewhere", LOCAL) == b""
+
+
+def test_passwords_are_in_neither_names_nor_reasons(site: str) -> None:
+    url = site.replace("http://", "http://me:secret@") + "/nothing?token=secret"
+
+    (source,) = with_fetched([web_source(url)], limits=LOCAL)
+    with pytest.raises(ImageError) as caught:
+        fetch_image(url, LOCAL)
+
+    assert source.name == site.replace("http://", "http://***@") + "/nothing?token=***"
+    assert source.error == "the server responded with 404 Not Found"
+    assert "secret" not in f"{caught.value} {caught.value.path}"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        pytest.param("SITE/good", "refused: 127.0.0.1 is a private address", id="loopback"),
+        pytest.param("LOCALHOST/good", "a private address", id="a name that leads to loopback"),
+        pytest.param("http://169.254.169.254/x", "169.254.169.254 is a private", id="link-local"),
+        pytest.param("http://[::1]:9/x", "::1 is a private address", id="loopback, IPv6"),
+        pytest.param("http://[::ffff:10.0.0.1]/x", "is a private address", id="mapped to IPv6"),
+        pytest.param("http://0x7f.1/x", "leads to 127.0.0.1, a private", id="an odd spelling"),
+    ],
+)
+def test_private_addresses_are_refused(site: str, url: str, said: str) -> None:
+    port = site.rpartition(":")[2]
+    url = url.replace("SITE", site).replace("LOCALHOST", f"http://localhost:{port}")
+
+    with pytest.raises(ImageError) as caught:
+        fetch_image(url, WebLimits(seconds=5))
+
+    assert said in caught.value.reason
+
+
+def test_a_redirect_to_a_private_address_is_refused(
+    site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as if the first server were on the internet
+    monkeypatch.setattr(
+        addresses, "is_public", lambda found: found == "127.0.0.1" or is_public(found)
+    )
+
+    with pytest.raises(ImageError) as caught:
+        fetch_image(f"{site}/metadata", WebLimits(seconds=5))
+
+    assert caught.value.reason == "refused: 169.254.169.254 is a private address"
+
+
+def test_a_name_that_is_resolved_anew_to_a_private_address_is_refused(
+    site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_image, "check_public", lambda *_: None)  # a public address at first
+
+    with pytest.raises(ImageError, match="is a private address"):
+        fetch_image(f"{site}/good", WebLimits(seconds=5))
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("http://photos.example/x.jpg", b"GET http://photos.example/x.jpg"),
+        ("http://10.1.2.3/x", None),
+    ],
+)
+def test_a_proxy_may_be_private_but_not_what_it_is_asked_for(
+    site: str, monkeypatch: pytest.MonkeyPatch, url: str, body: bytes | None
+) -> None:
+    monkeypatch.setattr(Answers, "do_GET", proxy_answer)
+    monkeypatch.setenv("http_proxy", site)
+    monkeypatch.delenv("no_proxy", raising=False)
+
+    if body is not None:
+        assert fetch_image(url) == body
+    else:
+        with pytest.raises(ImageError, match=r"10\.1\.2\.3 is a private address"):
+            fetch_image(url)
+
+
+def proxy_answer(handler: Answers) -> None:
+    handler.send(200)
+    handler.wfile.write(f"GET {handler.path}".encode())
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.216.34", True),
+        ("2606:4700::1111", True),
+        ("10.0.0.1", False),
+        ("172.16.0.1", False),
+        ("192.168.1.1", False),
+        ("100.64.0.1", False),  # carrier-grade NAT
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("fe80::1%eth0", False),
+        ("fd00::1", False),
+        ("fec0::1", False),
+        ("64:ff9b::7f00:1", False),  # NAT64 of 127.0.0.1
+        ("2002:7f00:1::", False),  # 6to4 of 127.0.0.1
+        ("::", False),
+    ],
+)
+def test_public_addresses_are_told_from_all_others(address: str, public: bool) -> None:
+    assert is_public(address) == public

@@ -18,7 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from vitft.data.download.entries import (
     ArchiveEntry,
@@ -27,6 +27,7 @@ from vitft.data.download.entries import (
     archive_kind,
     open_entries,
 )
+from vitft.system import console
 from vitft.system.errors import DataError, ResourceError
 from vitft.system.files import writing
 
@@ -58,11 +59,14 @@ def unpack(
             Only damage inside a file of a zip is detected after something has been written.
         ResourceError: The disk is full or too small.
     """
-    limits = limits or ArchiveLimits()
+    limits, label = limits or ArchiveLimits(), console.visible(archive.name.removesuffix(".part"))
     with archive.open("rb") as file, as_data_error(name):
         packed, kind = os.fstat(file.fileno()).st_size, archive_kind(file)
-        with contextlib.closing(open_entries(file, kind, packed, limits)) as entries:
-            inside = contents_of(accepted_entries(entries, packed, limits))
+        with (
+            contextlib.closing(open_entries(file, kind, packed, limits)) as entries,
+            console.Progress(f"checking {label}", max(1, round(packed / 1e6)), unit="MB") as read,
+        ):
+            inside = contents_of(accepted_entries(counted(entries, file, read), packed, limits))
         if not inside.files:
             raise ArchiveRefusedError("it contains no files")
         free = shutil.disk_usage(folder).free
@@ -72,11 +76,24 @@ def unpack(
                 f"{free / 1e9:.1f} GB is free in {folder.parent}",
                 fix="free some disk space, or choose a folder on another disk with --to",
             )
-        with contextlib.closing(open_entries(file, kind, packed, limits)) as entries:
+        with (
+            contextlib.closing(open_entries(file, kind, packed, limits)) as entries,
+            console.Progress(f"unpacking {label}", inside.files, unit="files") as written,
+        ):
             for entry, parts in accepted_entries(entries, packed, limits):
+                written.advance(not entry.is_folder)
                 if parts[: len(inside.wrapper)] == inside.wrapper:  # else: empty folder outside
                     write_entry(entry, folder.joinpath(*parts[len(inside.wrapper) :]))
     return inside
+
+
+def counted(
+    entries: Iterator[ArchiveEntry], file: BinaryIO, progress: console.Progress
+) -> Iterator[ArchiveEntry]:
+    """Yield the entries, with the megabytes read so far as progress."""
+    for entry in entries:
+        progress.advance(max(0, min(progress.total, round(file.tell() / 1e6)) - progress.done))
+        yield entry
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from vitft.data.folder import Folder, scan
 from vitft.data.walk import SYSTEM_FILES
 from vitft.system.errors import DataError, LockedError, RunError, UsageError
 from vitft.system.files import atomic_folder, write_atomically, writing
+from vitft.system.redaction import redacted
 
 ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
 
@@ -78,7 +79,7 @@ def fetch_folder(
         remove_part(part)
         is_new = not (archive.sha256 or recorded)
         if is_new:
-            write_atomically(record, f"{read_record(record)}{sha256}  {archive.url}\n")
+            write_atomically(record, f"{read_record(record)}{sha256}  {redacted(archive.url)}\n")
     return FetchedFolder(
         root=target / inside,
         folder=scan(target / inside),
@@ -133,7 +134,7 @@ def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
             fix="run the command again, or use another source with --url",
         )
     lines = (line.partition("  ") for line in read_record(record).splitlines())
-    known = next((digest for digest, _, address in lines if address == archive.url), "")
+    known = next((digest for digest, _, address in lines if address == redacted(archive.url)), "")
     recorded = "" if archive.sha256 else known
     if recorded and recorded != sha256:
         raise DataError(

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vitft.data.download.addresses import PrivateAddressError
 from vitft.data.download.web_image import (
     Deadline,
     WebLimits,
@@ -27,6 +28,7 @@ from vitft.data.download.web_image import (
 from vitft.system import console
 from vitft.system.errors import DataError, ResourceError
 from vitft.system.files import write_atomically, writing
+from vitft.system.redaction import redacted
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,8 @@ class DownloadLimits:
     attempts: int = 4
     """Maximum number of consecutive connections that deliver fewer than `pace` bytes."""
     wait_s: float = 1.0  # seconds before the second attempt; doubled for each further one
+    allow_private: bool = False
+    """Whether addresses of this machine and of its network are allowed, also after redirects."""
 
 
 class BrokeOffError(Exception):
@@ -117,12 +121,17 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
         headers |= {"Range": f"bytes={start}-", "If-Range": known.validator}
     with Deadline(limits.stall_s) as clock:
         try:
-            web = WebLimits(seconds=limits.stall_s)
+            web = WebLimits(seconds=limits.stall_s, allow_private=limits.allow_private)
             with contextlib.closing(open_url(url, web, clock, headers)) as answer:
                 receive(answer, url, part, size, start, limits, clock)
         except urllib.error.HTTPError as error:
             with error:  # close the connection
                 raise error_for_status(url, part, error) from error
+        except PrivateAddressError as error:
+            raise DataError(
+                f"{url} cannot be fetched: {error}",
+                fix="if you trust this address, add --allow-private-addresses",
+            ) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = connection_failure(error)
             if clock.is_up or isinstance(getattr(error, "reason", error), TimeoutError):
@@ -170,7 +179,7 @@ def receive(
         )
     header = answer.headers.get
     version = RemoteVersion(
-        url=url, etag=header("ETag", ""), modified=header("Last-Modified", ""), size=total
+        url=redacted(url), etag=header("ETag", ""), modified=header("Last-Modified", ""), size=total
     )
     with writing(part, option="--to"):
         part.touch()
@@ -251,7 +260,9 @@ def read_version(part: Path, url: str) -> RemoteVersion | None:
     try:
         fields = json.loads(version_file(part).read_text(encoding="utf-8"))
         version = RemoteVersion(**fields)
-        usable = part.is_file() and version.url == url and isinstance(version.size, int | None)
+        usable = (
+            part.is_file() and version.url == redacted(url) and isinstance(version.size, int | None)
+        )
         whole = version.size is not None and file_size(part) == version.size
         return version if usable and (whole or version.validator) else None
     except (OSError, ValueError, TypeError):

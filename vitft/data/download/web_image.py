@@ -1,9 +1,11 @@
 """Download of a single image, with limits on size, time and redirects.
 
 Only http and https are allowed, including after redirects, and redirects from https to http are
-refused. The bytes are decoded in `data.images`.
+refused, as are private addresses (see `addresses`). A user name and password in the address are
+sent to its host only. The bytes are decoded in `data.images`.
 """
 
+import base64
 import contextlib
 import functools
 import http.client
@@ -12,12 +14,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
+from vitft.data.download.addresses import check_address, check_name, check_public
 from vitft.system.errors import ImageError
+from vitft.system.redaction import redacted
 
 SCHEMES = ("http://", "https://")
 
@@ -29,6 +33,8 @@ class WebLimits:
     max_bytes: int = 64 * 2**20
     seconds: float = 30.0  # from first connection to last byte, including redirects
     redirects: int = 5
+    allow_private: bool = False
+    """Whether addresses of this machine and of its network are allowed, also after redirects."""
 
 
 class Deadline:
@@ -106,18 +112,31 @@ def open_url(
     url: str, limits: WebLimits, clock: Deadline, headers: Mapping[str, str] | None = None
 ) -> Any:  # noqa: ANN401 - urllib's response
     """Open an address and return the response, with its body not yet read."""
-    address = quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]")  # escape spaces and accents
+    address, login = split_login(quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]"))  # escape spaces
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
         LimitedRedirects(limits.redirects),
-        DeadlineHandler(clock),
+        DeadlineHandler(clock, allow_private=limits.allow_private),
     ):
         opener.add_handler(handler)
     request = urllib.request.Request(address, headers={"User-Agent": "vitft", **(headers or {})})
+    if login:
+        token = base64.b64encode(login.encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {token}")
     return opener.open(request, timeout=clock.left)
+
+
+def split_login(address: str) -> tuple[str, str]:
+    """Return an address without its user name and password, and these as `user:password`."""
+    parts = urlsplit(address)
+    login, _, host = parts.netloc.rpartition("@")
+    if not login:
+        return address, ""
+    user, _, password = login.partition(":")
+    return parts._replace(netloc=host).geturl(), f"{unquote(user)}:{unquote(password)}"
 
 
 def read_body(url: str, answer: Any, limits: WebLimits, clock: Deadline) -> bytes:  # noqa: ANN401
@@ -144,7 +163,7 @@ def image_too_large(url: str, limits: WebLimits) -> ImageError:
 
 def status_line(error: urllib.error.HTTPError) -> str:
     """Return a short reason from the status of a response."""
-    return f"the server responded with {error.code} {error.reason}".splitlines()[0][:160]
+    return redacted(f"the server responded with {error.code} {error.reason}").splitlines()[0][:160]
 
 
 def connection_failure(error: Exception) -> str:
@@ -157,7 +176,7 @@ def connection_failure(error: Exception) -> str:
     if isinstance(cause, ConnectionRefusedError):
         return "connection refused"
     text = getattr(cause, "strerror", None) or str(cause) or "the connection was closed"
-    return " ".join(text.split())[:120]
+    return redacted(" ".join(text.split()))[:120]
 
 
 class LimitedRedirects(urllib.request.HTTPRedirectHandler):
@@ -189,30 +208,50 @@ class LimitedRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
-    """Handler for http and https over connections with a deadline."""
+    """Handler for http and https over connections with a deadline, to public addresses."""
 
-    def __init__(self, clock: Deadline) -> None:
+    def __init__(self, clock: Deadline, *, allow_private: bool) -> None:
         super().__init__()
-        self.clock = clock
+        self.clock, self.allow_private = clock, allow_private
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(functools.partial(DeadlineConnection, clock=self.clock), req)
+        return self.do_open(self.connection(DeadlineConnection, req), req)
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(functools.partial(DeadlineTLSConnection, clock=self.clock), req)
+        return self.do_open(self.connection(DeadlineTLSConnection, req), req)
+
+    def connection(
+        self, kind: "type[DeadlineConnection]", req: urllib.request.Request
+    ) -> "Callable[..., DeadlineConnection]":
+        """Return a function that makes the connection for a request.
+
+        The address of a proxy, which is the user's choice, is not checked; the proxy resolves the
+        name of the host, so that only the name can be checked then.
+        """
+        parts = urlsplit(req.full_url)
+        is_proxied = req.host != unquote(parts.netloc)
+        if is_proxied and not self.allow_private:
+            check_name(parts.hostname or "")
+        check = not (is_proxied or self.allow_private)
+        return functools.partial(kind, clock=self.clock, check=check)
 
 
 class DeadlineConnection(http.client.HTTPConnection):
     """A connection that its deadline can shut down."""
 
-    def __init__(self, *args: Any, clock: Deadline, **options: Any) -> None:  # noqa: ANN401
+    def __init__(self, *args: Any, clock: Deadline, check: bool, **options: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **options)
-        self.clock = clock
+        self.clock, self.check = clock, check
 
     def connect(self) -> None:
+        """Connect to the host, unless it has a private address."""
         self.timeout = self.clock.left
+        if self.check:
+            check_public(self.host, self.port)
         super().connect()
         self.clock.sockets.append(self.sock)
+        if self.check:  # again: the name may have been resolved to another address
+            check_address(self.host, self.sock.getpeername()[0])
 
 
 class DeadlineTLSConnection(DeadlineConnection, http.client.HTTPSConnection):

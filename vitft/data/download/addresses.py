@@ -1,0 +1,59 @@
+"""Protection of this machine's own network from addresses in lists, archives and redirects.
+
+A web server can redirect a download to an address that only this machine reaches, such as a
+router's or a cloud's metadata service. Names are therefore resolved and checked, on every redirect.
+"""
+
+import ipaddress
+import socket
+
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""IPv6 addresses that stand for the IPv4 address in their last 32 bits (RFC 6052)."""
+
+
+class PrivateAddressError(ValueError):
+    """An address of this machine or of its own network; the message is short enough for a row."""
+
+    def __init__(self, host: str, address: str) -> None:
+        whose = f"{host} is" if host == address else f"{host} leads to {address},"
+        super().__init__(f"refused: {whose} a private address")
+
+
+def check_public(host: str, port: int) -> None:
+    """Resolve a host name and raise PrivateAddressError if any of its addresses is private.
+
+    Raises:
+        OSError: The name cannot be resolved.
+    """
+    for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        check_address(host, str(place[0]))
+
+
+def check_address(host: str, address: str) -> None:
+    """Raise PrivateAddressError if the numeric address of a host is private."""
+    if not is_public(address):
+        raise PrivateAddressError(host, address)
+
+
+def check_name(host: str) -> None:
+    """Raise PrivateAddressError if a name, which only a proxy resolves, is evidently private."""
+    if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
+        raise PrivateAddressError(host, host)
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return
+    check_address(host, host)
+
+
+def is_public(address: str) -> bool:
+    """Return whether a numeric address belongs to the public internet."""
+    ip = ipaddress.ip_address(address.partition("%")[0])  # without the interface
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in NAT64 else None
+        embedded = inner or ip.ipv4_mapped or ip.sixtofour
+        if embedded is not None:
+            return is_public(str(embedded))
+        if ip.is_site_local:
+            return False
+    return ip.is_global and not ip.is_multicast
