@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from vitft.system.signals import EXIT_SIGNALS, exit_at_once
+from vitft.system.signals import EXIT_SIGNALS, SIGNALS, exit_at_once
 
 
 def run() -> NoReturn:
@@ -33,6 +33,8 @@ def run() -> NoReturn:
     from vitft.cli.main import main
 
     code = main()
+    if code in SIGNALS.values():  # stopped: do not wait for the threads of libraries
+        finish()
     for number in numbers:  # the command is done: do not wait for the interpreter to shut down
         signal.signal(number, lambda *_: os._exit(code))
     sys.exit(code)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from email.parser import BytesParser
 from email.policy import HTTP
@@ -25,10 +26,11 @@ from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.vit import VisionTransformer
+from vitft.predict.postprocess import Postprocess
 from vitft.serve.access import access_for
 from vitft.serve.limits import SWITCH_SECONDS, ServeLimits
 from vitft.serve.page import build_page
-from vitft.serve.server import listen
+from vitft.serve.server import listen, make_server
 from vitft.serve.uploads import FormError, MemoryBudget, Upload, read_form
 from vitft.system import imports
 from vitft.system.errors import UsageError
@@ -348,6 +350,51 @@ def test_the_server_listens_on_loopback_by_default() -> None:
         access_for("127.0.0.1", [""])
 
 
+def test_a_request_that_does_not_end_is_cut_off_within_five_seconds_of_a_signal(
+    run: Path,
+) -> None:
+    command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
+    head = HEAD + b"Expect: 100-continue\r\nContent-Length: 1000\r\n\r\n"
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as child:
+        assert child.stdout is not None
+        found = re.search(r":(\d+)/", child.stdout.readline())
+        assert found, child.communicate()
+        with Client(int(found[1])).raw(head) as connection:
+            assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")  # it waits for the body
+            child.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            answer = read_all(connection)
+            child.wait(timeout=30)
+            seconds = time.monotonic() - began
+
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert child.returncode == 143
+    assert seconds < 5.3  # 5 s, and the time for this process to notice
+
+
+def test_a_server_that_hangs_after_a_signal_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    predictor = make_predictor()
+    codes: list[int] = []
+    monkeypatch.setattr("vitft.serve.server.STOP_SECONDS", 0.05)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    answer = Postprocess(classes=predictor.classes)
+    server = make_server(predictor, answer, ServeLimits(), access_for("127.0.0.1", []))
+
+    server.handle_exit(signal.SIGTERM, None)
+    server.handle_exit(signal.SIGINT, None)
+    time.sleep(0.3)
+
+    assert codes == [143]
+
+
 def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
     command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
     head = HEAD + f"Expect: 100-continue\r\nContent-Length: {len(png(0))}\r\n\r\n".encode()
@@ -375,4 +422,4 @@ def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
                 assert read_all(connection).startswith(b"HTTP/1.1 200 ")
             _, errors = child.communicate(timeout=30)
         assert child.returncode == code
-        assert errors == "stopped\n"
+        assert errors.splitlines()[-1] == "stopped"

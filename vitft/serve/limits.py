@@ -28,7 +28,8 @@ TIDY_SECONDS = 2.0  # interval for returning freed memory while there are reques
 SWITCH_SECONDS = 0.0005
 """Switch interval of Python threads. With the default of 0.005, each step of a response to /healthz
 could wait that long for every decoding thread."""
-STOP_SECONDS = 5  # time from the stop signal until open requests are cancelled
+GRACE_SECONDS = 4  # time from the stop signal until open requests are cancelled
+STOP_SECONDS = 5.0  # time from the stop signal until the process ends, whatever it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

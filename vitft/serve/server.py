@@ -3,8 +3,10 @@
 import asyncio
 import http
 import json
+import os
 import socket
 import sys
+import threading
 from types import FrameType
 from typing import Any
 
@@ -18,6 +20,7 @@ from vitft.serve.access import Access
 from vitft.serve.app import make_app
 from vitft.serve.batching import BatchQueue
 from vitft.serve.limits import (
+    GRACE_SECONDS,
     HEAD_SECONDS,
     MAX_CONNECTIONS,
     MIN_BYTES_PER_LINE,
@@ -28,6 +31,7 @@ from vitft.serve.limits import (
     ServeLimits,
 )
 from vitft.system.errors import UsageError
+from vitft.system.signals import SIGNALS
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -180,6 +184,9 @@ class TimeoutProtocol(H11Protocol):
 class Server(uvicorn.Server):
     """Uvicorn server that stops within `STOP_SECONDS` of the first signal."""
 
+    watchdog: threading.Timer | None = None
+    """Timer that ends the process, should it still run then."""
+
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until stopped, with a short switch interval for Python threads."""
         before = sys.getswitchinterval()
@@ -188,10 +195,16 @@ class Server(uvicorn.Server):
             super().run(sockets)
         finally:
             sys.setswitchinterval(before)
+            if self.watchdog is not None:
+                self.watchdog.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self.should_exit:
-            super().handle_exit(sig, frame)
+        if self.should_exit:
+            return
+        self.watchdog = threading.Timer(STOP_SECONDS, os._exit, [SIGNALS[sig]])
+        self.watchdog.daemon = True
+        self.watchdog.start()
+        super().handle_exit(sig, frame)
 
 
 def make_server(
@@ -209,6 +222,6 @@ def make_server(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=STOP_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
     )
     return Server(config)
