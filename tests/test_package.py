@@ -114,7 +114,16 @@ def test_a_run_without_sharding_does_not_import_dtensor() -> None:
 HEAVY = {
     *("PIL", "alembic", "fastapi", "h11", "huggingface_hub", "jinja2", "markupsafe", "matplotlib"),
     *("mlflow", "numpy", "onnx", "onnxruntime", "onnxscript", "peft", "pyarrow", "pydantic"),
-    *("requests", "rich", "safetensors", "simplejpeg", "starlette", "tensorboard", "timm"),
+    *(
+        "pillow_heif",
+        "requests",
+        "rich",
+        "safetensors",
+        "simplejpeg",
+        "starlette",
+        "tensorboard",
+        "timm",
+    ),
     *("torch", "torchvision", "transformers", "uvicorn", "wandb"),
 }
 """Third-party packages that are slow to import, or optional."""
@@ -226,6 +235,7 @@ def test_imports_inside_functions_are_of_heavy_packages() -> None:
 
 COMES_WITH = {
     "PIL": "pillow",
+    "pillow_heif": "pillow-heif",
     "tomli_w": "tomli-w",
     "markupsafe": "jinja2",
     "mlflow": "mlflow-skinny",

@@ -80,14 +80,17 @@ def test_folders_within_a_class_belong_to_it(tmp_path: Path) -> None:
     assert paths(folder)[:3] == ["a/0.jpg", "a/day/1.jpg", "a/night/deep/2.jpg"]
 
 
-def test_eight_suffixes_in_any_case_are_images(tmp_path: Path) -> None:
-    names = ["1.jpg", "2.JPEG", "3.Png", "4.webp", "5.BMP", "6.gif", "7.tif", "8.TIFF"]
-    touch(tmp_path, *(f"a/{name}" for name in names), "a/9.txt", "a/10.heic", "a/jpg", "b/1.jpg")
+def test_thirteen_suffixes_in_any_case_are_images(tmp_path: Path) -> None:
+    names = [
+        "1.jpg", "2.JPEG", "3.Png", "4.webp", "5.BMP", "6.gif", "7.tif", "8.TIFF", "9.avif",
+        "10.HEIC", "11.heif", "12.hif", "13.jfif",
+    ]  # fmt: skip
+    touch(tmp_path, *(f"a/{name}" for name in names), "a/9.txt", "a/10.xyz", "a/jpg", "b/1.jpg")
 
     folder = scan(tmp_path)
 
-    assert len(folder.files) == 9
-    assert "3 entries ignored: hidden or not images" in folder.notes
+    assert len(folder.files) == 14
+    assert folder.unused == {".txt": 1, ".xyz": 1, "(no suffix)": 1}
 
 
 def test_hidden_files_and_system_clutter_are_ignored_and_counted(tmp_path: Path) -> None:
@@ -100,7 +103,7 @@ def test_hidden_files_and_system_clutter_are_ignored_and_counted(tmp_path: Path)
 
     assert folder.classes == ("a", "b")
     assert len(folder.files) == 2
-    assert "8 entries ignored: hidden or not images" in folder.notes
+    assert "not used: 8 hidden entries" in folder.notes
 
 
 def test_images_outside_the_class_folders_are_reported(tmp_path: Path) -> None:
@@ -108,8 +111,10 @@ def test_images_outside_the_class_folders_are_reported(tmp_path: Path) -> None:
 
     folder = scan(tmp_path)
 
-    assert "1 image outside the class folders ignored" in folder.notes
-    assert "1 entry ignored: hidden or not images" in folder.notes
+    assert folder.notes == (
+        "not used: 1 file: 1 .md (not images; no action is needed)",
+        "not used: 1 image outside the class folders (move them into a class folder to use them)",
+    )
 
 
 def test_the_reference_script_is_followed_in_what_it_lists(tmp_path: Path) -> None:
@@ -270,7 +275,7 @@ def test_empty_classes_are_named(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", "b/1.jpg", "c/readme.txt")
     (tmp_path / "d").mkdir()
 
-    assert "no images in 2 of 4 class folders: c and d" in problem(tmp_path)
+    assert "no images in 2 of 4 class folders: c (1 .txt) and d" in problem(tmp_path)
 
 
 def as_nobody(tmp_path: Path, code: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vitft.data.fixes import ACTIONS, Fix
+from vitft.data.unused import unused_files
 from vitft.metrics.results import AuditResults, CopyGroup, CopyMember, Imbalance, Mislabel
 from vitft.system.text import count
 
@@ -31,6 +32,7 @@ class AuditedImage:
 def audit_images(
     images: Sequence[AuditedImage],
     *,
+    unused: Mapping[str, int] | None = None,
     bad: Iterable[tuple[str, str]] = (),
     odd: Iterable[tuple[str, str]] = (),
     groups: Mapping[str, str] | None = None,
@@ -40,6 +42,7 @@ def audit_images(
 
     Args:
         images: The readable images, in order.
+        unused: Number of files that are neither images nor hidden, by suffix.
         bad: Paths of unreadable files, with the reasons.
         odd: Paths with remarks on decoding; harmless remarks are left out of the findings.
         groups: Mapping from digest to group name, for near-duplicates.
@@ -47,6 +50,7 @@ def audit_images(
     """
     return {
         "images": len(images),
+        "unused": unused_files(unused or {}),
         "bad": [{"path": path, "reason": reason} for path, reason in bad],
         "odd": [
             {"path": path, "reason": reason}

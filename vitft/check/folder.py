@@ -34,6 +34,8 @@ class CheckResult:
 
     audit: AuditResults
     fixes: Sequence[Fix]
+    notes: Sequence[str]
+    """Notes on the folder, such as the number of files that are not used."""
     labels_checked: bool
 
 
@@ -86,13 +88,16 @@ def check_folder(
         )
     audit = audit_images(
         images_to_audit(inspected, split),
+        unused=folder.unused,
         bad=inspected.bad,
         odd=odd_images(inspected, fingerprints),
         groups=groups,
         mislabels=mislabels,
     )
     fixes = propose_fixes(audit, probabilities)
-    return CheckResult(audit=audit, fixes=fixes, labels_checked=bool(probabilities))
+    return CheckResult(
+        audit=audit, fixes=fixes, notes=folder.notes, labels_checked=bool(probabilities)
+    )
 
 
 def images_to_audit(

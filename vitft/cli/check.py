@@ -84,6 +84,8 @@ def check_command(args: argparse.Namespace) -> int:
             fixes.parent.mkdir(parents=True, exist_ok=True)
         write_fixes(fixes, outcome.fixes)
     written = str(fixes) if outcome.fixes else None
+    for text in outcome.notes:
+        output.note(text)
     if args.format == "json":
         output.as_json(outcome.audit | {"fixes": written})
     else:

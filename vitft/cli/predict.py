@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 INPUTS = """\
 inputs:
-  a file; a folder (all images in it and its subfolders, sorted by path); a glob pattern
-  ('photos/*.jpg'; '**' also matches subfolders); a URL (https://..., at most 64 MB and 30 s; not of
-  this machine or its network, unless --allow-private-addresses is given); or - for standard input:
-  the bytes of one image, or paths, one per line or separated by NUL characters (find -print0).
+  a file; a folder (all images in it and its subfolders, sorted by path; documents, videos and
+  archives are only counted); a glob pattern ('photos/*.jpg'; '**' also matches subfolders); a URL
+  (https://..., at most 64 MB and 30 s; not of this machine or its network, unless
+  --allow-private-addresses is given); or - for standard input: the bytes of one image, or paths,
+  one per line or separated by NUL characters (find -print0).
   A .txt, .csv or .tsv file is read as a list if the first path in it exists; with --list, any file
   is. A list has one path per line; a CSV file has a column path (or file, filename, image, url
   ...). Relative paths are resolved against the folder of the list, then the current folder.

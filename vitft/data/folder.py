@@ -9,12 +9,13 @@ import difflib
 import os
 import unicodedata
 from collections.abc import Iterable, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from vitft.data.arrays import ArraySet, find_arrays
 from vitft.data.download.registry import KNOWN_ARCHIVES
+from vitft.data.unused import by_suffix, unused_files
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError
 from vitft.system.text import count, listing
@@ -51,6 +52,8 @@ class Folder:
     """Whether the reference script's rules apply: four suffixes, no sub-folders, nothing hidden."""
     bad: tuple[tuple[str, str], ...] = ()
     """Paths that have the name of an image but are not files, with the reasons."""
+    unused: Mapping[str, int] = field(default_factory=dict)
+    """Number of files that are neither images nor hidden, by suffix."""
     notes: tuple[str, ...] = ()
 
 
@@ -76,13 +79,7 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
         )
     scan_layout = scan_parts if parts else scan_classes
     classes, files, notes = scan_layout(walk, root, parts)
-    loose = sum(count for _, count in walk.listings.values())
-    if others := walk.ignored - loose:
-        notes.append(f"{count(others, 'entry', 'entries')} ignored: hidden or not images")
-    if loose:
-        notes.append(f"{count(loose, 'image')} outside the class folders ignored")
-    if walk.loops:
-        notes.append(f"{count(walk.loops, 'circular link')} not followed")
+    notes += walk.notes()
     if twins := similar_names(classes):
         notes.append(f"class names that differ only in case or Unicode normalisation: {twins}")
     return Folder(
@@ -92,6 +89,7 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
         layout="split" if parts else "classes",
         reference=reference,
         bad=tuple(walk.bad),
+        unused=walk.unused(),
         notes=tuple(notes),
     )
 
@@ -149,7 +147,7 @@ def scan_classes(walk: Walk, root: Path, _parts: Mapping[str, str]) -> Found:
     check_class_count(walk, root, "")
     found = {name: walk.images_in(name) for name in classes}
     walk.raise_if_refused()
-    check_classes_not_empty(root, found)
+    check_classes_not_empty(walk, found)
     return classes, [File(p, i) for i, name in enumerate(classes) for p in found[name]], []
 
 
@@ -174,7 +172,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
         notes.append(f"not used for training or validation: {listing(unused)}")
     found = {f"{p}/{name}": walk.images_in(f"{p}/{name}") for name in classes for p in (train, val)}
     walk.raise_if_refused()
-    check_classes_not_empty(root, found)
+    check_classes_not_empty(walk, found)
     kinds: tuple[tuple[Part, str], ...] = (("train", train), ("val", val))
     files = [
         File(path, label, part)
@@ -219,13 +217,16 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
     raise DataError(problem, fix=fix)
 
 
-def check_classes_not_empty(root: Path, found: Mapping[str, Sized]) -> None:
-    """Raise a DataError if a class has no images."""
+def check_classes_not_empty(walk: Walk, found: Mapping[str, Sized]) -> None:
+    """Raise a DataError if a class has no images; the message says what its folder contains."""
     empty = [name for name, paths in found.items() if not paths]
     if empty:
+        content = {name: by_suffix(unused_files(walk.unused(name))) for name in empty}
+        names = [f"{name} ({files})" if files else name for name, files in content.items()]
         raise DataError(
-            f"{root}: no images in {len(empty)} of {len(found)} class folders: {listing(empty)}",
-            fix="add images (jpg, png, webp, bmp, gif, tif) or remove these folders",
+            f"{walk.root}: no images in {len(empty)} of {len(found)} class folders: "
+            f"{listing(names)}",
+            fix="add images (jpg, png, webp, bmp, gif, tif, avif, heic) or remove these folders",
         )
 
 

@@ -1,8 +1,9 @@
 """Safe decoding of untrusted image files to upright RGB images.
 
-Six formats are recognised by their first bytes, whatever the file is called, and each is decoded by
-its own Pillow decoder; no other decoder is tried, and no program is started. The size is checked
-before pixels are decoded, and an incomplete file is an error, never a partial image.
+Eight formats are recognised by their first bytes, whatever the file is called, and each is decoded
+by its own Pillow decoder, HEIC by that of pillow-heif; no other decoder is tried, and no program is
+started. The size is checked before pixels are decoded, and an incomplete file is an error, never a
+partial image.
 
 Each mode is converted to RGB as follows (ignoring colour profiles, like timm and torchvision):
 
@@ -32,6 +33,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import (
+    AvifImagePlugin,
     BmpImagePlugin,
     GifImagePlugin,
     Image,
@@ -41,29 +43,35 @@ from PIL import (
     TiffImagePlugin,
     WebPImagePlugin,
     _imaging,
+    features,
 )
 
 from vitft.data.arrays import array_member
 from vitft.data.signatures import (
     END_MARKERS,
     FORMAT_BY_SUFFIX,
+    SUPPORTED,
     declared_length,
     declared_size,
     identify_format,
 )
-from vitft.system.errors import ImageError
+from vitft.system.errors import ImageError, UsageError
 from vitft.system.files import open_regular
+from vitft.system.imports import require_extra
 
 MAX_PIXELS = 100_000_000
 TIFF = TiffImagePlugin.TiffImageFile
-DECODERS: Mapping[str, Callable[[io.BytesIO, str], ImageFile.ImageFile]] = {
+Decoder = Callable[[io.BytesIO, str], ImageFile.ImageFile]
+DECODERS: Mapping[str, Decoder] = {
     "JPEG": JpegImagePlugin.JpegImageFile,  # decodes the first image of a multi-picture file (MPO)
     "PNG": PngImagePlugin.PngImageFile,
     "WebP": WebPImagePlugin.WebPImageFile,
     "BMP": BmpImagePlugin.BmpImageFile,
     "GIF": GifImagePlugin.GifImageFile,
     "TIFF": TIFF,
+    "AVIF": AvifImagePlugin.AvifImageFile,
 }
+"""Decoders of Pillow; for HEIC, see `find_decoder`."""
 # Errors that Pillow raises for damaged bytes, found by mutation tests; more than its fuzzers list.
 DECODER_ERRORS = (
     OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, AttributeError, EOFError,
@@ -79,6 +87,7 @@ ORIENTATIONS: Mapping[int, Image.Transpose] = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+MISSING_AVIF = "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"
 ORIENTATION, BITS_PER_SAMPLE = 0x0112, 0x0102
 OPEN_ERRORS: Mapping[int | None, str] = {
     errno.ENOENT: "not found",
@@ -149,13 +158,14 @@ def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Decoded:
         ImageError: The bytes are not a complete image of a supported format.
     """
     kind = identify_format(data)
-    if kind not in DECODERS:
+    if kind not in SUPPORTED:
         raise ImageError(name, kind if data else "empty file")
+    decoder = find_decoder(kind, name)
     swept: Warning | None = None
     for _ in range(3):
         silence_pillow()
         try:
-            return decode_as(kind, data, name, max_pixels)
+            return decode_as(kind, decoder, data, name, max_pixels)
         except Image.DecompressionBombError as error:  # Pillow's own limit, inside a decoder
             number = re.search(r"\d+", str(error))
             found = f"{int(number[0]) / 1e6:,.0f} Mpx" if number else "too many pixels"
@@ -165,6 +175,31 @@ def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Decoded:
         except Warning as warning:  # another thread has just restored its own warning filters
             swept = warning
     raise ImageError(name, f"damaged {kind} ({swept})")
+
+
+def find_decoder(kind: str, name: str) -> Decoder:
+    """Return the decoder for a supported format.
+
+    Raises:
+        ImageError: The decoder is not installed; the reason says how to install it.
+    """
+    if kind == "HEIC":
+        try:
+            require_extra("heic", feature="HEIC")
+        except UsageError as error:
+            raise ImageError(name, f"{error.problem}: {error.fix}") from error
+        from pillow_heif import HeifImageFile
+
+        return HeifImageFile
+    if kind == "AVIF" and not has_avif():
+        raise ImageError(name, MISSING_AVIF)
+    return DECODERS[kind]
+
+
+@functools.cache
+def has_avif() -> bool:
+    """Return whether this build of Pillow decodes AVIF."""
+    return features.check("avif") is True
 
 
 def silence_pillow() -> None:
@@ -192,12 +227,12 @@ def silence_libtiff() -> None:
             set_handler(None)
 
 
-def decode_as(kind: str, data: bytes, name: str, max_pixels: int) -> Decoded:
-    """Decode the bytes with the decoder for `kind`, letting its exceptions through."""
+def decode_as(kind: str, decoder: Decoder, data: bytes, name: str, max_pixels: int) -> Decoded:
+    """Decode the bytes of a format with its decoder, letting its exceptions through."""
     check_size(declared_size(kind, data), name, max_pixels)
     if kind == "TIFF":
         silence_libtiff()
-    image = DECODERS[kind](io.BytesIO(data), "")
+    image = decoder(io.BytesIO(data), "")
     check_size(image.size, name, max_pixels)
     rotated = image.tag_v2.get(ORIENTATION, 1) if isinstance(image, TIFF) else 1
     image.load()

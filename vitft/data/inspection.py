@@ -166,10 +166,18 @@ def collect(
         examples = "; ".join(f"{path}: {reason}" for path, reason in bad[:3])
         raise DataError(
             f"{len(bad):,} of {total:,} files in {folder.root} are unreadable ({examples})",
-            fix="repair or remove them, or ignore them with --set data.allow_bad=true",
+            fix=remedy(bad),
         )
     odd = Counter(remark for file in good for remark in file.odd)
     return InspectedFolder(folder, tuple(good), tuple(bad), dict(odd.most_common()))
+
+
+def remedy(bad: Iterable[tuple[str, str]]) -> str:
+    """Return what to do about unreadable files, given their paths and reasons."""
+    usual = "repair or remove them, or ignore them with --set data.allow_bad=true"
+    commands = (reason.rpartition("run pip install")[1:] for _, reason in bad)
+    command = next(("".join(parts) for parts in commands if parts[0]), "")
+    return f"{command}, or {usual}" if command else usual
 
 
 def log_inspection(inspected: InspectedFolder) -> None:

@@ -95,8 +95,7 @@ def from_folder(root: Path, subset: str) -> tuple[LabelledImages, bool]:
             "with the columns path and label",
         )
     notes = [f"evaluating the images in {part}/"] if part else []
-    if loose:
-        notes.append(f"{count(loose, 'image')} outside the class folders ignored")
+    notes += walk.notes()
     return LabelledImages(
         source=root,
         root=os.fspath(root),

@@ -1,7 +1,7 @@
 """Recognition of file formats by their first bytes, without decoding.
 
-Only the six formats of `ACCEPTED_SIGNATURES` are ever decoded (`data.images`); the others are
-recognised so that messages can name them.
+Only the formats of `SUPPORTED` are ever decoded (`data.images`); the others are recognised so that
+messages can name them.
 """
 
 import struct
@@ -14,9 +14,11 @@ ACCEPTED_SIGNATURES: Mapping[bytes, str] = {
     b"BM": "BMP",
     **dict.fromkeys((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), "TIFF"),  # `+` marks BigTIFF
 }
+SUPPORTED = ("JPEG", "PNG", "WebP", "BMP", "GIF", "TIFF", "AVIF", "HEIC")
 FORMAT_BY_SUFFIX: Mapping[str, str] = {
-    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WebP", ".bmp": "BMP", ".gif": "GIF",
-    ".tif": "TIFF", ".tiff": "TIFF",
+    ".jpg": "JPEG", ".jpeg": "JPEG", ".jfif": "JPEG", ".png": "PNG", ".webp": "WebP", ".bmp": "BMP",
+    ".gif": "GIF", ".tif": "TIFF", ".tiff": "TIFF", ".avif": "AVIF", ".heic": "HEIC",
+    ".heif": "HEIC", ".hif": "HEIC",
 }  # fmt: skip
 END_MARKERS: Mapping[str, bytes] = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "GIF": b";"}
 """Bytes near the end of a complete file."""
@@ -70,22 +72,31 @@ def identify_format(data: bytes) -> str:
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WebP"
     foreign = foreign_kind(data)
+    if foreign in SUPPORTED:
+        return foreign
     if foreign:
-        return f"unsupported format {foreign} (supported: JPEG, PNG, WebP, BMP, GIF, TIFF)"
+        return f"unsupported format {foreign} (supported: {', '.join(SUPPORTED)})"
     return f"not an image ({looks_like(data)})"
 
 
 def foreign_kind(data: bytes) -> str:
-    """Return the name of a known format that is not accepted, or an empty string."""
+    """Return the name of a known format that `ACCEPTED_SIGNATURES` lacks, or an empty string."""
     for start, kind in FOREIGN_SIGNATURES.items():
         if data.startswith(start):
             return kind
-    if data[4:8] == b"ftyp":
-        brand = data[8:12]
-        if brand in (b"avif", b"avis"):
-            return "AVIF"
-        return "HEIC" if brand[:3] in (b"hei", b"hev", b"mif", b"msf") else "MP4"
-    return ""
+    return media_kind(data) if data[4:8] == b"ftyp" else ""
+
+
+def media_kind(data: bytes) -> str:
+    """Return the format of an ISO media file, named by its brands (ISO/IEC 14496-12, 4.3)."""
+    end = min(int.from_bytes(data[:4]), 256)
+    major, *brands = (data[i : i + 4] for i in (8, *range(16, end, 4)))
+    if major[:3] in (b"mif", b"msf"):  # any image: the compatible brands name the coding
+        is_avif = bool({b"avif", b"avis"} & {*brands})
+        return "AVIF" if is_avif else "HEIC"
+    if major in (b"avif", b"avis"):
+        return "AVIF"
+    return "HEIC" if major[:3] in (b"hei", b"hev") else "MP4"
 
 
 def looks_like(data: bytes) -> str:
@@ -110,7 +121,22 @@ def declared_length(kind: str, data: bytes) -> int | None:
         return int.from_bytes(data[4:8], "little") + 8
     if kind == "BMP" and len(data) >= 6:
         return int.from_bytes(data[2:6], "little")
+    if kind in ("AVIF", "HEIC"):
+        return length_of_boxes(data)
     return None
+
+
+def length_of_boxes(data: bytes) -> int:
+    """Return where the last box of an ISO media file ends; the last may be longer than the data."""
+    place = 0
+    while place + 8 <= len(data):
+        size, start = int.from_bytes(data[place : place + 4]), 8
+        if size == 1:  # followed by the size in 64 bits
+            size, start = int.from_bytes(data[place + 8 : place + 16]), 16
+        if size == 0:  # up to the end of the file
+            return len(data)
+        place += max(size, start)
+    return place
 
 
 def declared_size(kind: str, data: bytes) -> tuple[int, int] | None:

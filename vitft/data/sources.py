@@ -9,8 +9,9 @@ import contextlib
 import csv
 import glob
 import io
+import logging
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,9 +21,18 @@ from typing import BinaryIO, TextIO
 
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
 from vitft.data.signatures import identify_format, looks_like
+from vitft.data.unused import (
+    by_suffix,
+    is_surely_no_image,
+    suffix_of,
+    unused_files,
+    unused_notes,
+)
 from vitft.data.walk import Walk, is_folder
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.redaction import redacted
+
+log = logging.getLogger(__name__)
 
 STDIN = "-"
 LISTS = frozenset({".txt", ".csv", ".tsv", ".lst"})
@@ -110,19 +120,36 @@ def folder_images(root: str) -> Iterator[ImageSource]:
     Raises:
         DataError: The folder contains no images.
     """
-    images = walk_images(Walk(root), "", frozenset())
+    walk = Walk(root)
+    images = walk_and_log(walk)
     first = next(images, None)
     if first is None:
-        raise DataError(f"no images in {root}", fix="use a folder with .jpg, .png or .webp files")
+        content = by_suffix(unused_files(walk.unused()))
+        raise DataError(
+            f"no images in {root}{f', which contains {content}' if content else ''}",
+            fix="use a folder with .jpg, .png or .webp files",
+        )
     return chain([first], images)
+
+
+def walk_and_log(walk: Walk) -> Iterator[ImageSource]:
+    """Yield the images in and below the walk's folder, then log the number of other files."""
+    is_empty = True
+    for source in walk_images(walk, "", frozenset()):
+        is_empty = False
+        yield source
+    if not is_empty:
+        for note in unused_notes(walk.unused()):
+            log.info(f"{walk.root}: {note}")
 
 
 def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[ImageSource]:
     """Yield all image files in and below a folder, sorted by path as a string.
 
-    Only one folder's names are in memory at a time. Entries that have the name of an image but are
-    not files are included, because opening them gives the reason. A folder without read permission
-    becomes one error row, and circular links are not followed.
+    Only one folder's names are in memory at a time. Files that may be images despite their suffix,
+    and entries that have the name of an image but are not files, are included, because opening them
+    gives the reason; documents, videos and archives are only counted. A folder without read
+    permission becomes one error row, and circular links are not followed.
     """
     identity = walk.identity(walk.full(folder))
     if identity in above:
@@ -133,8 +160,10 @@ def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[I
             continue
         if is_folder(entry):
             names.append(entry.name + "/")  # sorts like whole paths
-        elif walk.has_image_name(entry.name):
+        elif walk.has_image_name(entry.name) or not is_surely_no_image(entry.name):
             names.append(entry.name)
+        else:
+            walk.left_out.setdefault("", Counter())[suffix_of(entry.name)] += 1
     for refused in walk.refused:
         yield ImageSource(refused, error="permission denied")
     walk.refused.clear()
@@ -154,7 +183,7 @@ def named_sources(name: str, path: str) -> Iterable[ImageSource]:
     if not name:
         return [ImageSource(name, error="empty line")]
     if os.path.isdir(path):  # noqa: PTH112
-        images = walk_images(Walk(path), "", frozenset())
+        images = walk_and_log(Walk(path))
         return chain([next(images, ImageSource(name, error="no images in this folder"))], images)
     return [ImageSource(name, path)]
 

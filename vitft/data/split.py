@@ -212,7 +212,10 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
         if not train or not (val or checked.folder.reference):
             lacking.append(f"{name} ({train + val})" if drawn_here else f"{name} ({train} + {val})")
     if lacking:
-        unread = f"; {count(len(checked.bad), 'file')} could not be read" if checked.bad else ""
+        unread = ""
+        if checked.bad:
+            examples = "; ".join(f"{path}: {reason}" for path, reason in checked.bad[:2])
+            unread = f"; {count(len(checked.bad), 'file')} could not be read ({examples})"
         raise DataError(
             f"too few readable images for training and validation in {len(lacking)} of "
             f"{len(manifest.classes)} classes: {listing(lacking)}{unread}",

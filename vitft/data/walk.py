@@ -4,13 +4,18 @@ It uses only names and kinds of entries and opens no file; `data.folder` finds c
 """
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitft.data.signatures import FORMAT_BY_SUFFIX
+from vitft.data.unused import sub_folder_note, suffix_of, unused_notes
 from vitft.system.errors import DataError
+from vitft.system.text import count
 
 REFERENCE_SUFFIXES = frozenset({".jpg", ".JPG", ".png", ".PNG"})
+HIDDEN, FOLDER, IMAGE = "hidden", "folder", "image"
+"""Kinds of entries that are not used for another reason than their suffix."""
 SYSTEM_FILES = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin"})
 
 
@@ -23,7 +28,10 @@ class Walk:
     """Whether the reference script's rules apply: four suffixes, any entry type, no sub-folders."""
     bad: list[tuple[str, str]] = field(default_factory=list)
     """Paths that have the name of an image but are not files, with the reasons."""
-    ignored: int = 0
+    left_out: dict[str, Counter[str]] = field(default_factory=dict)
+    """Number of files that are not used, by suffix or one of the kinds above, for each folder."""
+    nested: dict[str, int] = field(default_factory=dict)
+    """Number of images in sub-folders of each folder that has any."""
     loops: int = 0  # number of links back to a folder already visited
     refused: list[str] = field(default_factory=list)  # folders without read permission
     listings: dict[str, tuple[list[str], int]] = field(default_factory=dict)
@@ -31,7 +39,7 @@ class Walk:
     def folders_of(self, folder: str) -> tuple[list[str], int]:
         """Return the sorted names of the folders in `folder`, and the number of images in it."""
         if folder not in self.listings:
-            names, loose = [], 0
+            names, loose, left_out = list[str](), 0, Counter[str]()
             for entry in self.entries(folder):
                 if is_folder(entry) and not self.is_hidden(entry.name):
                     if entry.is_symlink() and self.identity(entry.path) == self.identity(self.root):
@@ -40,13 +48,15 @@ class Walk:
                         names.append(entry.name)
                 else:
                     loose += self.has_image_name(entry.name)
-                    self.ignored += 1
+                    left_out[self.kind_of(entry)] += 1
+            self.left_out[folder] = left_out
             self.listings[folder] = sorted(names), loose
         return self.listings[folder]
 
     def images_in(self, folder: str) -> list[str]:
         """Return the paths of the image files in and below `folder`, sorted as strings."""
         found: list[str] = []
+        start, left_out = folder, Counter[str]()
         seen = {self.identity(self.root)} if folder else set()
         waiting = [folder]
         while waiting:
@@ -58,25 +68,61 @@ class Walk:
             seen.add(identity)
             for entry in self.entries(folder):
                 path = f"{folder}/{entry.name}" if folder else entry.name
-                if self.reference:
-                    if self.has_image_name(entry.name):
-                        found.append(path)
-                    else:
-                        self.ignored += 1
-                elif self.is_hidden(entry.name):
-                    self.ignored += 1
-                elif self.has_image_name(entry.name) and is_file(entry):
+                is_image = self.has_image_name(entry.name)
+                if is_image and (self.reference or (self.is_used(entry) and is_file(entry))):
                     found.append(path)
-                elif is_folder(entry):
+                elif self.is_used(entry) and is_folder(entry):
                     waiting.append(path)
-                elif self.has_image_name(entry.name):
+                elif is_image and self.is_used(entry):
                     link = entry.is_symlink()
                     self.bad.append(
                         (path, "dangling symbolic link" if link else "not a regular file")
                     )
                 else:
-                    self.ignored += 1
+                    left_out[self.kind_of(entry)] += 1
+        self.left_out[start] = left_out
+        depth = start.count("/") + 1
+        if nested := sum(path.count("/") > depth for path in found):
+            self.nested[start] = nested
         return sorted(found)
+
+    def is_used(self, entry: os.DirEntry[str]) -> bool:
+        """Return whether an entry inside a class may be used, if it is an image or a folder."""
+        return not self.reference and not self.is_hidden(entry.name)
+
+    def kind_of(self, entry: os.DirEntry[str]) -> str:
+        """Return the suffix of an entry that is not used, or `HIDDEN`, `FOLDER` or `IMAGE`."""
+        if self.is_hidden(entry.name):
+            return HIDDEN
+        if is_folder(entry):
+            return FOLDER
+        return IMAGE if self.has_image_name(entry.name) else suffix_of(entry.name)
+
+    def total(self) -> Counter[str]:
+        """Return the number of entries of each kind that are not used."""
+        return sum(self.left_out.values(), Counter[str]())
+
+    def unused(self, folder: str | None = None) -> Counter[str]:
+        """Return the number of unused files by suffix, in all folders or in a listed one."""
+        total = self.left_out.get(folder, Counter()) if folder is not None else self.total()
+        return Counter({k: n for k, n in total.items() if k not in (HIDDEN, FOLDER, IMAGE)})
+
+    def notes(self) -> list[str]:
+        """Return notes on the files that are not used, on sub-folders and on circular links."""
+        total = self.total()
+        notes = unused_notes(self.unused())
+        if number := total[HIDDEN]:
+            notes.append(f"not used: {count(number, 'hidden entry', 'hidden entries')}")
+        if number := total[FOLDER]:
+            notes.append(f"not used: {count(number, 'sub-folder')} (as in the reference script)")
+        if number := total[IMAGE]:
+            fix = "move them into a class folder to use them"
+            notes.append(f"not used: {count(number, 'image')} outside the class folders ({fix})")
+        if self.nested:
+            notes.append(sub_folder_note(self.nested))
+        if self.loops:
+            notes.append(f"{count(self.loops, 'circular link')} not followed")
+        return notes
 
     def has_image_name(self, name: str) -> bool:
         """Return whether the name has an accepted suffix."""

@@ -193,10 +193,20 @@ class Imbalance(TypedDict):
     ratio: float | None
 
 
+class UnusedFiles(TypedDict):
+    """Files with one suffix that are not used."""
+
+    suffix: str  # in lower case, e.g. `.txt`
+    files: int
+    reason: str
+    fix: str
+
+
 class AuditResults(TypedDict):
     """Contents of audit.json: possible problems of a labelled folder."""
 
     images: int  # number of readable images
+    unused: list[UnusedFiles]  # files that are neither images nor hidden, the most frequent first
     bad: list[FileRemark]
     odd: list[FileRemark]
     duplicates: list[CopyGroup]

@@ -30,7 +30,7 @@ from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import BASE, LATEST, RunDir
 
 JsonObject = Mapping[str, Any]
-NO_FINDINGS: JsonObject = {"bad": [], "odd": [], "duplicates": [], "mislabels": []}
+NO_FINDINGS: JsonObject = {"unused": [], "bad": [], "odd": [], "duplicates": [], "mislabels": []}
 
 MAX_HEADER_BYTES, MAX_THUMBNAIL_BYTES = 64 * 2**20, 40_000
 """Maximum sizes in bytes of a safetensors header and of a thumbnail written by vitft."""

@@ -10,6 +10,7 @@ from vitft.system.errors import UsageError
 from vitft.system.signals import EXIT_SIGNALS, exit_at_once, signal_handlers
 
 EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
+    "heic": ("pillow_heif",),
     "lora": ("peft",),
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),

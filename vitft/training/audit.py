@@ -71,6 +71,7 @@ def audit_run(
     return audit_images(
         [AuditedImage(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
          for r in data.manifest.rows],
+        unused=inspected.folder.unused,
         bad=inspected.bad,
         odd=[(file.path, remark) for file in inspected.good for remark in file.odd],
         groups=groups,

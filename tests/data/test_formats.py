@@ -1,0 +1,185 @@
+"""AVIF and HEIC: read like the other formats, within the same limits, or named with the remedy."""
+
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, features
+
+from tests.data.test_images import encoded, gradient, mutated, reason
+from vitft.cli.main import main
+from vitft.data import images
+from vitft.data.images import decode, open_image, read_image
+from vitft.data.signatures import identify_format
+from vitft.system import imports
+from vitft.system.errors import ImageError
+
+heif: Any = pytest.importorskip("pillow_heif", reason="the extra `heic` is not installed")
+HAS_AVIF = features.check("avif") is True
+KINDS = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("AVIF", marks=pytest.mark.skipif(not HAS_AVIF, reason="Pillow lacks AVIF")),
+        "HEIC",
+    ],
+)
+
+
+def modern(kind: str, picture: Image.Image | None = None, **options: Any) -> bytes:
+    picture = picture or gradient()
+    if kind == "AVIF":
+        return encoded(picture, "AVIF", **options)
+    buffer, picture = io.BytesIO(), picture.copy()
+    picture.encoderinfo = {"quality": 90, **options}  # as Pillow calls a plugin
+    heif.as_plugin._save_heif(picture, buffer, "")
+    return buffer.getvalue()
+
+
+@KINDS
+def test_the_picture_is_that_of_the_same_png(kind: str) -> None:
+    image = read_image(modern(kind), f"x.{kind.lower()}")
+
+    assert (image.mode, image.size) == ("RGB", (56, 40))
+    assert np.abs(np.asarray(image, int) - np.asarray(gradient(), int)).max() <= 30
+    assert not image.info
+
+
+@KINDS
+def test_phone_photos_are_upright(kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    lying = modern(kind, gradient().transpose(Image.Transpose.ROTATE_90), exif=exif.tobytes())
+
+    upright = read_image(lying, "x")
+
+    assert upright.size == (56, 40)
+    assert np.abs(np.asarray(upright, int) - np.asarray(gradient(), int)).max() <= 30
+
+
+@KINDS
+def test_transparency_becomes_white(kind: str) -> None:
+    clear = Image.new("RGBA", (16, 16), (255, 0, 0, 0))
+
+    assert np.asarray(read_image(modern(kind, clear), "x")).min() >= 250
+
+
+@KINDS
+def test_a_size_over_the_limit_is_refused_before_decoding(kind: str) -> None:
+    with pytest.raises(ImageError, match=r"image too large: 56x40 = 0.00 Mpx, limit 0.00 Mpx"):
+        decode(modern(kind), "x", max_pixels=1000)
+
+
+@KINDS
+def test_a_truncated_modern_file_is_an_error_and_never_half_an_image(kind: str) -> None:
+    data, stream = modern(kind), random.Random(0)
+    whole = np.asarray(read_image(data, "x"))
+
+    for length in [len(data) - 1, *(stream.randrange(1, len(data)) for _ in range(100))]:
+        try:
+            image = read_image(data[:length], "x")
+        except ImageError:
+            continue
+        assert (np.asarray(image) == whole).all(), length
+    assert reason(data[:-30]) == f"truncated ({len(data) - 30} of {len(data)} bytes)"
+
+
+@KINDS
+def test_modern_mutants_are_images_or_image_errors(kind: str) -> None:
+    data, stream = modern(kind), random.Random(kind)
+    read, reasons = 0, []
+
+    for _ in range(500):
+        try:
+            assert read_image(mutated(data, stream), "x").mode == "RGB"
+            read += 1
+        except ImageError as error:
+            reasons.append(error.reason)
+
+    assert read > 0
+    assert reasons
+    assert all(0 < len(text) < 120 for text in reasons)
+
+
+@pytest.mark.parametrize(
+    ("brands", "kind"),
+    [
+        (b"avif\0\0\0\0mif1miaf", "AVIF"),
+        (b"heic\0\0\0\0mif1heic", "HEIC"),
+        (b"mif1\0\0\0\0mif1heic", "HEIC"),
+        (b"mif1\0\0\0\0mif1avif", "AVIF"),
+        (b"hevx\0\0\0\0hevxmsf1", "HEIC"),
+    ],
+)
+def test_the_brands_of_a_file_tell_avif_from_heic(brands: bytes, kind: str) -> None:
+    assert identify_format((8 + len(brands)).to_bytes(4) + b"ftyp" + brands) == kind
+    assert "MP4" in identify_format(b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom")
+
+
+def test_a_missing_extra_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(imports.EXTRA_LIBRARIES, "heic", ("no_such_library",))
+
+    assert reason(modern("HEIC")) == (
+        "HEIC needs no_such_library, which is not installed: run pip install 'vitft[heic]'"
+    )
+
+
+def test_a_pillow_without_avif_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "has_avif", lambda: False)
+
+    assert reason(b"\0\0\0\x1cftypavif" + bytes(40)) == (
+        "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"
+    )
+
+
+@KINDS
+def test_a_class_of_modern_files_is_trained_on_and_predicted(
+    kind: str, image_folder: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in sorted((image_folder / "red").iterdir()):
+        with Image.open(file, formats=["PNG"]) as picture:
+            data = modern(kind, picture.convert("RGB"))
+        file.with_suffix(f".{kind.lower()}").write_bytes(data)
+        file.unlink()
+    run = image_folder.parent / "run"
+    given = ["--data", str(image_folder), "--weights", str(tiny_weights), "--out", str(run)]
+
+    assert main(["finetune", *given, "--cache", "none"]) == 0
+    assert main(["predict", str(image_folder / "red"), "--run", str(run), "--format", "csv"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(f".{kind.lower()},red," in line for line in lines) == 10
+
+
+def test_a_class_of_heic_only_without_the_extra_says_what_to_install(
+    image_folder: Path,
+    tiny_weights: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(imports.EXTRA_LIBRARIES, "heic", ("no_such_library",))
+    data = modern("HEIC")
+    for file in (image_folder / "red").iterdir():
+        file.with_suffix(".HEIC").write_bytes(data)
+        file.unlink()
+    run = image_folder.parent / "run"
+
+    code = main(
+        ["finetune", "--data", str(image_folder), "--weights", str(tiny_weights), "--out", str(run)]
+    )
+
+    shown = capsys.readouterr().err
+    assert code == 3
+    assert "red (0)" in shown
+    assert "run pip install 'vitft[heic]'" in shown
+
+
+@pytest.mark.real
+def test_a_real_avif_photo_is_read() -> None:
+    photo = Path(__file__).parents[3] / "shared/data/odd_images/libavif_pyramid_pymd.avif"
+    if not photo.is_file():
+        pytest.skip("no shared/ beside the checkout")
+
+    assert open_image(photo).mode == "RGB"

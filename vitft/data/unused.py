@@ -1,0 +1,112 @@
+"""Files of a folder that are not used: counted by suffix, with the reason and what to do."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from vitft.metrics.results import UnusedFiles
+from vitft.system.text import count, listing
+
+NO_SUFFIX = "(no suffix)"
+MOST_KINDS = 6
+"""Maximum number of suffixes, and of classes, named in one note."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedKind:
+    """Suffixes of files that are not used for the same reason."""
+
+    suffixes: frozenset[str]
+    reason: str
+    fix: str
+
+
+CONTAINER_FIX = "convert them to PNG or JPEG"
+UNUSED_KINDS = (
+    UnusedKind(
+        frozenset({
+            ".3fr", ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".pef", ".raf", ".raw", ".rw2",
+            ".srw",
+        }),
+        "camera raw images are not supported", "export them as TIFF or JPEG",
+    ),
+    UnusedKind(
+        frozenset({
+            ".cur", ".dcm", ".dds", ".eps", ".exr", ".fits", ".hdr", ".icns", ".ico", ".j2k",
+            ".jp2", ".jpx", ".jxl", ".nii", ".pbm", ".pdf", ".pgm", ".pnm", ".ppm", ".psd", ".qoi",
+            ".svg", ".tga", ".wmf", ".xcf",
+        }),
+        "this format is not supported", CONTAINER_FIX,
+    ),
+    UnusedKind(
+        frozenset({".3gp", ".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpg", ".webm", ".wmv"}),
+        "videos are not supported", "extract frames as images",
+    ),
+    UnusedKind(
+        frozenset({".7z", ".bz2", ".gz", ".rar", ".tar", ".tgz", ".xz", ".zip"}),
+        "archives are not opened", "unpack them if they contain images",
+    ),
+    UnusedKind(
+        frozenset({
+            ".aae", ".bat", ".bib", ".bin", ".c", ".cfg", ".conf", ".cpp", ".css", ".csv", ".db",
+            ".dll", ".doc", ".docx", ".exe", ".h5", ".htm", ".html", ".ini", ".ipynb", ".js",
+            ".json", ".jsonl", ".lock", ".log", ".lst", ".mat", ".md", ".mp3", ".npy", ".npz",
+            ".odt", ".onnx", ".parquet", ".part", ".pickle", ".pkl", ".ppt", ".pptx", ".pt", ".pth",
+            ".py", ".pyc", ".r", ".rst", ".safetensors", ".sh", ".so", ".sqlite", ".tex", ".thm",
+            ".tmp", ".toml", ".tsv", ".txt", ".wav", ".xls", ".xlsx", ".xml", ".xmp", ".yaml",
+            ".yml",
+        }),
+        "not images", "no action is needed",
+    ),
+)  # fmt: skip
+OTHER_SUFFIX = UnusedKind(
+    frozenset(),
+    "the suffix is not that of an image",
+    "correct the suffix if they are images, or convert them to PNG or JPEG",
+)
+KIND_BY_SUFFIX = {suffix: kind for kind in UNUSED_KINDS for suffix in kind.suffixes}
+DOCUMENTS = UNUSED_KINDS[-1]
+
+
+def suffix_of(name: str) -> str:
+    """Return the suffix of a file name in lower case, or `NO_SUFFIX`."""
+    stem, dot, suffix = name.rpartition(".")
+    return f".{suffix.lower()}" if stem and dot and suffix else NO_SUFFIX
+
+
+def is_surely_no_image(name: str) -> bool:
+    """Return whether the suffix is that of documents, data, videos or archives."""
+    kind = KIND_BY_SUFFIX.get(suffix_of(name))
+    return kind in (*UNUSED_KINDS[2:], DOCUMENTS)
+
+
+def unused_files(counts: Mapping[str, int]) -> list[UnusedFiles]:
+    """Return one entry per suffix, given the number of files with each suffix."""
+    entries: list[UnusedFiles] = []
+    for suffix, files in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        kind = KIND_BY_SUFFIX.get(suffix, OTHER_SUFFIX)
+        entries.append({"suffix": suffix, "files": files, "reason": kind.reason, "fix": kind.fix})
+    return entries
+
+
+def unused_notes(counts: Mapping[str, int]) -> list[str]:
+    """Return one note per reason, e.g. `not used: 3 .cr2 and 1 .nef (...)`."""
+    by_reason: dict[tuple[str, str], list[UnusedFiles]] = {}
+    for entry in unused_files(counts):
+        by_reason.setdefault((entry["reason"], entry["fix"]), []).append(entry)
+    return [
+        f"not used: {count(sum(e['files'] for e in entries), 'file')}: {by_suffix(entries)} "
+        f"({reason}; {fix})"
+        for (reason, fix), entries in by_reason.items()
+    ]
+
+
+def by_suffix(entries: Iterable[UnusedFiles]) -> str:
+    """Return the number of files with each suffix as text."""
+    return listing((f"{e['files']:,} {e['suffix']}" for e in entries), MOST_KINDS)
+
+
+def sub_folder_note(nested: Mapping[str, int]) -> str:
+    """Return the note on images in sub-folders, given their number for each class folder."""
+    found = [f"{count(n, 'image')} in sub-folders of {name}" for name, n in nested.items()]
+    verb = "is" if sum(nested.values()) == 1 else "are"
+    return f"{listing(found, MOST_KINDS)} {verb} used" if found else ""
