@@ -7,8 +7,22 @@ import pytest
 from PIL import Image, ImageFilter, ImageOps
 
 from tests.support.pictures import encoded, read, scene
-from vitft.data.duplicates import connected_components, copies_among, group_names, near_pairs
-from vitft.data.fingerprint import FINGERPRINT_BYTES, fingerprint_of, is_blank, quality_remarks
+from vitft.data.duplicates import (
+    are_copies,
+    candidates,
+    connected_components,
+    copies_among,
+    group_names,
+    near_pairs,
+)
+from vitft.data.fingerprint import (
+    BRIGHTNESS,
+    BRIGHTNESS_SIDE,
+    FINGERPRINT_BYTES,
+    fingerprint_of,
+    is_blank,
+    quality_remarks,
+)
 
 
 def sketches(*images: Image.Image) -> np.ndarray:
@@ -92,6 +106,100 @@ def test_a_film_of_one_scene_is_one_group() -> None:
     groups = connected_components(200, near_pairs(film))
 
     assert set(groups) == {0}
+
+
+# ---- the limits
+
+
+def test_hashes_that_differ_in_at_most_16_bits_are_compared() -> None:
+    codes = np.array([0, 2**16 - 1, 2**17 - 1], np.uint64)
+
+    rows, columns = (np.concatenate(part) for part in zip(*candidates(codes), strict=True))
+
+    assert list(zip(rows, columns, strict=True)) == [(0, 1), (1, 2)]  # 16 and 1 bits, not 17
+
+
+def flat(pictures: np.ndarray) -> np.ndarray:
+    """Fingerprints (n, FINGERPRINT_BYTES) of grey brightness pictures (n, 32, 32)."""
+    found = np.zeros((len(pictures), FINGERPRINT_BYTES), np.uint8)
+    found[:, :BRIGHTNESS] = np.rint(pictures).reshape(len(pictures), BRIGHTNESS)
+    found[:, BRIGHTNESS:-4] = 128
+    return found
+
+
+def test_pictures_that_correlate_by_at_least_seven_tenths_are_compared() -> None:
+    place = np.arange(BRIGHTNESS_SIDE) * 2 * np.pi / 16  # two periods
+    turns = np.arccos([1.0, 0.72, 0.68])  # the correlation of sines is the cosine of their phases
+    waves = np.sin(place + turns[:, None])[:, None, :] + np.zeros((BRIGHTNESS_SIDE, 1))
+    sketched = flat(128 + 100 * waves)
+
+    # A wave is its own value and slope: neither pair has any unexplained variance.
+    assert copies_among(sketched, [(0, 1), (0, 2)]) == [(0, 1), (0, 2)]
+    assert near_pairs(sketched) == [(0, 1), (1, 2)]
+
+
+def explained_by(first: np.ndarray, second: np.ndarray) -> float:
+    """Fraction of the variance of `second` that `first`, shifted and stretched, explains."""
+    height, width = first.shape
+    y, x = np.meshgrid(np.linspace(-1, 1, height), np.linspace(-1, 1, width), indexing="ij")
+    down, right = np.gradient(first)
+    parts = [first, np.ones_like(first), down, right, down * y, right * x]
+    inner = [part[1:-1, 1:-1].ravel() for part in parts]
+    target = second[1:-1, 1:-1].ravel()
+    fitted = np.stack(inner, axis=1) @ np.linalg.lstsq(np.stack(inner, axis=1), target)[0]
+    return float(1 - np.var(target - fitted) / np.var(target))
+
+
+def smoothed(picture: np.ndarray) -> np.ndarray:
+    """1-2-1 weights along both axes, without the edges."""
+    weights = np.array([1, 2, 1]) / 4
+    once = np.apply_along_axis(np.convolve, 0, picture, weights, "valid")
+    return np.apply_along_axis(np.convolve, 1, once, weights, "valid")
+
+
+def test_copies_explain_at_least_95_percent_of_each_others_variance() -> None:
+    random = np.random.default_rng(0)
+    shape = (BRIGHTNESS_SIDE, BRIGHTNESS_SIDE)
+    coarse = np.asarray(
+        Image.fromarray(random.normal(size=(6, 6)).astype(np.float32)).resize(shape)
+    )
+    noise = random.normal(size=shape)
+    strengths = np.linspace(0, 1.2, 121)[:, None, None]
+    pictures = flat(128 + 30 * (coarse + strengths * noise))
+    planes = pictures[:, :BRIGHTNESS].reshape(-1, *shape).astype(float)
+    first = smoothed(planes[0])
+    explained = np.array(
+        [max(explained_by(first, smoothed(p)), explained_by(smoothed(p), first)) for p in planes]
+    )
+
+    found = are_copies(np.repeat(pictures[:1], len(pictures), axis=0), pictures)
+
+    assert found.tolist() == (explained >= 0.95).tolist()
+    assert np.sort(np.abs(explained - 0.95))[:2].max() < 0.003  # one on each side of the limit
+    assert 20 < found.sum() < 100
+
+
+@pytest.mark.parametrize(("levels", "is_copy"), [(6, True), (7, False)])
+def test_the_colours_of_copies_differ_by_at_most_six_levels_on_average(
+    levels: int, is_copy: bool
+) -> None:
+    pair = np.stack([fingerprint_of(scene(1))] * 2)
+    tint = pair[1, BRIGHTNESS:-4].astype(int)
+    pair[1, BRIGHTNESS:-4] = np.where(tint > 127, tint - levels, tint + levels)
+
+    assert are_copies(pair[:1], pair[1:]).tolist() == [is_copy]
+    assert near_pairs(pair) == [(0, 1)] * is_copy
+
+
+def test_an_image_of_a_long_film_is_compared_with_a_bounded_number_of_others() -> None:
+    film = np.stack([fingerprint_of(scene(1))] * 300)
+
+    compared = near_pairs(film)  # 44,850 pairs resemble each other
+
+    assert 32 * 300 / 2 <= len(compared) <= 32 * 300 + 1024  # checked 1,024 pairs at a time
+
+
+# ---- groups and remarks
 
 
 def test_groups_are_named_by_their_first_member_and_single_images_have_none() -> None:

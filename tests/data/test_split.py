@@ -188,6 +188,7 @@ def test_a_folder_with_its_own_split_keeps_it() -> None:
     folder = Folder(root=Path("d"), classes=("cat", "dog"), files=files, layout="split")
     everything = InspectedFolder(folder=folder, good=tuple(map(good, files)), bad=(), odd={})
     without_a_val_dog = InspectedFolder(folder=folder, good=everything.good[:6], bad=(), odd={})
+    without_a_train_cat = InspectedFolder(folder=folder, good=everything.good[2:], bad=(), odd={})
 
     manifest = split(everything, DataSpec())
 
@@ -195,6 +196,20 @@ def test_a_folder_with_its_own_split_keeps_it() -> None:
     assert [row.path.split("/")[0] for row in manifest.val] == ["valid"] * 4
     with pytest.raises(DataError, match=r"dog \(2 \+ 0\)"):
         split(without_a_val_dog, DataSpec())
+    with pytest.raises(DataError, match=r"in 1 of 2 classes: cat \(0 \+ 2\)"):
+        split(without_a_train_cat, DataSpec())
+
+
+def test_a_reference_split_may_lack_validation_images_of_a_class_but_no_training_images() -> None:
+    counts = {"a": 2, "b": 10}
+    whole = split(checked(counts, reference=True), DataSpec(split="reference", val_rate=0.5))
+    (gone,) = (row.path for row in whole.train if row.label == 0)
+
+    with pytest.raises(DataError, match=r"in 1 of 2 classes: a \(1\); 1 file could not be read"):
+        split(
+            checked(counts, reference=True, bad=frozenset({gone})),
+            DataSpec(split="reference", val_rate=0.5),
+        )
 
 
 # ---- the table

@@ -199,7 +199,6 @@ def test_relevance_with_mean_pooling_and_no_mixing_is_the_contribution_of_each_p
 )
 def test_relevance_is_highest_on_the_patch_that_decides(options: dict[str, Any]) -> None:
     # The class is the colour of one patch in noise; a small model learns it from random places.
-    torch.manual_seed(0)
     model = VisionTransformer(replace(TINY, depth=2, **options))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for step in range(150):
@@ -311,7 +310,7 @@ def test_a_model_without_classes_has_rollout_but_no_relevance() -> None:
 
 
 def test_another_kind_of_model_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match=r"explain needs .* and the model is Sequential"):
+    with pytest.raises(UsageError, match=r"explain needs .* but the model is Sequential"):
         relevance_map(nn.Sequential(), torch.zeros(1, 3, 16, 16))
 
 

@@ -63,6 +63,39 @@ def test_a_row_is_there_before_it_is_flushed(tmp_path: Path) -> None:
     assert not list(store.folder.glob("*.rows"))
 
 
+def test_rows_are_written_after_pauses_that_double_up_to_five_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 0.0
+    monkeypatch.setattr("vitft.features.cache.time.monotonic", lambda: clock)
+    store = Store(tmp_path, SPACE, (2, 3), "float32")
+    written = []
+
+    for second, key in enumerate(keys(1500)):
+        clock = float(second)
+        store.add(key, row(0))
+        if not store.waiting:
+            written.append(second)
+
+    # more than 1, 2, 4, 8, ... seconds later
+    assert written == [2, 5, 10, 19, 36, 69, 134, 263, 520, 821, 1122, 1423]
+    assert sum(shard.shape[0] for shard in store.shards) == 1424
+
+
+def test_more_than_64_mebibytes_of_rows_do_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    monkeypatch.setattr("vitft.features.cache.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr(Store, "write_shard", lambda _, rows: written.append(len(rows)))
+    store = Store(tmp_path, SPACE, (2**22,), "uint8")
+
+    for key in keys(35):
+        store.add(key, np.broadcast_to(np.uint8(0), (2**22,)))
+
+    assert written == [17, 17]  # of 4 MiB each
+
+
 def test_other_settings_are_another_space(tmp_path: Path) -> None:
     filled(tmp_path)
 

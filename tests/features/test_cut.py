@@ -61,7 +61,6 @@ def test_the_suffix_trains_on_cached_inputs(tiny_vit: VisionTransformer) -> None
 def test_drop_path_of_the_trained_blocks_is_active_only_during_training(
     tiny_config: ViTConfig,
 ) -> None:
-    torch.manual_seed(0)
     model = VisionTransformer(replace(tiny_config, drop_path=0.9))
     model.head.weight.data.normal_()
     freeze_model(model, "blocks:1")

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -170,24 +169,27 @@ def test_threads_are_given_back_after_the_pass(
 
 
 CHILD = """
-import sys, time
+import os, signal, sys
 from pathlib import Path
 import torch
-from tests.features.test_extract import digests, extractor_of, TRANSFORM
+from tests.features.test_extract import digests, extractor_of
 from vitft.features import cache
+from vitft.features.extract import Extractor
 from vitft.models.checkpoint import build_model, load_checkpoint
-from vitft.data.transforms import eval_view
-cache.time.monotonic = iter(range(0, 10**9, 11)).__next__  # flush after every row
+cache.time.monotonic = iter(range(0, 10**9, 301)).__next__  # longer than the longest pause
+save = Extractor.save
+def save_then_die(self, *args):
+    save(self, *args)
+    if self.computed == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+Extractor.save = save_then_die
 state, card = load_checkpoint(Path(sys.argv[1]))
 torch.set_num_threads(1)
-extractor = extractor_of(build_model(state, card.architecture), Path(sys.argv[3]))
-print("ready", flush=True)
-digests(extractor, Path(sys.argv[2]))
-print("done", flush=True)
+digests(extractor_of(build_model(state, card.architecture), Path(sys.argv[3])), Path(sys.argv[2]))
 """
 
 
-def test_a_killed_pass_is_resumed_with_identical_rows(
+def test_a_pass_after_a_killed_one_computes_the_other_rows_only(
     tiny_weights: Path, image_folder: Path, tmp_path: Path
 ) -> None:
     from vitft.models.checkpoint import build_model, load_checkpoint
@@ -197,31 +199,17 @@ def test_a_killed_pass_is_resumed_with_identical_rows(
     assert isinstance(model, VisionTransformer)
     undisturbed = extractor_of(model, tmp_path / "other")
     sha = digests(undisturbed, image_folder)
-    for delay_s in (0.0, 0.01, 0.03):
-        child = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                CHILD,
-                str(tiny_weights),
-                str(image_folder),
-                str(tmp_path / "c"),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        )
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        time.sleep(delay_s)
-        child.send_signal(signal.SIGKILL)
-        child.wait(30)
-        child.stdout.close()
+    words = [str(path) for path in (tiny_weights, image_folder, tmp_path / "c")]
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, *words],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert child.returncode == -signal.SIGKILL
 
     resumed = extractor_of(model, tmp_path / "c")
     assert digests(resumed, image_folder) == sha
 
-    assert resumed.computed <= 30
+    assert resumed.computed == 30 - 8
     ours, theirs = (e.rows(sha, eval_view(TRANSFORM)) for e in (resumed, undisturbed))
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
@@ -249,6 +237,20 @@ def test_exact_pixels_are_those_of_the_documented_view_in_bf16_too(
     with Image.open(tmp_path / "noise.jpg") as image:
         assert np.array_equal(loaded.pixels, TRANSFORM.pixels(image.convert("RGB")))
     assert fast.store(view).folder != exact.store(view).folder  # not mistaken for one another
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_jpeg_with_another_suffix_is_remarked_on_in_every_precision(
+    tiny_vit: VisionTransformer, tmp_path: Path, precision: str
+) -> None:
+    root = scenes_folder(tmp_path / "data")
+    (root / "cat" / "0.jpg").rename(root / "cat" / "0.png")
+    extractor = extractor_of(tiny_vit, tmp_path / "cache", precision)
+
+    for _ in range(2):  # the second time from the cache
+        found = extractor.inspect(scan(root), eval_view(TRANSFORM), allow_bad=False)
+        assert found == inspection.inspect_folder(scan(root))
+        assert found.odd == {"content is JPEG, but the suffix is .png": 1}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 
 from vitft.features import logistic
 from vitft.features.head import (
     PENALTIES,
+    PenaltyScore,
+    choose_penalty,
     solve_head,
+    stratified_folds,
+    weakest_classes,
 )
-from vitft.features.logistic import Standardizer, solve_logistic
+from vitft.features.logistic import Standardizer, class_balanced_weights, solve_logistic
 
 
 def blobs(per_class: int = 60, classes: int = 3, width: int = 8) -> tuple[torch.Tensor, ...]:
@@ -138,3 +143,95 @@ def test_features_too_many_to_copy_get_the_same_head(
     shares, wanted = ((x @ s.weight.T + s.bias).softmax(dim=-1) for s in (streamed, usual))
     torch.testing.assert_close(shares, wanted, atol=1e-3, rtol=0)  # float32 against float64
     assert torch.equal(x, before)  # it may be a file
+
+
+def wrong_labels(seed: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sixty points around three centres, a tenth of them with a wrong label."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.arange(3).repeat(20)
+    centres = torch.randn(3, 8, generator=generator)
+    x = centres[truth] + noise * torch.randn(60, 8, generator=generator)
+    return x, (truth + (torch.rand(60, generator=generator) < 0.1)) % 3
+
+
+def scikit_learns_path(x: torch.Tensor, y: torch.Tensor, folds: torch.Tensor) -> list[PenaltyScore]:
+    """Cross-validate every penalty with scikit-learn's solver."""
+    path, x = [], x.double()
+    for l2 in PENALTIES:
+        probabilities = np.empty((len(y), 3))
+        for fold in range(5):
+            kept = folds != fold
+            theirs = LogisticRegression(C=1 / (int(kept.sum()) * l2), tol=1e-8, max_iter=10_000)
+            theirs.fit(x[kept].numpy(), y[kept].numpy())
+            probabilities[~kept] = theirs.predict_proba(x[~kept].numpy())
+        right = float((probabilities.argmax(axis=1) == y.numpy()).mean())
+        path.append(PenaltyScore(l2, right, float(log_loss(y.numpy(), probabilities))))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("seed", "noise", "chosen", "lowest_loss", "tried"),
+    [
+        pytest.param(1, 1.5, 0.3, 0.3, 4, id="two are equally accurate and the loss decides"),
+        pytest.param(2, 1.5, 0.3, 1.0, 3, id="a weaker penalty than that of the lowest loss"),
+        pytest.param(4, 1.5, 1.0, 0.1, 5, id="a stronger penalty than that of the lowest loss"),
+        pytest.param(6, 0.8, 0.03, 0.1, 5, id="the fourth penalty is the most accurate"),
+        pytest.param(0, 0.4, 0.03, 0.03, 6, id="the path goes on while the loss falls"),
+    ],
+)
+def test_the_penalty_is_the_most_accurate_of_a_path_that_ends_when_the_loss_rises(
+    seed: int, noise: float, chosen: float, lowest_loss: float, tried: int
+) -> None:
+    x, y = wrong_labels(seed, noise)
+    expected = scikit_learns_path(x, y, stratified_folds(y, 5, 0))[:tried]
+
+    l2, path = choose_penalty(x, y, torch.ones(1, len(y)), classes=3, seed=0)
+
+    assert [score.l2 for score in path] == [score.l2 for score in expected]
+    for ours, theirs in zip(path, expected, strict=True):
+        assert ours.top1 == pytest.approx(theirs.top1)
+        assert ours.loss == pytest.approx(theirs.loss, abs=2e-3)
+    assert l2 == chosen == max(expected, key=lambda score: (score.top1, -score.loss)).l2
+    assert min(expected, key=lambda score: score.loss).l2 == lowest_loss
+
+
+def test_balanced_classes_have_the_same_total_weight() -> None:
+    y = torch.tensor([0] * 7 + [2] * 2 + [1])
+
+    weights = class_balanced_weights(y, 4)  # the last class has no images
+
+    assert [float(weights[y == label].sum()) for label in range(3)] == pytest.approx([1, 1, 1])
+
+
+def test_a_balanced_head_is_scikit_learns() -> None:
+    x, y = blobs()
+    kept = (y != 1) | (torch.arange(len(y)) % 5 == 0)
+    x, y = x[kept], y[kept]
+    scaled = Standardizer.fit(x)(x).numpy()
+
+    solved = solve_head(x, y, classes=3, l2=0.05, balanced=True, seed=0)
+
+    theirs = LogisticRegression(
+        C=1 / (len(y) * 0.05), class_weight="balanced", tol=1e-10, max_iter=10_000
+    ).fit(scaled, y.numpy())
+    ours = (x @ solved.weight.T + solved.bias).softmax(dim=-1).numpy()
+    assert np.abs(ours - theirs.predict_proba(scaled)).max() < 1e-4
+
+
+def test_the_weakest_classes_are_those_with_the_lowest_recall() -> None:
+    y = torch.arange(6).repeat_interleave(4)
+    predicted = y.clone()
+    predicted[[4, 5]] = torch.tensor([0, 0])  # class 1: two of four
+    predicted[[8, 9, 10]] = torch.tensor([3, 3, 0])  # class 2: one of four
+    predicted[12] = 5  # class 3: three of four
+    names = ["a", "b", "c", "d", "e", "f", "without images"]
+
+    found = weakest_classes(torch.eye(7)[predicted], y, names)
+
+    assert found == [
+        {"class": "c", "recall": 0.25, "images": 4, "taken_for": "d"},
+        {"class": "b", "recall": 0.5, "images": 4, "taken_for": "a"},
+        {"class": "d", "recall": 0.75, "images": 4, "taken_for": "f"},
+    ]
+    perfect = weakest_classes(torch.eye(2)[[0, 1]], torch.tensor([0, 1]), ["a", "b"])
+    assert [weak["taken_for"] for weak in perfect] == [None, None]

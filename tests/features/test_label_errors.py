@@ -72,3 +72,35 @@ def test_label_probabilities_sum_to_one() -> None:
     shares = label_probabilities(torch.randn(30, 3), x, y, range(30))
 
     assert shares.sum(dim=-1).tolist() == pytest.approx([1.0] * 30)
+
+
+def test_a_label_is_reported_from_odds_of_thirty_to_one() -> None:
+    odds = torch.tensor([1.0, 3.0, 29.0, 30.0, 300.0])
+    probabilities = torch.stack([1 / (1 + odds), odds / (1 + odds)], dim=1)
+
+    found = find_mislabels(probabilities, torch.zeros(5, dtype=torch.long), "abcde", ["cat", "dog"])
+
+    assert [mislabel["path"] for mislabel in found] == ["e", "d"]
+    assert found[1]["given_probability"] == pytest.approx(1 / 31)
+    assert found[1]["suggested_probability"] == pytest.approx(30 / 31)
+    assert (found[1]["label"], found[1]["suggested"]) == ("cat", "dog")
+
+
+def test_images_without_paths_are_not_reported() -> None:
+    probabilities = torch.tensor([[0.01, 0.99]] * 2)
+
+    found = find_mislabels(probabilities, torch.tensor([0, 0]), [[], ["a", "its copy"]], ["0", "1"])
+
+    assert [mislabel["path"] for mislabel in found] == ["a", "its copy"]
+
+
+def test_label_probabilities_multiply_those_of_the_head_by_the_votes() -> None:
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    y = torch.tensor([0, 1, 0, 1])
+    logits = torch.tensor([[0.8, 0.2]] * 4).log()
+    votes = votes_outside_group(x, y, torch.arange(4), classes=2)
+
+    found = label_probabilities(logits, x, y, range(4))
+
+    expected = torch.tensor([0.8, 0.2]) * (votes + 0.05)
+    torch.testing.assert_close(found, expected / expected.sum(dim=1, keepdim=True))

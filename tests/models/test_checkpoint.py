@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from vitft.data.transforms import EvalTransform
@@ -91,6 +92,21 @@ def test_a_foreign_safetensors_file_is_reported(tmp_path: Path) -> None:
 
     with pytest.raises(RunError, match="not written by vitft"):
         load_checkpoint(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("version", ["0", "99", None])
+def test_a_checkpoint_of_another_format_is_refused(
+    tmp_path: Path, tiny_vit: VisionTransformer, version: str | None
+) -> None:
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(path, tiny_vit.state_dict(), card_of(tiny_vit.config))
+    with safe_open(path, framework="pt") as file:
+        metadata = {**file.metadata(), "vitft.format": version}
+    known = {name: text for name, text in metadata.items() if text is not None}
+    save_file(tiny_vit.state_dict(), path, metadata=known)  # the digest still matches
+
+    with pytest.raises(RunError, match=f"has checkpoint format {version}, but this version"):
+        load_checkpoint(path)
 
 
 def test_a_missing_checkpoint_is_reported(tmp_path: Path) -> None:

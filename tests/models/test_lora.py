@@ -138,7 +138,6 @@ def test_the_adapter_applies_to_the_model_of_timm(
     from peft import PeftModel
 
     shape: dict[str, Any] = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "num_heads": 2}
-    torch.manual_seed(0)
     net = timm.models.VisionTransformer(**shape, depth=2, num_classes=0)
     weights = tmp_path / "timm.safetensors"
     card = Card(

@@ -252,7 +252,6 @@ def test_a_constant_schedule_stays_at_its_peak() -> None:
 
 
 def test_a_class_with_zero_weight_is_not_learnt() -> None:
-    torch.manual_seed(0)
     model = nn.Linear(3, 3)
 
     spec = OptimSpec(solver="adamw", lr=0.5, epochs=9)

@@ -11,7 +11,7 @@ from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.system.errors import UsageError
-from vitft.training.optim import lr_at, make_optimizer, parameter_groups
+from vitft.training.optim import WeightAverage, lr_at, make_optimizer, parameter_groups
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_freeze_mode_determines_the_number_of_frozen_blocks(
 
 
 def test_more_blocks_than_there_are_is_refused() -> None:
-    with pytest.raises(UsageError, match="the model has 12 blocks"):
+    with pytest.raises(UsageError, match="the model has only 12 blocks"):
         frozen_blocks("blocks:13", 12)
 
 
@@ -135,3 +135,28 @@ def test_every_parameter_is_in_exactly_one_group(tiny_vit: VisionTransformer) ->
 
     listed = [id(p) for group in groups for p in group["params"]]
     assert sorted(listed) == sorted(id(p) for p in tiny_vit.parameters())
+
+
+def test_the_average_decays_less_in_early_steps_and_never_more_than_its_limit() -> None:
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    average = WeightAverage({"w": weight}, 0.5)
+    expected, found = 0.0, []
+
+    for step in range(20):
+        weight.data.fill_(step + 1)
+        average.update(step)
+        found.append(average.average["w"].item())
+        decay = (1 + step) / (10 + step) if step < 8 else 0.5  # 9 / 18 at step 8
+        expected = decay * expected + (1 - decay) * (step + 1)
+        assert found[-1] == pytest.approx(expected)
+
+    assert found[0] == pytest.approx(0.9)  # the first step already counts nine tenths
+
+
+def test_without_a_decay_there_is_no_average() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    average = WeightAverage({"w": weight}, 0.0)
+
+    with average.swapped_in():
+        assert average.average == {}
+        assert weight.item() == 1

@@ -137,7 +137,6 @@ def test_the_epsilon_that_a_hf_config_states_is_used(tmp_path: Path, images: Ten
 def test_a_hf_dinov2_gives_its_features(kind: str, tmp_path: Path, images: Tensor) -> None:
     fields: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = getattr(transformers, f"{kind}Config")(**fields, image_size=32, patch_size=8)
-    torch.manual_seed(0)
     theirs = getattr(transformers, f"{kind}Model")(config).eval()
     for parameter in theirs.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.02)
@@ -154,7 +153,6 @@ def test_a_hf_dinov2_gives_its_features(kind: str, tmp_path: Path, images: Tenso
 def test_a_hf_distilled_deit_averages_its_heads(tmp_path: Path, images: Tensor) -> None:
     fields: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.DeiTConfig(**fields, image_size=32, patch_size=8, layer_norm_eps=1e-6)
-    torch.manual_seed(0)
     theirs = transformers.DeiTForImageClassificationWithTeacher(config).eval()
     for parameter in theirs.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.02)

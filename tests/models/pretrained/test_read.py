@@ -224,6 +224,9 @@ def test_safetensors_are_mapped_and_not_copied(tmp_path: Path, state: dict[str, 
             ["embeddings.cls_token", "encoder.layer.0.gamma"], "encoder.layer.0.gamma", id="HF"
         ),
         pytest.param(["embedding/kernel", "pre_logits/what"], "pre_logits/what", id="npz"),
+        pytest.param(
+            ["cls_token", "module.head.weight"], r"module\.head\.weight", id="a prefix of one name"
+        ),
         pytest.param(["conv1.weight", "fc.weight"], "not the weights of a Vision", id="a ResNet"),
         pytest.param([], "contains no tensors", id="nothing"),
         pytest.param(
