@@ -237,7 +237,8 @@ def test_unsure_and_out_of_distribution_images_are_noted(
     predictor = Predictor.from_run("run", device="cpu")
     views = np.stack([predictor.view(Path(name).read_bytes(), name) for name in photos])
     features = predictor.scores(views).features
-    reference = fit_reference(features, np.arange(50) % 2, features)
+    every = np.ones(50, np.bool_)
+    reference, _ = fit_reference(features, np.arange(50) % 2, every, np.arange(50), trained=False)
     assert reference is not None
     RunDir(here / "run").write_arrays(REFERENCE_FILE, **reference.arrays())
     Image.new("RGB", (20, 24), (255, 0, 0)).save("red.png")

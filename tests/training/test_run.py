@@ -50,6 +50,7 @@ def test_a_run_directory_holds_what_it_promises(finished: Result) -> None:
         "eval.json",
         "metrics.jsonl",
         "model.safetensors",
+        "reference.npz",
         "split.csv",
         "thumbs",
         "validation.npz",

@@ -32,7 +32,8 @@ rows:
   one per input, in input order: path, class, probability, notes, error. If an input cannot be read,
   its row has an error, and the exit code is 3. The probabilities of all classes sum to 1. Notes:
   "not sure" if the probability is below the threshold; "unlike the training images" if the features
-  of the image are further from those of the training images than for 99 % of held-out images.
+  of the image are further from those of the training images than for 98 % of held-out images. A
+  line on stderr says how many images of an unknown class are noted: few, if they look similar.
 
 large jobs:
   --out FILE is written to FILE.part until it is complete. After an interruption, run the same

@@ -202,6 +202,24 @@ class UnusedFiles(TypedDict):
     fix: str
 
 
+class OodResults(TypedDict):
+    """What the note "unlike the training images" notices (`features.ood`).
+
+    The fractions are None if the run cannot give the note, for the reason stated.
+    """
+
+    images: int  # number of images whose features describe the classes
+    held_out: int  # number of images from which the limit was estimated
+    reason: str | None  # why the run has no such note; None if it has
+    false_alarms: float | None  # expected fraction of noted images of the known classes
+    unknown_class: float | None  # fraction of noted images of classes left out in turn
+    unknown_class_interval: Interval | None
+    classes_left_out: int
+    features_trained: bool
+    """Whether the features were trained on the classes left out, which makes the fraction an upper
+    estimate."""
+
+
 class AuditResults(TypedDict):
     """Contents of audit.json: possible problems of a labelled folder."""
 
@@ -212,3 +230,4 @@ class AuditResults(TypedDict):
     duplicates: list[CopyGroup]
     mislabels: list[Mislabel]
     imbalance: Imbalance
+    out_of_distribution: NotRequired[OodResults]  # absent from `vitft check` and older runs

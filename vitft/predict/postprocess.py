@@ -82,8 +82,11 @@ class Postprocess:
         """Return a line on the run that answers; empty if unknown."""
         if self.run is None:
             return ""
-        missing = "; it does not note images unlike its training images"
-        return self.run.line() + (missing if self.reference is None else "")
+        if self.reference is None:
+            return f"{self.run.line()}; it does not note images unlike its training images"
+        power = self.reference.power()
+        note = f"; notes {power} as unlike the training images" if power else ""
+        return self.run.line() + note
 
     def __call__(
         self, paths: Sequence[str], scores: Scores, targets: Sequence[int] | None = None

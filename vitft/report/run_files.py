@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from vitft.config.run import read_toml
 from vitft.data.split import Row
+from vitft.features.ood import REFERENCE_FILE
 from vitft.metrics.results import AuditResults, RunResults
 from vitft.predict.validation import (
     THUMBS,
@@ -58,6 +59,8 @@ class Run:
     digest: str
     """SHA-256 of the card and the tensors of the model."""
     parameters: int
+    notes_unlike: bool
+    """Whether predictions note images unlike the training images."""
 
     @property
     def name(self) -> str:
@@ -154,6 +157,7 @@ def read_run(path: Path) -> Run:
         card=card,
         digest=digest,
         parameters=parameters,
+        notes_unlike=(path / REFERENCE_FILE).is_file(),
     )
 
 

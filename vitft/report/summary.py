@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitft.features.ood import power_text
 from vitft.metrics.chance import chance_level
 from vitft.predict.validation import mistakes
 from vitft.report.advice import ClassRecall, cross_validated_recalls, validation_recalls
@@ -31,7 +32,13 @@ class KeyFigure:
 
 def summary_sentences(run: Run) -> list[str]:
     """Return one paragraph each on the data, the model, the results and their limits."""
-    paragraphs = (describe_data(run), describe_model(run), describe_results(run), cautions(run))
+    paragraphs = (
+        describe_data(run),
+        describe_model(run),
+        describe_results(run),
+        describe_unlike(run),
+        cautions(run),
+    )
     return [text for text in paragraphs if text]
 
 
@@ -116,6 +123,26 @@ def describe_weakest(run: Run) -> str:
     if len(weakest) == 2 and weakest[0].name != weakest[1].name:
         text += f" On the validation images alone, it is {recall_text(weakest[1])}."
     return text
+
+
+def describe_unlike(run: Run) -> str:
+    """Return a text on the note "unlike the training images" and how much it notices."""
+    found = run.audit.get("out_of_distribution")
+    if not run.results:
+        return ""
+    if not run.notes_unlike:
+        because = f": {found['reason']}" if found and found["reason"] else ""
+        return f"Predictions do not note images unlike the training images{because}."
+    text = "Predictions note images that are unlike the training images"
+    if not found or found["unknown_class"] is None or found["false_alarms"] is None:
+        return f"{text}; how many of them was not measured."
+    power = power_text(found["unknown_class"], trained=found["features_trained"])
+    left_out = count(found["classes_left_out"], "class", "classes")
+    return (
+        f"{text}, but without guarantee: with {left_out} left out in turn, {power} "
+        f"(95 % interval: {interval(found['unknown_class_interval'], 0)}) and "
+        f"{percent(found['false_alarms'], 0)} of the images of known classes are noted."
+    )
 
 
 def recall_text(one: ClassRecall) -> str:

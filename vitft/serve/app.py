@@ -81,6 +81,7 @@ class Handlers:
         fields = {
             "run": run and run.name,
             "top1": run and run.top1,
+            "notes_unlike": self.queue.pipeline.postprocess.reference is not None,
             "classes": self.queue.classes,
             "image_size": self.queue.transform.image_size,
             "explains": self.queue.can_explain,

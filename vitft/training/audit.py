@@ -24,7 +24,6 @@ from vitft.features.label_errors import (
     label_probabilities,
     out_of_fold_logits,
 )
-from vitft.features.ood import REFERENCE_FILE, fit_reference
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system.rundir import RunDir
 from vitft.training.dataset import Dataset, StageInputs
@@ -35,8 +34,6 @@ log = logging.getLogger(__name__)
 MIN_SIMILARITY = 0.75
 """Minimum cosine of the centred features of candidate near copies. Features alone cannot tell
 copies from similar subjects (docs/experiments.md), so candidates are confirmed by fingerprints."""
-REFERENCE_IMAGES = 20_000
-"""Maximum number of images from which to estimate the distribution of the features."""
 
 
 def audit_run(
@@ -84,22 +81,6 @@ def log_audit(audit: AuditResults, data: Dataset, run: RunDir) -> None:
     if summary := audit_summary(audit):
         folder, path = (shlex.quote(str(place)) for place in (data.manifest.root, run.path))
         log.info(f"found {summary}; for details, run: vitft check {folder} --run {path}")
-
-
-def write_reference(inputs: StageInputs, run: RunDir) -> None:
-    """Write the distribution of the training features if one feature per image is cached."""
-    if not inputs.cut.pooled:
-        return
-    manifest = inputs.data.manifest
-    rows = manifest.train[:: 1 + len(manifest.train) // REFERENCE_IMAGES]
-    held_out = manifest.val[:: 1 + len(manifest.val) // REFERENCE_IMAGES]
-    found = fit_reference(
-        inputs.features(rows).numpy(),
-        inputs.data.labels(rows).cpu().numpy(),
-        inputs.features(held_out).numpy(),
-    )
-    if found is not None:
-        run.write_arrays(REFERENCE_FILE, **found.arrays())
 
 
 def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:

@@ -70,8 +70,12 @@ def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
 
 def validation_batches(inputs: StageInputs) -> Iterator[Batch]:
     """Yield batches of this rank's shard of the validation images, as plain views."""
+    return evaluation_batches(inputs, inputs.data.group.shard(inputs.data.manifest.val))
+
+
+def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Batch]:
+    """Yield batches of any images, as plain views, in order."""
     data, size = inputs.data, EVAL_BATCH * 8
-    rows = data.group.shard(data.manifest.val)
     if inputs.extractor is not None:
         chunks = [rows[i : i + size] for i in range(0, len(rows), size)]
         features = ((chunk, inputs.features(chunk).to(data.device)) for chunk in chunks)

@@ -23,7 +23,7 @@ from vitft.system.malloc import freed_memory_kept
 from vitft.system.rundir import RunDir, create_run, environment, locked, point_latest
 from vitft.system.signals import Stopper
 from vitft.system.text import count
-from vitft.training.audit import audit_run, log_audit, write_reference
+from vitft.training.audit import audit_run, log_audit
 from vitft.training.best import BestWeights
 from vitft.training.distributed import process_group
 from vitft.training.finish import (
@@ -33,6 +33,7 @@ from vitft.training.finish import (
     write_lora_adapter,
     write_model,
 )
+from vitft.training.reference import write_reference
 from vitft.training.setup import Start, extract_and_split, load_data_and_model, next_inputs
 from vitft.training.stages import (
     RunContext,
@@ -205,7 +206,7 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
             )
         write_lora_adapter(run, adapter, model, config.train, card)
         is_evaluated = True
-        write_data_reports(context, start)
+        write_data_reports(context, start, complete=True)
         write_last_files(context)
         status, exit_code = "finished", 0
     except KeyboardInterrupt as stop:
@@ -215,7 +216,7 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
         if status != "finished":
             write_environment(context, status)
     if not is_evaluated:
-        write_data_reports(context, start)
+        write_data_reports(context, start, complete=False)
     return Result(
         run=run.path,
         figures=results,
@@ -266,8 +267,11 @@ def train_stages(context: RunContext, saved: State | None) -> None:
             StepStage(context, number).run(saved if number == first else None)
 
 
-def write_data_reports(context: RunContext, start: Start) -> None:
-    """Write audit.json and the reference distribution of the training features."""
+def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> None:
+    """Write audit.json and the reference distribution of the features.
+
+    A run that is not `complete` has to end soon, so it does not compute features for the reference.
+    """
     data, config = start.inputs.data, context.config
     if context.best.epochs and data.group.is_main:
         audit = audit_run(
@@ -278,9 +282,16 @@ def write_data_reports(context: RunContext, start: Start) -> None:
             cache=config.train.cache,
             find_copies=not config.data.group_duplicates,
         )
+        if complete or context.inputs.cut.pooled:
+            audit["out_of_distribution"] = write_reference(
+                context.run,
+                context.inputs,
+                context.best.model,
+                frozen={*config.train.stages} <= {"head", "pre_logits"},
+                seed=config.train.seed,
+            )
         context.run.write_json("audit.json", audit)
         log_audit(audit, data, context.run)
-        write_reference(start.inputs, context.run)
 
 
 def write_last_files(context: RunContext) -> None:

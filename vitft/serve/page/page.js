@@ -171,8 +171,9 @@ document.getElementById("clear").addEventListener("click", () => {
   chooser.focus();
 });
 document.getElementById("curl").textContent = "curl -F image=@photo.jpg " + new URL("predict", location.href).href;
-fetch("labels").then((response) => response.json()).then(({ classes, run, top1 }) => {
+fetch("labels").then((response) => response.json()).then(({ classes, run, top1, notes_unlike: notes }) => {
   const shown = classes.slice(0, 12).join(", "), accuracy = typeof top1 === "number" ? " (accuracy " + percent(top1) + ")" : "";
   const name = run ? "The model of run " + run + accuracy : "The model";
-  document.getElementById("known").textContent = visible(name + " has " + classes.length + " classes: " + shown + (classes.length > 12 ? ", …" : ""));
+  document.getElementById("known").textContent = visible(name + " has " + classes.length + " classes: " + shown + (classes.length > 12 ? ", …" : "") +
+    (notes ? "" : ". It does not note images unlike its training images."));
 }).catch(() => { document.getElementById("known").textContent = "The server does not respond."; });

@@ -1,0 +1,141 @@
+"""Every kind of run can note images unlike its training images, or says that it cannot."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vitft
+from tests.conftest import draw_folder
+from tests.training.test_run import run_it
+from vitft.features.ood import REFERENCE_FILE
+from vitft.report.run_page import write_report
+from vitft.training import reference as module
+
+NOTE = "unlike the training images"
+KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("head", {}, {}),
+    ("pre_logits", {"pre_logits": "keep"}, {}),
+    ("blocks:1", {}, {}),
+    ("lora", {}, {"lora_rank": 2}),
+    ("none", {}, {}),
+    ("head,none", {}, {}),
+    ("none", {"name": "none"}, {}),
+]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three colours of 40 images each."""
+    return draw_folder(tmp_path_factory.mktemp("many") / "colours", per_class=40)
+
+
+def train(data: Path, weights: Path, out: Path, stages: str, /, **more: Any) -> dict[str, Any]:
+    """Train for an epoch and return audit.json."""
+    optim = {"solver": "lbfgs"} if stages == "head" else {"epochs": 1}
+    settings = {"optim": optim, "train": {"freeze": stages, "cache": str(out.parent / "cache")}}
+    for section, values in more.items():
+        settings.setdefault(section, {}).update(values)
+    run_it(data, weights, out, **settings)
+    audit: dict[str, Any] = json.loads((out / "audit.json").read_text())
+    return audit
+
+
+@pytest.mark.parametrize(
+    ("stages", "weights", "more"), KINDS, ids=[f"{k[0]} {k[1].get('name', '')}" for k in KINDS]
+)
+def test_every_kind_of_run_notes_foreign_images_and_reports_its_power(
+    many: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    stages: str,
+    weights: dict[str, Any],
+    more: dict[str, Any],
+) -> None:
+    image_size = {"image_size": [16, 16]}
+    audit = train(
+        many, tiny_weights, tmp_path / "run", stages, weights=weights | image_size, train=more
+    )
+
+    found = audit["out_of_distribution"]
+    frozen = stages in ("head", "pre_logits")
+    assert found["reason"] is None
+    assert found["features_trained"] is not frozen
+    assert found["images"] == 120
+    assert found["held_out"] == (120 if frozen else 24)
+    assert 0 <= found["unknown_class"] <= 1
+    model = vitft.load(tmp_path / "run", device="cpu")
+    reference = model.postprocess.reference
+    assert reference is not None
+    known = sorted(str(path) for path in many.rglob("*.png"))
+    noted = [NOTE in answer.notes for answer in model.predict(known)]
+    assert np.mean(noted) < 0.1
+    features = model.features(known)
+    features[:20] += 50 * features.std()
+    assert all(reference.are_unlike(features[:20]))
+    page = write_report(tmp_path / "run").read_text()
+    assert "but without guarantee: with 3 classes left out in turn" in page.replace("\xa0", " ")
+
+
+def test_the_reference_describes_the_features_of_the_trained_model(
+    many: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    lr = {"optim": {"lr": 3e-2}}
+    train(many, tiny_weights, tmp_path / "run", "head,none", **lr)
+
+    model = vitft.load(tmp_path / "run", device="cpu")
+    assert model.postprocess.reference is not None
+    features = model.features(sorted(str(path) for path in many.rglob("*.png")))
+    centre = model.postprocess.reference.centre
+    assert centre == pytest.approx(features.mean(axis=0), abs=0.05 * float(features.std()))
+
+
+def test_features_are_computed_for_a_sample_of_the_images_only(
+    many: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COMPUTED_IMAGES", 24)
+
+    audit = train(many, tiny_weights, tmp_path / "run", "none")
+
+    assert audit["out_of_distribution"]["images"] == 24 + 24
+    head = train(many, tiny_weights, tmp_path / "head", "head")
+    assert head["out_of_distribution"]["images"] == 120
+
+
+def test_a_run_without_the_note_says_so_everywhere(
+    image_folder: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="vitft")
+
+    audit = train(image_folder, tiny_weights, tmp_path / "run", "none")
+
+    reason = "6 held-out images are too few; 20 are needed"
+    assert audit["out_of_distribution"]["reason"] == reason
+    assert f"images unlike the training images are not noted: {reason}" in caplog.text
+    assert not (tmp_path / "run" / REFERENCE_FILE).exists()
+    model = vitft.load(tmp_path / "run", device="cpu")
+    assert "it does not note images unlike its training images" in model.postprocess.describe()
+    page = write_report(tmp_path / "run").read_text().replace("\xa0", " ")
+    assert f"Predictions do not note images unlike the training images: {reason}." in page
+
+
+def test_the_power_is_logged_and_stated_with_every_prediction(
+    many: Path, tiny_weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="vitft")
+
+    audit = train(many, tiny_weights, tmp_path / "run", "none")
+
+    power = f"{100 * audit['out_of_distribution']['unknown_class']:.0f} %"
+    assert f"at most about {power} of the images of an unknown class (95 % interval" in caplog.text
+    described = vitft.load(tmp_path / "run", device="cpu").postprocess.describe()
+    assert described.endswith(
+        f"; notes at most about {power} of the images of an unknown class as unlike the training "
+        "images"
+    )

@@ -1,0 +1,98 @@
+"""The reference distribution of a run's features, for notes on images unlike the training images.
+
+Features are what the head of the trained model reads. If they are not cached, because layers before
+the head were trained, they are computed for a bounded, stratified sample of the images.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitft.data.split import Row
+from vitft.features.head import stratified_subset
+from vitft.features.ood import REFERENCE_FILE, Features, fit_reference, power_text
+from vitft.metrics.results import OodResults
+from vitft.models.timm_model import Model, TimmModel
+from vitft.system import console
+from vitft.system.rundir import RunDir
+from vitft.system.text import count, interval, percent
+from vitft.training.batches import evaluation_batches
+from vitft.training.dataset import StageInputs
+
+log = logging.getLogger(__name__)
+
+CACHED_IMAGES, COMPUTED_IMAGES = 20_000, 2_000
+"""Maximum numbers of training images, and of validation images, whose features are used: if they
+are cached, and if the trained layers have to compute them."""
+
+
+def write_reference(
+    run: RunDir, inputs: StageInputs, model: Model, *, frozen: bool, seed: int
+) -> OodResults:
+    """Write the reference of a run, if its images are enough, and log what the note notices.
+
+    Args:
+        run: The run directory.
+        inputs: Inputs of the last stage.
+        model: The trained model.
+        frozen: Whether no stage has trained the layers before the head.
+        seed: Seed of the sample.
+    """
+    manifest, most = inputs.data.manifest, CACHED_IMAGES if inputs.cut.pooled else COMPUTED_IMAGES
+    sampled = [sample(rows, most, seed) for rows in (manifest.train, manifest.val)]
+    rows = [row for part in sampled for row in part]
+    is_validation = np.arange(len(rows)) >= len(sampled[0])
+    reference, results = fit_reference(
+        head_inputs(inputs, model, rows),
+        inputs.data.labels(rows).cpu().numpy(),
+        is_validation | frozen,
+        inputs.data.group_ids(rows).numpy(),
+        trained=not frozen,
+    )
+    if reference is not None:
+        run.write_arrays(REFERENCE_FILE, **reference.arrays())
+    elif run.writes:
+        (run.path / REFERENCE_FILE).unlink(missing_ok=True)  # of an earlier attempt
+    log.info(describe_reference(results))
+    return results
+
+
+def describe_reference(results: OodResults) -> str:
+    """Return a line on what is noted as unlike the training images."""
+    if results["reason"] is not None:
+        return f"images unlike the training images are not noted: {results['reason']}"
+    text = (
+        f"noted as unlike the training images: {percent(results['false_alarms'], 0)} of new images"
+    )
+    if results["unknown_class"] is None:
+        return text
+    power = power_text(results["unknown_class"], trained=results["features_trained"])
+    left_out = count(results["classes_left_out"], "class", "classes")
+    bounds = interval(results["unknown_class_interval"], 0)
+    return f"{text}, {power} (95 % interval {bounds}; {left_out} left out in turn)"
+
+
+def sample(rows: Sequence[Row], most: int, seed: int) -> list[Row]:
+    """Return at most `most` rows, in proportion to the class sizes."""
+    labels = torch.tensor([row.label for row in rows])
+    return [rows[i] for i in stratified_subset(labels, most, seed).tolist()]
+
+
+@torch.inference_mode()
+def head_inputs(inputs: StageInputs, model: Model, rows: Sequence[Row]) -> Features:
+    """Return the pooled features (n, D) that the trained model computes for images."""
+    if inputs.cut.pooled:
+        return inputs.features(rows).numpy()
+    parts: list[Tensor] = []
+    with console.Progress("features of the trained model", len(rows)) as progress:
+        for batch in evaluation_batches(inputs, rows):
+            if inputs.cut.prefix is None or isinstance(model, TimmModel):
+                found = model.eval().features(batch.inputs)
+            else:
+                found = model.eval().finish(batch.inputs, inputs.cut.prefix.stop)
+            parts.append(found.float().cpu())
+            progress.advance(len(found))
+    return torch.cat(parts).numpy()
