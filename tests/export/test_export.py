@@ -131,7 +131,7 @@ def test_no_file_tells_where_it_was_made(run: Path, done: Exported) -> None:
 
     files = [path for path in done.folder.rglob("*") if path.is_file()]
 
-    assert len(files) == 10
+    assert len(files) == 16
     for path in files:
         content = path.read_bytes()
         assert not [place for place in places if place.encode() in content], path
@@ -335,7 +335,7 @@ def test_our_own_file_holds_any_model_and_says_who_opens_it(tmp_path: Path) -> N
     done = export_safetensors(str(kept), tmp_path / "export")
 
     assert "only vitft can open the file" in done.notes[0]
-    assert [path.name for path in done.folder.iterdir()] == ["model.safetensors"]
+    assert {path.name for path in done.folder.iterdir()} == {"README.md", "model.safetensors"}
     model, report = load_pretrained(tmp_path / "export", pre_logits="keep")
     pixels = torch.randn(2, 3, 16, 16)
     assert torch.equal(model(pixels), Predictor.from_run(str(kept), device="cpu").model(pixels))

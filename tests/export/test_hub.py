@@ -1,4 +1,4 @@
-"""The model card, and an upload to a loopback hub from which vitft and timm read again.
+"""An upload to a loopback hub, from which vitft and timm read again.
 
 The client reads its environment once, at import, so each user of the hub is a process of its own.
 """
@@ -8,19 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
-from markdown_it import MarkdownIt
 
 from tests.export.test_export import HOSTILE
 from tests.models.pretrained.test_fetch import in_child
 from tests.support.export_run import make_run
 from tests.support.hub_server import HubServer, Repo
 from vitft.export import export_run
-from vitft.export.card import markdown_text, write_readme
-from vitft.export.compare import ExportComparison
 from vitft.export.plan import plan_export
 from vitft.export.trained import load_trained, without_paths
-from vitft.models.card import Provenance
 
 WRITER = "hf_mayWrite"
 
@@ -123,87 +118,6 @@ def test_a_pushed_model_is_predicted_with_and_opened_by_timm(
     assert theirs["foreign"]["yes"]
     printed = {a["class"]: a["probability"] for a in answers}  # six digits
     assert theirs["answer"] == pytest.approx(printed, abs=1e-6)
-
-
-# the card -----------------------------------------------------------------------------------------
-
-
-def compared() -> ExportComparison:
-    return ExportComparison(
-        name="timm",
-        by="timm 1.2",
-        images=6,
-        difference=1e-7,
-        largest=3.0,
-        changed=0,
-        correct=(3, 3),
-        size=9,
-        speed=1.0,
-        original_speed=1.0,
-    )
-
-
-def test_hostile_names_stay_text_in_the_model_card(tmp_path: Path) -> None:
-    hub_weights: Provenance = {
-        "name": "<script>alert(1)</script>",
-        "source": "google/vit-base/model.safetensors",
-        "revision": "c0ffee",
-        "licence": 'x"\n---\n- evil: yes',
-    }
-    kept = make_run(tmp_path, classes=HOSTILE, weights=hub_weights)
-
-    write_readme(load_trained(str(kept)), tmp_path, "me/flowers", compared())
-
-    _, header, body = (tmp_path / "README.md").read_text().split("---\n", 2)
-    fields = yaml.safe_load(header)
-    assert fields["license_name"] == hub_weights["licence"]
-    assert fields["base_model"] == "google/vit-base"
-    assert fields["library_name"] == "timm"
-    assert fields["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.5
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(body)
-    cells = [t.content for t, before in zip(tokens[1:], tokens, strict=False)
-             if before.type == "td_open"]  # fmt: skip
-    shown = [MarkdownIt().renderInline(cell) for cell in cells]
-    assert len(shown) == 4 * len(HOSTILE)
-    assert shown[4] == "a|b`*_&lt;b&gt;x&lt;/b&gt;U+000A# c"
-    assert not [t for t in tokens if t.type == "html_block"]
-    assert "<script" not in body
-
-
-@pytest.mark.parametrize(
-    "name", ["www.evil.example", "http://evil.example", "![x](y)", "a@b.example", "\\", "<!--"]
-)
-def test_no_name_becomes_a_link_or_an_image(name: str) -> None:
-    rendered = MarkdownIt("commonmark", {"html": True}).enable("table").render(markdown_text(name))
-
-    assert "<a" not in rendered
-    assert "<img" not in rendered
-    assert all(c.isalnum() or c in " -&#;" for c in markdown_text(name))
-
-
-def test_the_card_says_how_sure_the_figure_is_and_which_classes_are_weak(tmp_path: Path) -> None:
-    kept = make_run(tmp_path)
-
-    write_readme(load_trained(str(kept)), tmp_path, "me/flowers", compared())
-
-    card = (tmp_path / "README.md").read_text()
-    assert "Accuracy 50.0 % (95 % interval 20.0 to 80.0 %) on 6 held-out validation images" in card
-    assert "slightly optimistic" in card
-    assert "| green | 2 | 50.0 % | – |" in card
-    assert 'timm.create_model("hf-hub:me/flowers", pretrained=True)' in card
-    assert "vitft predict --run hf:me/flowers photo.jpg" in card
-    assert str(tmp_path) not in card
-
-
-def test_a_card_without_figures_claims_none(tmp_path: Path) -> None:
-    kept = make_run(tmp_path)
-    (kept / "eval.json").unlink()
-
-    write_readme(load_trained(str(kept)), tmp_path, "me/flowers", compared())
-
-    card = (tmp_path / "README.md").read_text()
-    assert "Accuracy" not in card
-    assert "model-index" not in card
 
 
 def test_a_published_file_does_not_tell_where_the_weights_lay(tmp_path: Path) -> None:

@@ -45,6 +45,12 @@ def add_export(parser: Parser) -> None:
         metavar="N",
         help=f"number of validation images to compare with the run (default: {NUM_COMPARED})",
     )
+    run.add_argument(
+        "--licence",
+        metavar="NAME",
+        default="",
+        help="licence in the README, e.g. mit (default: that of the pretrained weights)",
+    )
     hub = parser.add_argument_group("Hugging Face hub")
     hub.add_argument(
         "--push-to-hub", metavar="OWNER/NAME", default="", help="repository to push the export to"
@@ -60,7 +66,7 @@ def export_command(args: argparse.Namespace) -> int:
     """Export the model, compare the exports with the run, and push them if requested."""
     from vitft.models.find import find_model
 
-    options = ("with_preprocessing", "with_resize", "images", "private", "revision")
+    options = ("with_preprocessing", "with_resize", "images", "private", "revision", "licence")
     plan = plan_export(
         args.formats or (["timm"] if args.push_to_hub else []),
         args.out,

@@ -1,4 +1,4 @@
-"""Model card of a hub repository: a README.md generated from the files of a run.
+"""Model card of an exported folder: a README.md generated from the files of a run.
 
 Class and folder names can contain any character. They are quoted in YAML; in Markdown, all
 characters that might have a special meaning are replaced by character references.
@@ -6,6 +6,8 @@ characters that might have a special meaning are replaced by character reference
 
 import json
 import unicodedata
+from collections import Counter
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -13,20 +15,37 @@ from typing import Any, cast
 import yaml
 
 from vitft.config.run import read_toml
+from vitft.data.split import Manifest
 from vitft.export.compare import ExportComparison
 from vitft.export.formats.timm import timm_obstacle
+from vitft.export.plan import ExportPlan
+from vitft.export.snippets import (
+    CAVEAT,
+    GRAPH_SNIPPETS,
+    GraphInput,
+    Snippet,
+    command_line,
+    timm_snippet,
+    transformers_snippet,
+)
 from vitft.export.trained import TrainedRun
 from vitft.metrics.results import RunResults
-from vitft.models.card import Card
+from vitft.models.card import Card, Provenance
+from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, entries_by_name
 from vitft.models.timm_config import TimmConfig
 from vitft.system.errors import VitftError
 from vitft.system.files import write_atomically
+from vitft.system.rundir import RunDir
 from vitft.system.text import count, interval, percent
 
 MAX_CLASSES_LISTED = 200
 """Maximum number of classes in the table; the model file contains all of them."""
-LICENCES = ("apache-2.0", "mit", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")
-"""Licence identifiers of the hub that occur in the catalogue."""
+LICENCES = (
+    "apache-2.0", "mit", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0",
+    "cc-by-nd-4.0", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "gpl-3.0", "lgpl-3.0", "agpl-3.0",
+    "openrail", "unlicense", "unknown",
+)  # fmt: skip
+"""Licence identifiers of the hub; any other licence is stated by its name."""
 
 
 class CardDumper(yaml.SafeDumper):  # type: ignore[misc]
@@ -40,16 +59,21 @@ class CardDumper(yaml.SafeDumper):  # type: ignore[misc]
 CardDumper.add_representer(str, CardDumper.represent_str)
 
 
-def write_readme(trained: TrainedRun, folder: Path, repo: str, row: ExportComparison) -> None:
-    """Write the model card of the repository `repo` (owner/name) to an exported folder."""
+def write_readme(
+    trained: TrainedRun, folder: Path, row: ExportComparison, plan: ExportPlan
+) -> None:
+    """Write the model card of an exported folder; with `plan.repo`, that of the repository."""
     results = read_results(trained.run)
-    metadata = header_of(trained.card, repo, row.name, results, data_name(trained.run))
+    data = data_name(trained.run)
+    metadata = header_of(trained.card, row.name, results, data, plan)
     header = yaml.dump(metadata, Dumper=CardDumper, sort_keys=False, width=10**6)
     body = "\n".join(
         [
             *introduction(trained),
-            *usage_section(trained.card, repo, row.name),
+            *usage_section(trained.card, row.name, plan),
+            *data_section(trained, results, data),
             *results_section(results, row),
+            *licence_section(trained.card, plan.licence),
         ]
     )
     write_atomically(folder / "README.md", f"---\n{header}---\n\n{body}\n")
@@ -74,26 +98,55 @@ def data_name(run: Path) -> str:
 
 
 def header_of(
-    card: Card, repo: str, form: str, results: RunResults | None, data: str
+    card: Card, form: str, results: RunResults | None, data: str, plan: ExportPlan
 ) -> dict[str, Any]:
     """Return the metadata for the hub: library, task, licence, base model and results."""
-    library = "transformers" if form == "transformers" else "vitft"
-    if form != "transformers" and not timm_obstacle(card):
+    library = {"timm": "timm", "transformers": "transformers", "onnx": "onnx", "int8": "onnx"}.get(
+        form, "vitft"
+    )
+    if form == "safetensors" and not timm_obstacle(card):
         library = "timm"
-    licence = card.weights.get("licence", "")
+    licence = plan.licence or pretrained_licence(card.weights)
+    is_known = licence.lower() in LICENCES
     header: dict[str, Any] = {
         "library_name": library,
         "pipeline_tag": "image-classification",
-        "license": licence if licence in LICENCES else "other" if licence else "unknown",
-        "tags": ["image-classification", "vision-transformer", "vitft", library],
+        "license": licence.lower() if is_known else "other" if licence else "unknown",
+        "tags": [*dict.fromkeys(["image-classification", "vision-transformer", "vitft", library])],
     }
     if header["license"] == "other":
         header["license_name"] = licence
-    if card.weights.get("revision") and (source := card.weights.get("source")):  # from the hub
-        header["base_model"] = "/".join(source.split("/")[:2])
+    if base := base_model(card.weights):
+        header["base_model"] = base
     if results:
-        header["model-index"] = [{"name": repo, "results": [result_of(results, data)]}]
+        name = plan.repo or f"{data} classifier"
+        header["model-index"] = [{"name": name, "results": [result_of(results, data)]}]
     return header
+
+
+def catalog_origin(weights: Provenance) -> CatalogEntry | None:
+    """Return the catalogue's entry of the pretrained weights, found by their name or digest."""
+    rows = entries_by_name()
+    for name in (weights.get("name", ""), weights.get("from", "")):
+        if name in rows:
+            return rows[name]
+    digest = weights.get("sha256", "")
+    return next((e for e in catalog_entries() if digest and e.sha256 == digest), None)
+
+
+def pretrained_licence(weights: Provenance) -> str:
+    """Return the licence of the pretrained weights, or an empty string if it is not known."""
+    entry = catalog_origin(weights)
+    return weights.get("licence", "") or (entry.licence if entry else "")
+
+
+def base_model(weights: Provenance) -> str:
+    """Return the hub repository of the pretrained weights, or an empty string."""
+    source = weights.get("source")
+    if weights.get("revision") and source:  # from the hub
+        return "/".join(source.split("/")[:2])
+    entry = catalog_origin(weights)
+    return entry.repo if entry else ""
 
 
 def result_of(results: RunResults, data: str) -> dict[str, Any]:
@@ -123,49 +176,93 @@ def introduction(trained: TrainedRun) -> list[str]:
         f"{shape.patch_size[0]} pixels"
     )
     origin = Path(card.weights.get("name", "")).name
+    if origin == "model":  # the file name model.safetensors conveys no information
+        origin = card.weights.get("from", "")
+    history = f"fine-tuned from {markdown_text(origin)}" if origin else "fine-tuned"
+    if origin == "none" or origin.startswith("random:"):
+        history = "trained from random weights"
     num_classes = len(card.classes)
     return [
         f"# An image classifier with {num_classes} classes",
         "",
-        f"{kind}, fine-tuned"
-        # The file name model.safetensors conveys no information.
-        + (f" from {markdown_text(origin)}" if origin not in ("", "model") else "")
-        + f" with vitft {version('vitft')}.",
+        f"{kind}, {history} with vitft {version('vitft')}.",
         "",
         f"Images are {'resized and cropped' if transform.fit == 'crop' else 'resized'} to "
         f"{transform.image_size[0]} x {transform.image_size[1]} pixels "
         f"({transform.interpolation}, crop {transform.crop:g}) and normalised with mean "
-        f"{list(transform.mean)} and std {list(transform.std)}. The libraries below read these "
-        "settings from the repository.",
+        f"{list(transform.mean)} and std {list(transform.std)}, which the programs below do.",
         "",
     ]
 
 
-def usage_section(card: Card, repo: str, form: str) -> list[str]:
-    """Return the lines on how to use the model with libraries that open this format."""
+def usage_section(card: Card, form: str, plan: ExportPlan) -> list[str]:
+    """Return complete programs for the libraries that open this format."""
     lines = ["## Use", ""]
+    snippets = usage_snippets(card, form, plan)
+    if not plan.repo:
+        lines += ["The programs run in this folder, with an image called photo.jpg in it.", ""]
+    if any(snippet.language == "python" for snippet in snippets):
+        lines += [CAVEAT, ""]
+    for snippet in snippets:
+        lines += snippet.lines()
+    return lines
+
+
+def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
+    """Return the programs for a format; vitft's own command comes last."""
+    transform, own = card.transform, command_line(f"hf:{plan.repo}" if plan.repo else ".")
+    if form in GRAPH_SNIPPETS:
+        takes = GraphInput(plan.with_preprocessing or plan.with_resize, plan.with_resize)
+        found = [make(transform, takes) for make in GRAPH_SNIPPETS[form]]
+        return found if form == "torch-export" else [*found, own]
     if form == "transformers":
-        lines += [
-            "    from transformers import pipeline",
-            f'    pipeline("image-classification", "{repo}")("photo.jpg")',
-            "",
-            "Install the requirements with `pip install transformers timm torchvision`; timm "
-            "preprocesses the images.",
-        ]
-    else:
-        lines += [f"    vitft predict --run hf:{repo} photo.jpg"]
-        if not timm_obstacle(card):
-            lines += [
-                "",
-                "    import timm",
-                f'    model = timm.create_model("hf-hub:{repo}", pretrained=True)',
-                '    classes = model.pretrained_cfg["label_names"]',
-            ]
-    return [*lines, ""]
+        return [transformers_snippet(transform, plan.repo), own]
+    return [own] if timm_obstacle(card) else [timm_snippet(transform, plan.repo), own]
+
+
+def data_section(trained: TrainedRun, results: RunResults | None, data: str) -> list[str]:
+    """Return the lines on the training data: its name, its size and the classes in order."""
+    classes = trained.card.classes
+    images = count_images(trained.run)
+    figures: Mapping[str, Any] = {} if results is None else results.get("per_class", {})
+    sizes = {part: sum(images[part].values()) for part in ("train", "val")}
+    counted = f": {count(sizes['train'], 'image')} for training and {sizes['val']} for validation"
+    rows = [
+        f"| {markdown_text(name)} | {images['train'][name] or '–'} | {images['val'][name] or '–'} "
+        f"| {percent(figures.get(name, {}).get('recall'))} "
+        f"| {percent(figures.get(name, {}).get('precision'))} |"
+        for name in classes[:MAX_CLASSES_LISTED]
+    ]
+    hidden = len(classes) - MAX_CLASSES_LISTED
+    more = [f"\n({count(hidden, 'more class', 'more classes')})"] if hidden > 0 else []
+    return [
+        "## Data and classes",
+        "",
+        f"The image folder {markdown_text(data)}{counted if sizes['train'] else ''}. The images "
+        "are not included. The classes are in the order of the model's outputs.",
+        "",
+        "| class | training images | validation images | recall | precision |",
+        "|---|---:|---:|---:|---:|",
+        *rows,
+        *more,
+        "",
+    ]
+
+
+def count_images(run: Path) -> dict[str, Counter[str]]:
+    """Return the numbers of training and validation images by class, zero without split.csv."""
+    found = {"train": Counter[str](), "val": Counter[str]()}
+    try:
+        manifest = Manifest.read(RunDir(run).split, run)
+    except VitftError:
+        return found
+    for row in manifest.rows:
+        found[row.split][manifest.classes[row.label]] += 1
+    return found
 
 
 def results_section(results: RunResults | None, row: ExportComparison) -> list[str]:
-    """Return the lines on the accuracy, overall and by class, and on the export's fidelity."""
+    """Return the lines on the accuracy and on the fidelity of the export."""
     noise = "random noise, because the validation images were missing"
     on = count(row.images, "validation image") if row.images else noise
     same = (
@@ -174,20 +271,12 @@ def results_section(results: RunResults | None, row: ExportComparison) -> list[s
         f"{count(row.changed, 'changed prediction')}."
     )
     if not results:
-        return [same]
+        return [same, ""]
     selected = (
         " The epoch was selected on the same images, so the accuracy is slightly optimistic."
         if results.get("selected_on_validation")
         else ""
     )
-    rows = list(results.get("per_class", {}).items())
-    table = [
-        f"| {markdown_text(name)} | {each.get('images', 0)} | {percent(each.get('recall'))} | "
-        f"{percent(each.get('precision'))} |"
-        for name, each in rows[:MAX_CLASSES_LISTED]
-    ]
-    hidden = len(rows) - MAX_CLASSES_LISTED
-    more = [f"\n({count(hidden, 'more class', 'more classes')})"] if hidden > 0 else []
     return [
         "## Results",
         "",
@@ -196,13 +285,20 @@ def results_section(results: RunResults | None, row: ExportComparison) -> list[s
         f"{count(results['images'], 'held-out validation image')}; baseline (largest class): "
         f"{percent(results.get('majority', 0))}.{selected}",
         "",
-        "| class | validation images | recall | precision |",
-        "|---|---:|---:|---:|",
-        *table,
-        *more,
-        "",
         same,
+        "",
     ]
+
+
+def licence_section(card: Card, chosen: str) -> list[str]:
+    """Return the lines on the licences of this model and of the weights it comes from."""
+    known = pretrained_licence(card.weights)
+    pretrained = f"pretrained weights: {markdown_text(known)}" if known else ""
+    if chosen:
+        also = f" ({pretrained})" if pretrained and known != chosen else ""
+        return ["## Licence", "", f"{markdown_text(chosen)}{also}."]
+    text = f"That of the {pretrained}." if pretrained else "Not stated."
+    return ["## Licence", "", text]
 
 
 def markdown_text(words: str) -> str:

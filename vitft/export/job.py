@@ -83,8 +83,9 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         for row in rows:
             check_comparison(row, max_error=MAX_ERROR_RESIZED if plan.with_resize else MAX_ERROR)
         notes = export_notes(trained, plan, rows)
-        if plan.repo:
-            write_readme(trained, fresh, plan.repo, rows[0])
+        for row in rows:
+            folder = fresh if len(rows) == 1 else fresh / row.name
+            write_readme(trained, folder, row, plan)
     return Exported(folder=plan.out, rows=tuple(rows), notes=tuple(notes))
 
 

@@ -29,6 +29,8 @@ HUB_FORMATS = ("safetensors", "timm", "transformers")
 """Formats that a hub repository can contain."""
 NUM_COMPARED = 64
 """Default number of validation images on which to compare."""
+MAX_LICENCE = 100
+"""Maximum number of characters in the name of a licence."""
 REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
@@ -50,6 +52,8 @@ class ExportPlan:
     """Whether to make the repository private if it is created."""
     revision: str = ""
     """Branch of the repository; empty for `main`."""
+    licence: str = ""
+    """Licence stated in the README; empty for that of the pretrained weights."""
 
 
 def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> ExportPlan:  # noqa: ANN401
@@ -82,6 +86,11 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
         )
     if plan.images < 1:
         raise UsageError(f"invalid --images {plan.images}", fix="use an integer of 1 or more")
+    if len(plan.licence) > MAX_LICENCE or not plan.licence.isprintable():
+        raise UsageError(
+            "invalid --licence: it is a short name on one line",
+            fix="use an identifier such as apache-2.0, mit or cc-by-4.0",
+        )
     check_push(plan)
     for name in plan.formats:
         if name in NEEDED_EXTRAS:

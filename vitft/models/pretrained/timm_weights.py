@@ -15,7 +15,7 @@ from vitft.models.pretrained.adapt import Sides, Statistics, check_statistics
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.report import LoadReport
-from vitft.models.pretrained.weights import provenance_of
+from vitft.models.pretrained.weights import descended, provenance_of
 from vitft.models.registry import format_size
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
@@ -82,8 +82,7 @@ def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[Tim
     assert isinstance(old, TimmModel)
     model = TimmModel(replace(old.config, num_classes=num_classes))
     model.net.load_state_dict(old.net.state_dict())
-    parent = card.weights.get("name", "")
-    provenance: Provenance = {"name": path.stem, "source": str(path), "from": parent}
+    provenance = descended({"name": path.stem, "source": str(path)}, card.weights)
     report = timm_report(model, len(card.classes), card.transform, provenance)
     return model, replace(report, flavour="vitft", statistics_source="from the checkpoint")
 

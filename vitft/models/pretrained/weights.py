@@ -181,8 +181,7 @@ def from_checkpoint(
             fix="load it with vitft.models.pretrained.load.load_backbone",
         )
     check_fit(tensors, card.architecture)
-    if parent := card.weights.get("name"):
-        provenance = {**provenance, "from": parent}
+    provenance = descended(provenance, card.weights)
     return PretrainedWeights(
         name=provenance["name"],
         origin=provenance["source"],
@@ -195,6 +194,15 @@ def from_checkpoint(
         classes=card.classes,
         notes=facts.notes,
     )
+
+
+def descended(provenance: Provenance, parent: Provenance) -> Provenance:
+    """Return the origin of weights from a checkpoint, with its first ancestor and its licence."""
+    if ancestor := parent.get("from") or parent.get("name"):
+        provenance = {**provenance, "from": ancestor}
+    if licence := parent.get("licence"):
+        provenance = {**provenance, "licence": licence}
+    return provenance
 
 
 def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> EvalTransform:

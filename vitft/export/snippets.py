@@ -1,0 +1,262 @@
+"""Programs for the README of an exported folder: how each library classifies a photo with it.
+
+Every program is complete, is run by the tests, and answers as vitft does. Files that libraries open
+otherwise than vitft are converted first: photos that EXIF says are turned, images with
+transparency, and 16-bit grey images.
+"""
+
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from vitft.data.transforms import EvalTransform
+
+OPEN = '''
+def open_rgb(path):
+    """Open an image as 8-bit RGB, turned as EXIF says, with transparency on white."""
+    image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode.startswith("I"):  # 16-bit grey: the upper 8 bits
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        layers = image.convert("RGBA")
+        image = Image.new("RGB", image.size, "white")
+        image.paste(layers, mask=layers.getchannel("A"))
+    return image.convert("RGB")
+'''
+CAVEAT = (
+    "Other libraries ignore the rotation in EXIF, show transparency in arbitrary colours and clip "
+    "16-bit grey to white. `open_rgb` converts such files as vitft does, which the model needs; "
+    "floating-point images and 12-bit TIFF need vitft itself."
+)
+
+
+class Snippet(NamedTuple):
+    """A program for one library."""
+
+    title: str
+    install: str
+    """Command that installs what it needs; empty if that is known."""
+    code: str
+    """Program that classifies photo.jpg; it runs in the exported folder."""
+    language: str = "python"
+
+    def lines(self) -> list[str]:
+        """Return the program as Markdown."""
+        code = re.sub(r"\n{3,}", "\n\n\n", self.code.strip())
+        install = [f"Install with `{self.install}`.", ""] if self.install else []
+        return [f"### {self.title}", "", *install, f"```{self.language}", code, "```", ""]
+
+
+def command_line(run: str) -> Snippet:
+    """Return the command of vitft; `run` is a folder or hf:OWNER/NAME."""
+    code = f"vitft predict --run {run} photo.jpg"
+    return Snippet("vitft", "", code, "sh")
+
+
+def timm_snippet(transform: EvalTransform, repo: str) -> Snippet:
+    """Return a program for timm."""
+    source = f"hf-hub:{repo}" if repo else "local-dir:."
+    code = f'''
+import numpy as np
+import timm
+import torch
+from PIL import Image, ImageOps
+from timm.data import create_transform, resolve_data_config
+
+model = timm.create_model("{source}", pretrained=True).eval()
+labels = model.pretrained_cfg["label_names"]
+view = create_transform(**resolve_data_config(model.pretrained_cfg))
+
+{OPEN}
+
+def classify(path):
+    """Return the most probable class of an image, and its probability."""
+    with torch.inference_mode():
+        logits = model(view(open_rgb(path){in_grey(transform)})[None])
+    probabilities = logits.softmax(dim=1)[0]
+    best = int(probabilities.argmax())
+    return labels[best], float(probabilities[best])
+
+
+print(classify("photo.jpg"))
+'''
+    return Snippet("timm", "pip install timm", code)
+
+
+def transformers_snippet(transform: EvalTransform, repo: str) -> Snippet:
+    """Return a program for transformers."""
+    code = f'''
+import numpy as np
+from PIL import Image, ImageOps
+from transformers import pipeline
+
+classifier = pipeline("image-classification", "{repo or "."}")
+
+{OPEN}
+
+def classify(path):
+    """Return the most probable class of an image, and its probability."""
+    best = classifier(open_rgb(path){in_grey(transform)}, top_k=1)[0]
+    return best["label"], best["score"]
+
+
+print(classify("photo.jpg"))
+'''
+    return Snippet("transformers", "pip install transformers timm torchvision", code)
+
+
+class GraphInput(NamedTuple):
+    """What a graph takes."""
+
+    takes_bytes: bool = False
+    """Whether it takes bytes and normalises them itself."""
+    any_size: bool = False
+    """Whether it resizes images itself."""
+
+
+def onnxruntime_snippet(transform: EvalTransform, takes: GraphInput) -> Snippet:
+    """Return a program for onnxruntime."""
+    name = "image" if takes.any_size else "pixels"
+    load = """
+import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+labels = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])["classes"]
+"""
+    call = f'session.run(["logits"], {{"{name}": view(open_rgb(path))}})[0][0]'
+    return Snippet(
+        "onnxruntime",
+        "pip install onnxruntime numpy pillow",
+        graph_program(transform, takes, load, call),
+    )
+
+
+def openvino_snippet(transform: EvalTransform, takes: GraphInput) -> Snippet:
+    """Return a program for OpenVINO, in float32."""
+    load = """
+import openvino
+
+core = openvino.Core()
+model = core.read_model("model.onnx")
+labels = json.loads(model.get_rt_info(["framework", "vitft"]).astype(str))["classes"]
+# Without the hint, some processors compute in 16 bits: faster, and less exact.
+compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+"""
+    call = "compiled(view(open_rgb(path)))[0][0]"
+    return Snippet(
+        "OpenVINO", "pip install openvino numpy pillow", graph_program(transform, takes, load, call)
+    )
+
+
+def torch_snippet(transform: EvalTransform, takes: GraphInput) -> Snippet:
+    """Return a program for torch.export."""
+    load = """
+import torch
+
+files = {"vitft.json": ""}
+program = torch.export.load("model.pt2", extra_files=files).module()
+labels = json.loads(files["vitft.json"])["classes"]
+"""
+    call = "program(torch.from_numpy(view(open_rgb(path))))[0].detach().numpy()"
+    return Snippet(
+        "PyTorch", "pip install torch numpy pillow", graph_program(transform, takes, load, call)
+    )
+
+
+def graph_program(transform: EvalTransform, takes: GraphInput, load: str, call: str) -> str:
+    """Return a program that loads a graph and calls it with views made by Pillow and NumPy."""
+    library, rest = load.strip().split("\n\n", 1)
+    standard, others = "import json\n", f"import numpy as np\n{library}\n"
+    if library < "import numpy":
+        others = f"{library}\nimport numpy as np\n"
+    return f'''
+{standard}
+{others}from PIL import Image, ImageOps
+
+{rest}
+
+{OPEN}
+
+{view_code(transform, takes)}
+
+def classify(path):
+    """Return the most probable class of an image, and its probability."""
+    logits = {call}
+    probabilities = np.exp(logits - logits.max())
+    probabilities /= probabilities.sum()
+    best = int(probabilities.argmax())
+    return labels[best], float(probabilities[best])
+
+
+print(classify("photo.jpg"))
+'''
+
+
+def view_code(transform: EvalTransform, takes: GraphInput) -> str:
+    """Return the function `view`: from an RGB image to the input of the graph."""
+    if takes.any_size:
+        body = "return np.asarray(image)[None]  # (1, height, width, 3)"
+        return function("view", "image", "Return an RGB image as the input of the graph.", body)
+    height, width = transform.image_size
+    grey = transform.channels == 1
+    colour = '.convert("RGB")' if grey else ""
+    lines = ['image = image.convert("L")'] * grey + [
+        *resize_lines(transform),
+        f"left, top = round((image.width - {width}) / 2), round((image.height - {height}) / 2)",
+        f"image = image.crop((left, top, left + {width}, top + {height}))",
+    ]
+    if takes.takes_bytes:
+        lines.append(f"return np.asarray(image{colour})[None]")
+        text = f"Return the input of the graph, uint8 (1, {height}, {width}, 3)."
+        return function("view", "image", text, "\n".join(lines))
+    lines += [
+        "pixels = np.asarray(image, np.float32)"
+        + "[:, :, None]" * grey
+        + " / 255  # (height, width, channels)",
+        f"pixels = (pixels - np.float32({list(transform.mean)})) / np.float32("
+        f"{list(transform.std)})",
+        "return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None])",
+    ]
+    text = f"Return the input of the graph, float32 (1, {transform.channels}, {height}, {width})."
+    return function("view", "image", text, "\n".join(lines))
+
+
+def resize_lines(transform: EvalTransform) -> list[str]:
+    """Return the lines that resize `image` as `EvalTransform.resized` states."""
+    wide, tall = transform.resized(1, 1)  # for a square image
+    resample = f"Image.Resampling.{transform.interpolation.upper()}"
+    height, width = transform.image_size
+    if transform.fit == "squash":
+        return [f"image = image.resize(({wide}, {tall}), {resample})"]
+    if height == width:
+        return [
+            "short = min(image.size)",
+            f"size = {tall} * image.width // short, {tall} * image.height // short",
+            f"image = image.resize(size, {resample})",
+        ]
+    tall, wide = (int(side / transform.crop) for side in (height, width))
+    return [
+        f"ratio = min(image.height / {tall}, image.width / {wide})",
+        f"size = max({wide}, round(image.width / ratio)), max({tall}, round(image.height / ratio))",
+        f"image = image.resize(size, {resample})",
+    ]
+
+
+def function(name: str, argument: str, text: str, body: str) -> str:
+    """Return the code of a function."""
+    indented = textwrap.indent(body, "    ")
+    return f'def {name}({argument}):\n    """{text}"""\n{indented}\n'
+
+
+def in_grey(transform: EvalTransform) -> str:
+    """Return the conversion that a model of grey images needs after `open_rgb`."""
+    return '.convert("L")' if transform.channels == 1 else ""
+
+
+GRAPH_SNIPPETS: Mapping[str, tuple[Callable[[EvalTransform, GraphInput], Snippet], ...]] = {
+    "onnx": (onnxruntime_snippet, openvino_snippet),
+    "int8": (onnxruntime_snippet, openvino_snippet),
+    "torch-export": (torch_snippet,),
+}
+"""Programs for each format that contains the computation."""
