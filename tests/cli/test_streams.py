@@ -16,8 +16,9 @@ from vitft.cli.streams import SafeStream, Stdout, StdoutLostError
 from vitft.system.errors import ResourceError
 
 RUN = ["--run", "run"]
+DATA = ["--data", "data", "--weights", "w.safetensors"]
 COMMANDS = {
-    "finetune": ["finetune", "--data", "data", "--weights", "w.safetensors", "--out", "OUT"],
+    "finetune": ["finetune", *DATA, "--out", "OUT"],
     "predict": ["predict", "data", *RUN, "--engine", "torch"],
     "predict json": ["predict", "data", *RUN, "--format", "json", "--engine", "numpy"],
     "evaluate": ["evaluate", "--data", "data", *RUN],
@@ -25,7 +26,7 @@ COMMANDS = {
     "export": ["export", "--safetensors", *RUN, "--out", "OUT"],
     "explain": ["explain", "data/red", *RUN, "--out", "OUT"],
     "compare": ["compare", "run", "run-2", "--out", "OUT.html"],
-    "study": ["study", "--data", "data", "--weights", "none", "--shots", "2", "--out", "OUT"],
+    "study": ["study", *DATA, "--shots", "2", "--out", "OUT"],
     "weights": ["weights", "list"],
     "cache": ["cache", "list"],
     "help": ["--help"],

@@ -60,19 +60,27 @@ class Launcher:
         self.process = process
 
     def run(
-        self, words: Sequence[str], fault: str = "", *, stdout: str = "", port: int = 0
+        self,
+        words: Sequence[str],
+        fault: str = "",
+        *,
+        stdout: str = "",
+        stderr: str = "",
+        port: int = 0,
     ) -> Ended:
         """Run a command in the launcher's current folder.
 
         Args:
             words: The command, without `vitft`.
             fault: A name of `STREAM_FAULTS`, or "" for good streams.
-            stdout: Path of a file that receives stdout, which is then not returned.
+            stdout: Path of a file to which stdout is appended, and which is not returned.
+            stderr: Likewise for stderr.
             port: Port of a server that is stopped with SIGTERM once it answers.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        request = {"words": [*words], "fault": fault, "stdout": stdout, "port": port}
+        files = [stdout, stderr]
+        request = {"words": [*words], "fault": fault, "files": files, "port": port}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return Ended(**json.loads(self.process.stdout.readline()))
@@ -114,7 +122,9 @@ def serve_requests() -> None:
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if not pid:
-            execute(home, request["words"], states, request["stdout"] or str(home / "out.txt"))
+            own = (str(home / "out.txt"), str(home / "err.txt"))
+            files = [given or path for given, path in zip(request["files"], own, strict=True)]
+            execute(request["words"], states, files)
         if request["port"]:
             stop_server(pid, request["port"])
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -123,12 +133,12 @@ def serve_requests() -> None:
     os._exit(0)  # an orderly end takes seconds
 
 
-def execute(home: Path, words: list[str], states: tuple[str, str], stdout: str) -> NoReturn:
+def execute(words: list[str], states: tuple[str, str], files: list[str]) -> NoReturn:
     """Run a command with its streams in these states, and end as Python would."""
     code = 99
     try:
-        arrange(1, states[0], stdout)
-        arrange(2, states[1], str(home / "err.txt"))
+        arrange(1, states[0], files[0])
+        arrange(2, states[1], files[1])
         sys.stdout, sys.stderr = stream(1, states[0]), stream(2, states[1])
         main: Any = importlib.import_module("vitft.cli.main").main
         code = main(words)
@@ -149,7 +159,8 @@ def arrange(descriptor: int, state: str, path: str) -> None:
     elif state == "full":
         opened = os.open("/dev/full", os.O_WRONLY)
     else:
-        opened = os.open(os.devnull if state == "closed" else path, os.O_WRONLY | os.O_CREAT)
+        path = os.devnull if state == "closed" else path
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(opened, descriptor)
     os.close(opened)
 
