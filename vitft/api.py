@@ -43,6 +43,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     recipe: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     split: Literal["random", "reference"] | None = None,
+    val_from: Literal["auto", "test"] | None = None,
     fixes: str | os.PathLike[str] | None = None,
     group_duplicates: bool | None = None,
     image_size: int | tuple[int, int] | None = None,
@@ -75,6 +76,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         recipe: Name of a recipe or a TOML file with settings.
         seed: Seed for the split, the batch order and the augmentation.
         split: Method of choosing the validation images.
+        val_from: Source of validation images for data with a test part but no validation part:
+            `auto` draws them from the training part, `test` validates on the test images.
         fixes: CSV file of images to drop or relabel, as written by `vitft check`.
         group_duplicates: Whether to keep near-duplicates of an image on one side of the split.
         image_size: Input size in pixels: one side, or height and width.

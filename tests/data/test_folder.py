@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from vitft.config.sections import DataSpec
-from vitft.data.folder import Folder, scan
+from vitft.data.folder import Folder, assign_parts, scan
 from vitft.data.images import open_image
 from vitft.data.inspection import inspect_folder
 from vitft.data.sources import expand
@@ -158,22 +158,46 @@ def test_train_and_val_folders_under_usual_names_are_kept(
     ]
 
 
-def test_a_test_folder_is_unused_if_there_is_a_val_folder(tmp_path: Path) -> None:
+def test_train_val_and_test_folders_are_three_parts(tmp_path: Path) -> None:
     touch(tmp_path, *(f"{p}/{name}/1.jpg" for p in ("train", "val", "test") for name in "ab"))
 
     folder = scan(tmp_path)
 
-    assert {path.split("/")[0] for path in paths(folder)} == {"train", "val"}
-    assert folder.notes == ("not used for training or validation: test",)
+    assert [file.part for file in folder.files] == ["train", "val", "test"] * 2
+    assert folder.notes == ()
+    assert assign_parts(folder, "auto") == folder
 
 
-def test_a_test_folder_validates_if_there_is_no_val_folder(tmp_path: Path) -> None:
+def test_a_test_folder_is_kept_for_the_end_and_validation_is_drawn_from_train(
+    tmp_path: Path,
+) -> None:
     touch(tmp_path, *(f"{part}/{name}/1.jpg" for part in ("train", "test") for name in "ab"))
+
+    folder = assign_parts(scan(tmp_path), "auto")
+
+    assert folder.layout == "classes"  # so that a split is drawn
+    assert [file.part for file in folder.files] == ["", "test"] * 2
+    assert "drawn from the training part" in folder.notes[-1]
+
+
+def test_a_test_folder_validates_on_request(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{part}/{name}/1.jpg" for part in ("train", "test") for name in "ab"))
+
+    folder = assign_parts(scan(tmp_path), "test")
+
+    assert folder.layout == "split"
+    assert [file.part for file in folder.files] == ["train", "val"] * 2
+    assert "the test images are used for validation" in folder.notes[-1]
+
+
+def test_a_test_folder_of_other_classes_is_no_obstacle_beside_a_val_folder(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{part}/{name}/1.jpg" for part in ("train", "val") for name in "ab"))
+    touch(tmp_path, "test/unknown/1.jpg")
 
     folder = scan(tmp_path)
 
-    assert [file.part for file in folder.files] == ["train", "val"] * 2
-    assert folder.notes == ("there is no val folder: test/ is used for validation",)
+    assert {file.part for file in folder.files} == {"train", "val"}
+    assert folder.notes == ("the images in test/ are not tested: its classes differ",)
 
 
 def test_classes_that_happen_to_be_called_train_and_val_are_classes(tmp_path: Path) -> None:

@@ -45,8 +45,20 @@ def test_the_val_part_of_a_folder_is_the_default(
 
 
 def test_a_subset_of_data_without_parts_is_refused(image_folder: Path) -> None:
-    with pytest.raises(UsageError, match="no train and val parts"):
+    with pytest.raises(UsageError, match="has no parts"):
         find_labelled(image_folder, subset="val")
+
+
+def test_a_test_part_is_the_default_without_a_val_part(tmp_path: Path) -> None:
+    draw_folder(tmp_path / "d" / "train", per_class=5)
+    draw_folder(tmp_path / "d" / "test", per_class=2)
+
+    found = find_labelled(tmp_path / "d")
+
+    assert len(found.images) == 6
+    assert found.notes == ("evaluating the images in test/",)
+    with pytest.raises(UsageError, match="has no val part"):
+        find_labelled(tmp_path / "d", subset="val")
 
 
 def test_a_table_names_images_relative_to_itself(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vitft.metrics.calibration import (
-    PRIOR_SPREAD,
+    PRIOR_SPREADS,
     Ints,
     ScoredSet,
     are_comparable,
@@ -52,7 +52,7 @@ def test_no_neighbouring_temperature_is_more_probable(images: int) -> None:
 
     assert best is not None
     at, colder, hotter = (
-        log_losses(logits / t, labels).sum() + np.log(t) ** 2 / (2 * PRIOR_SPREAD**2)
+        log_losses(logits / t, labels).sum() + np.log(t) ** 2 / (2 * PRIOR_SPREADS[1] ** 2)
         for t in (best, best / 1.02, best * 1.02)
     )
     assert at < min(colder, hotter)

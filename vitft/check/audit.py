@@ -16,7 +16,12 @@ from vitft.system.text import count
 ClassProbabilities = Mapping[str, float]
 KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
 """Kinds of fixes, in the order of the table."""
-PARTS = {"train": "training image", "val": "validation image", "": "not in the split"}
+PARTS = {
+    "train": "training image",
+    "val": "validation image",
+    "test": "test image",
+    "": "not in the split",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,7 @@ def copy_groups(
         CopyGroup(
             kind=kind,
             members=[CopyMember(path=i.path, label=i.label, split=i.split) for i in group],
-            across_split={"train", "val"} <= {image.split for image in group},
+            across_split=len({image.split for image in group} - {""}) > 1,
             labels_differ=len({image.label for image in group}) > 1,
         )
         for group in groups.values()

@@ -32,8 +32,8 @@ def add_evaluate(parser: Parser) -> None:
     )
     parser.add_argument(
         "--subset",
-        choices=("train", "val"),
-        help="part of a folder with train/ and val/ to evaluate (default: val)",
+        choices=("train", "val", "test"),
+        help="part of a folder with train/ and val/ or test/ to evaluate (default: val, or test)",
     )
     parser.add_argument(
         "--run", metavar="DIR", help="run directory, checkpoint or export (default: runs/latest)"

@@ -20,7 +20,7 @@ from vitft.metrics.results import ClassMetrics, CrossValidation, RunResults
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import BASE
-from vitft.system.text import duration, interval, percent
+from vitft.system.text import count, duration, interval, percent
 
 
 def add_finetune(parser: Parser) -> None:
@@ -212,6 +212,17 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
         f"on {metrics['images']} validation images; baseline (largest class): "
         f"{percent(metrics['majority'])}"
     )
+    if test := metrics.get("test"):
+        output.result(
+            f"test accuracy {percent(test['top1'])} (95 % interval "
+            f"{interval(test['top1_interval'])}) on {count(test['images'], 'test image')}, "
+            "evaluated once"
+        )
+        if test["left_out"]:
+            output.note(
+                f"left out of the test: {count(test['left_out'], 'image')} identical to a training "
+                "or validation image"
+            )
     if metrics["selected_on_validation"]:
         output.note(
             f"this accuracy is slightly optimistic: epoch {metrics['best_epoch']} of "

@@ -75,6 +75,11 @@ FINETUNE_OPTIONS = (
         "method of choosing the validation images: at random, or as in the reference script",
     ),
     Option(
+        "data.val_from",
+        "validate on images drawn from the training part, or on the test part, if the data has no "
+        "validation part",
+    ),
+    Option(
         "data.fixes",
         "CSV file of images to drop or relabel, as written by `vitft check`",
         metavar="CSV",

@@ -16,6 +16,9 @@ from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, Wei
 from vitft.system.errors import UsageError
 from vitft.system.files import resource
 
+WRITTEN_SETTINGS = frozenset({"path", "split", "val_rate", "seed", "max_pixels"})
+"""Settings of `[data]` that every run has written to config.toml."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -166,9 +169,21 @@ def read_recipe(name: str) -> dict[str, Any]:
             raise UsageError(
                 f"unknown recipe {name!r}", fix=f"use a TOML file, or one of the recipes {names}"
             )
-    table = read_toml(path)
+    table = with_former_defaults(read_toml(path))
     table.pop("recipe", None)
     return table
+
+
+def with_former_defaults(table: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as written by a run, with former defaults of settings that it did not have.
+
+    Such settings name every other one, so `data.val_from` is missing only if the run is older. It
+    validated on the test images where there were no validation images.
+    """
+    data = table.get("data")
+    if not isinstance(data, dict) or "val_from" in data or not data.keys() >= WRITTEN_SETTINGS:
+        return table
+    return {**table, "data": {**data, "val_from": "test"}}
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

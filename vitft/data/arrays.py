@@ -22,7 +22,7 @@ from vitft.system.errors import DataError
 from vitft.system.text import count
 
 PixelArray = np.ndarray[Any, np.dtype[np.uint8]]
-Split = Literal["train", "val", ""]
+Split = Literal["train", "val", "test", ""]
 
 MEMBER = re.compile(
     r"(?P<root>.+)/(?P<part>train|val|test|all)/[^/]+/(?P<number>\d{5,})\.bmp", re.S
@@ -52,7 +52,7 @@ class ArraySet:
 
     def listing(self) -> list[tuple[str, int, Split]]:
         """Return each image's path, label and part, sorted by class, then by path as a string."""
-        kinds: dict[str, Split] = {"train": "train", "val": "val", "test": "val", "all": ""}
+        kinds: dict[str, Split] = {"train": "train", "val": "val", "test": "test", "all": ""}
         rows = [
             (f"{part.name}/{self.classes[label]}/{i:05}.bmp", int(label), kinds[part.name])
             for part in self.parts
@@ -122,7 +122,7 @@ def encode_bmp(image: PixelArray) -> bytes:
 def load_array_set(source: str, _changed_ns: int) -> ArraySet:
     """Read and validate a data set. Cached, because each image is looked up by its path."""
     read = array_files.read_arrays(Path(source))
-    parts, notes = choose_parts(read.parts, source)
+    parts = choose_parts(read.parts, source)
     check_arrays(parts, source)
     present = sorted({int(label) for part in parts for label in np.unique(part.labels)})
     given = read.classes or tuple(str(i) for i in range(max(present) + 1))
@@ -146,29 +146,21 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
     table = np.full(max(present) + 1, -1)
     table[present] = [classes.index(name) for name in names]
     parts = tuple(ArrayPart(part.name, part.images, table[part.labels]) for part in parts)
-    return ArraySet(classes, parts, (*read.notes, *notes))
+    return ArraySet(classes, parts, read.notes)
 
 
-def choose_parts(
-    parts: tuple[ArrayPart, ...], source: str
-) -> tuple[tuple[ArrayPart, ...], list[str]]:
-    """Return the parts for training and validation; with a validation part, test is not used."""
+def choose_parts(parts: tuple[ArrayPart, ...], source: str) -> tuple[ArrayPart, ...]:
+    """Return the parts for training, validation and testing, or the single undivided one."""
     by_name = {part.name: part for part in parts}
     if "all" in by_name:
-        return (by_name["all"],), []
-    held_back = by_name.get("val", by_name.get("test"))
-    if "train" not in by_name or held_back is None:
+        return (by_name["all"],)
+    if "train" not in by_name or len(by_name) < 2:
         missing = "validation or test" if "train" in by_name else "training"
         raise DataError(
             f"{source} has no {missing} images; parts found: {', '.join(by_name) or 'none'}",
             fix=f"add {missing} images",
         )
-    notes = []
-    if "val" not in by_name:
-        notes.append("there is no validation part: the test part is used for validation")
-    elif "test" in by_name:
-        notes.append("not used for training or validation: test")
-    return (by_name["train"], held_back), notes
+    return tuple(by_name[name] for name in ("train", "val", "test") if name in by_name)
 
 
 def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:

@@ -1,15 +1,15 @@
 """Scan of a data folder for classes and image files, without opening a file.
 
-There are two layouts: one folder per class, or a train and a val folder, each with one folder per
-class. Nothing is ever written to the folder. `data.inspection` reads the files, and `data.split`
-selects the validation images.
+There are two layouts: one folder per class, or a train folder beside a val or test folder or both,
+each with one folder per class. Nothing is ever written to the folder. `data.inspection` reads the
+files, and `data.split` selects the validation images.
 """
 
 import difflib
 import os
 import unicodedata
-from collections.abc import Iterable, Mapping, Sized
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ from vitft.data.walk import Walk
 from vitft.system.errors import DataError
 from vitft.system.text import count, listing
 
-Part = Literal["train", "val", ""]
+Part = Literal["train", "val", "test", ""]
 
 TRAIN_NAMES = frozenset({"train", "training", "trn"})
 VAL_NAMES = frozenset({"val", "valid", "validation", "dev", "eval"})
@@ -48,6 +48,7 @@ class Folder:
     files: tuple[File, ...]
     """Files sorted by class, then by path as a string."""
     layout: Literal["classes", "split"]
+    """`split` if some of the files are in parts."""
     reference: bool = False
     """Whether the reference script's rules apply: four suffixes, no sub-folders, nothing hidden."""
     bad: tuple[tuple[str, str], ...] = ()
@@ -73,7 +74,7 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
     parts = split_folders(walk, names)
     if parts and reference:
         raise DataError(
-            f"{root} has its own split ({parts['train']}/ and {parts['val']}/), "
+            f"{root} has its own split ({' and '.join(f'{name}/' for name in parts.values())}), "
             "so the reference split cannot be drawn",
             fix=f"omit --split reference, or use --data {root / parts['train']}",
         )
@@ -141,7 +142,7 @@ Found = tuple[list[str], list[File], list[str]]
 """Class names, files and notes."""
 
 
-def scan_classes(walk: Walk, root: Path, _parts: Mapping[str, str]) -> Found:
+def scan_classes(walk: Walk, root: Path, _parts: Mapping[Part, str]) -> Found:
     """Scan the layout with one folder per class."""
     classes, _ = walk.folders_of("")
     check_class_count(walk, root, "")
@@ -151,43 +152,58 @@ def scan_classes(walk: Walk, root: Path, _parts: Mapping[str, str]) -> Found:
     return classes, [File(p, i) for i, name in enumerate(classes) for p in found[name]], []
 
 
-def scan_parts(walk: Walk, root: Path, parts: Mapping[str, str]) -> Found:
-    """Scan the layout with a train and a val folder."""
-    train, val = parts["train"], parts["val"]
-    classes, others = walk.folders_of(train)[0], walk.folders_of(val)[0]
+def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
+    """Scan the layout with a train folder and a val or test folder or both."""
+    train = parts["train"]
+    names = {part: walk.folders_of(folder)[0] for part, folder in parts.items()}
     walk.raise_if_refused()
-    missing = {train: sorted({*classes} - {*others}), val: sorted({*others} - {*classes})}
-    if any(missing.values()):
-        lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
-        raise DataError(
-            f"{root}: the classes of {train}/ and {val}/ differ ({lists})",
-            fix=f"use the same class folders in {train}/ and {val}/",
-        )
+    classes = names["train"]
+    used = {part: folder for part, folder in parts.items() if {*names[part]} == {*classes}}
+    needed: Part = "val" if "val" in parts else "test"
+    if needed not in used:
+        raise unlike_classes(root, {train: classes, parts[needed]: names[needed]})
     check_class_count(walk, root, train)
     notes = []
-    if val.lower() in TEST_NAMES:
-        notes.append(f"there is no val folder: {val}/ is used for validation")
-    unused = [name for name in walk.folders_of("")[0] if name not in (train, val)]
-    if unused:
+    if "test" in parts.keys() - used.keys():
+        notes.append(f"the images in {parts['test']}/ are not tested: its classes differ")
+    if unused := [name for name in walk.folders_of("")[0] if name not in parts.values()]:
         notes.append(f"not used for training or validation: {listing(unused)}")
-    found = {f"{p}/{name}": walk.images_in(f"{p}/{name}") for name in classes for p in (train, val)}
+    places = {(part, n): f"{folder}/{n}" for n in classes for part, folder in used.items()}
+    found = {place: walk.images_in(place) for place in places.values()}
     walk.raise_if_refused()
-    check_classes_not_empty(walk, found)
-    kinds: tuple[tuple[Part, str], ...] = (("train", train), ("val", val))
+    required = {place: found[place] for (part, _), place in places.items() if part != "test"}
+    check_classes_not_empty(walk, required)
     files = [
         File(path, label, part)
         for label, name in enumerate(classes)
-        for part, folder in kinds
-        for path in found[f"{folder}/{name}"]
+        for part in used
+        for path in found[places[part, name]]
     ]
     return classes, files, notes
 
 
-def split_folders(walk: Walk, names: Iterable[str]) -> dict[str, str]:
-    """Return the names of a train and a val folder with sub-folders, or an empty dict if absent."""
-    parts: dict[str, str] = {}
-    for part, usual in (("train", TRAIN_NAMES), ("val", VAL_NAMES), ("test", TEST_NAMES)):
-        fitting = [n for n in names if n.lower() in usual and walk.folders_of(n)[0]]
+def unlike_classes(root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
+    """Return the error for two folders, given with their class names, whose classes differ."""
+    (one, first), (other, second) = names.items()
+    missing = {one: sorted({*first} - {*second}), other: sorted({*second} - {*first})}
+    lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
+    return DataError(
+        f"{root}: the classes of {one}/ and {other}/ differ ({lists})",
+        fix=f"use the same class folders in {one}/ and {other}/",
+    )
+
+
+def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
+    """Return the names of the train, val and test folders, or an empty dict if not split.
+
+    A folder is split if it has a train folder and a val or test folder, all with sub-folders.
+    """
+    parts: dict[Part, str] = {}
+    usual: tuple[tuple[Part, frozenset[str]], ...] = (
+        ("train", TRAIN_NAMES), ("val", VAL_NAMES), ("test", TEST_NAMES),
+    )  # fmt: skip
+    for part, known in usual:
+        fitting = [n for n in names if n.lower() in known and walk.folders_of(n)[0]]
         if len(fitting) > 1:
             raise DataError(
                 f"{walk.root} has several {part} folders: {listing(fitting)}",
@@ -195,8 +211,31 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[str, str]:
             )
         if fitting:
             parts[part] = fitting[0]
-    val = parts.get("val", parts.get("test"))
-    return {"train": parts["train"], "val": val} if "train" in parts and val else {}
+    return parts if "train" in parts and len(parts) > 1 else {}
+
+
+def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
+    """Return the folder with the parts of its files as a run or a study uses them.
+
+    Without validation images, `auto` leaves the training images to be divided, and the test images
+    for a final evaluation; `test` makes them the validation images. With validation images, `auto`
+    changes nothing, and `test` leaves out the test images, as runs before `data.val_from` did.
+    """
+    present = {file.part for file in folder.files}
+    if "test" not in present:
+        return folder
+    if "val" in present:
+        if val_from == "auto":
+            return folder
+        files = tuple(file for file in folder.files if file.part != "test")
+        return replace(folder, files=files)
+    if val_from == "test":
+        files = tuple(replace(f, part="val") if f.part == "test" else f for f in folder.files)
+        note = "no validation part: the test images are used for validation (data.val_from=test)"
+        return replace(folder, files=files, notes=(*folder.notes, note))
+    files = tuple(replace(f, part="") if f.part == "train" else f for f in folder.files)
+    note = "validation images are drawn from the training part; the test images are used once, last"
+    return replace(folder, files=files, layout="classes", notes=(*folder.notes, note))
 
 
 def check_class_count(walk: Walk, root: Path, folder: str) -> None:

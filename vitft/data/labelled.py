@@ -5,12 +5,13 @@ class names are those of the model.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from vitft.data.arrays import find_arrays
-from vitft.data.folder import check_is_folder, split_folders
+from vitft.data.folder import Part, check_is_folder, split_folders
 from vitft.data.table import TableReader
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError, UsageError
@@ -41,14 +42,15 @@ def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
     """List the images of a folder with class folders, of one part of it, or of a table.
 
     A table is a CSV file with the columns path and label, where paths are relative to the table.
-    The default part of a folder with train and val parts is val.
+    The default part of a folder with parts is val or, if there is none, test.
 
     Raises:
         DataError: The source is missing, is unreadable or has no images with class names.
         UsageError: A subset of data without parts was requested.
     """
-    arrays, part = find_arrays(source), subset or "val"
+    arrays = find_arrays(source)
     if arrays is not None:
+        part = choose_part([found.name for found in arrays.parts], subset, source)
         rows = [(path, arrays.classes[i]) for path, i, own in arrays.listing() if own in ("", part)]
         found, parts = (
             LabelledImages(
@@ -64,20 +66,35 @@ def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
         found, parts = from_table(source), False
     else:
         check_is_folder(source)
-        found, parts = from_folder(source, part)
+        found, parts = from_folder(source, subset)
     if subset is not None and not parts:
         raise UsageError(
-            f"cannot use --subset {subset}: {source} has no train and val parts",
+            f"cannot use --subset {subset}: {source} has no parts",
             fix="omit --subset",
         )
     return found
 
 
-def from_folder(root: Path, subset: str) -> tuple[LabelledImages, bool]:
-    """Return the images of a folder and whether it has train and val parts."""
+def choose_part(present: Collection[str], subset: str | None, source: Path) -> Part:
+    """Return the part of the data to evaluate: by default val, otherwise test.
+
+    Raises:
+        UsageError: The data has parts, but not the requested one.
+    """
+    chosen = subset or ("val" if "val" in present else "test")
+    if len(present) > 1 and chosen not in present:
+        raise UsageError(
+            f"{source} has no {chosen} part; parts found: {', '.join(present)}",
+            fix=f"use --subset {next(part for part in present if part != 'train')}",
+        )
+    return cast("Part", chosen)
+
+
+def from_folder(root: Path, subset: str | None) -> tuple[LabelledImages, bool]:
+    """Return the images of a folder and whether it has a train part and others."""
     walk = Walk(os.fspath(root))
     parts = split_folders(walk, walk.folders_of("")[0])
-    part = parts.get(subset, "")
+    part = parts.get(choose_part(parts, subset, root), "")
     classes, loose = walk.folders_of(part)
     images = [
         (path, name) for name in classes for path in walk.images_in(f"{part}/{name}".lstrip("/"))

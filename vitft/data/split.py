@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, cast, get_args
 
 from vitft.config.sections import DataSpec
 from vitft.data.inspection import InspectedFile, InspectedFolder
@@ -30,6 +30,7 @@ from vitft.system.text import count, listing
 
 log = logging.getLogger(__name__)
 
+SplitName = Literal["train", "val", "test"]
 MANIFEST_COLUMNS = ("path", "label", "split", "sha256")
 
 
@@ -41,7 +42,7 @@ class Row:
     """Path relative to the data folder, with slashes."""
     label: int
     """Class index."""
-    split: Literal["train", "val"]
+    split: SplitName
     sha256: str
     """Hexadecimal SHA-256 digest of the file's bytes."""
 
@@ -62,6 +63,11 @@ class Manifest:
     @property
     def val(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.split == "val")
+
+    @property
+    def test(self) -> tuple[Row, ...]:
+        """Images that are evaluated once, at the end of the run."""
+        return tuple(row for row in self.rows if row.split == "test")
 
     @property
     def digest(self) -> str:
@@ -104,7 +110,7 @@ class Manifest:
         classes = sorted({label for _, label, _, _ in found.values()})
         index = {name: number for number, name in enumerate(classes)}
         rows = (
-            Row(name, index[label], "train" if part == "train" else "val", sha256)
+            Row(name, index[label], cast("SplitName", part), sha256)
             for name, label, part, sha256 in found.values()
         )
         return cls(root, tuple(classes), tuple(rows))
@@ -119,17 +125,18 @@ def row_problem(cells: Sequence[str], seen: Container[str]) -> str:
         return f"the path {name!r} does not point inside the data folder"
     if name in seen:
         return f"{name!r} is listed twice"
-    if part not in ("train", "val"):
-        return f"split is {part!r} instead of train or val"
+    if part not in get_args(SplitName):
+        return f"split is {part!r} instead of train, val or test"
     return "" if re.fullmatch("[0-9a-f]{64}", sha256) else f"{sha256[:70]!r} is not a sha256 digest"
 
 
 def split(
     checked: InspectedFolder, spec: DataSpec, *, groups: Mapping[str, str] | None = None
 ) -> Manifest:
-    """Assign every readable image to training or validation.
+    """Assign every readable image to training, validation or the final test.
 
-    A folder with its own train and val parts keeps them. `random` draws from the readable images,
+    Images in a test part are always for the test, and a folder with its own train and val parts
+    keeps them. `random` draws from the readable images,
     at least one from every class of two or more; every group of near-duplicates then joins the
     side of its first image. `reference` draws from all files, readable or not, exactly as the
     reference script does, and drops the unreadable ones afterwards. `groups` maps digests to group
@@ -143,7 +150,8 @@ def split(
     if folder.layout == "split":
         held_back = {file.path for file in checked.good if file.part == "val"}
     else:
-        files = folder.files if folder.reference else checked.good
+        good = [file for file in checked.good if file.part != "test"]
+        files = folder.files if folder.reference else good
         by_class: list[list[str]] = [[] for _ in folder.classes]
         for file in files:
             by_class[file.label].append(file.path)
@@ -151,14 +159,18 @@ def split(
         drawn = draw(list(map(len, by_class)), spec.val_rate, spec.seed, at_least=at_least)
         held_back = {paths[i] for paths, picks in zip(by_class, drawn, strict=True) for i in picks}
         if not folder.reference:
-            held_back = keep_groups_together(checked.good, held_back, groups or {})
-    rows = tuple(
-        Row(f.path, f.label, "val" if f.path in held_back else "train", f.sha256)
-        for f in checked.good
-    )
+            held_back = keep_groups_together(good, held_back, groups or {})
+    rows = tuple(Row(f.path, f.label, split_of(f, held_back), f.sha256) for f in checked.good)
     manifest = Manifest(folder.root, folder.classes, rows)
     check_split_classes(manifest, checked)
     return manifest
+
+
+def split_of(file: InspectedFile, held_back: Set[str]) -> SplitName:
+    """Return the split of an image, given the paths of the validation images."""
+    if file.part == "test":
+        return "test"
+    return "val" if file.path in held_back else "train"
 
 
 def draw(
@@ -233,7 +245,7 @@ class Leaks(NamedTuple):
     """Groups of paths of identical files that leak across the split or have different labels."""
 
     across: tuple[tuple[str, ...], ...]
-    """Groups with both training and validation images."""
+    """Groups with images of several splits, e.g. training and validation."""
     labels: tuple[tuple[str, ...], ...]
     """Groups with more than one class."""
 
@@ -252,17 +264,23 @@ def leaks(manifest: Manifest) -> Leaks:
 def log_split(manifest: Manifest) -> None:
     """Log a chart of the images per class, and warn about the groups found by `leaks`."""
     counts = {name: [0, 0] for name in manifest.classes}
-    for row in manifest.rows:
+    for row in (*manifest.train, *manifest.val):
         counts[manifest.classes[row.label]][row.split == "val"] += 1
     widest = max(len(visible(name)) for name in counts)
     largest = max(map(sum, counts.values()))
-    title = f"{count(len(manifest.rows), 'image')} in {len(manifest.classes)} classes"
+    images = len(manifest.train) + len(manifest.val)
+    title = f"{count(images, 'image')} in {len(manifest.classes)} classes"
     log.info(f"{title} (█ training, ░ validation)")
     for name, (train, val) in counts.items():
         bar = "█" * round(40 * train / largest) + "░" * round(40 * val / largest)
         log.info(f"  {visible(name):<{widest}}  {bar} {train} + {val}")
+    if manifest.test:
+        log.info(f"test images, evaluated once after training: {len(manifest.test):,}")
     found = leaks(manifest)
-    kinds = {"in both training and validation": found.across, "with different labels": found.labels}
+    across = "in both training and validation"
+    if manifest.test:
+        across = "in several of training, validation and test"
+    kinds = {across: found.across, "with different labels": found.labels}
     for kind, groups in kinds.items():
         if groups:
             example = " and ".join(groups[0][:2])

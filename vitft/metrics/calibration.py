@@ -29,9 +29,10 @@ MIN_IMAGES_PER_BIN = 15
 CALIBRATION_FOLDS = 10
 TEMPERATURES = (0.02, 50.0)
 """Lower and upper bounds on the temperature; an optimum outside them is not trusted."""
-PRIOR_SPREAD = 0.5
-"""Standard deviation of the prior on the logarithm of the temperature, which is centred at 0. With
-150 images it has hardly an effect; with 20 it keeps the temperature between about 0.3 and 3."""
+PRIOR_SPREADS = (0.3, 0.5)
+"""Standard deviations of the prior on the logarithm of the temperature, which is centred at 0:
+without and with cross-validated training images. Models that train in steps need temperatures near
+1, solved heads from 0.3 to 1.5 (docs/experiments.md). With 150 images it has hardly an effect."""
 MAX_DIFFERENCE = 4.0
 """Maximum number of standard errors by which the mean losses of two comparable sets differ."""
 SIMULATIONS, TRIALS = 1000, 48
@@ -75,7 +76,8 @@ def calibrate_temperature(
     if training is not None:
         logits = np.concatenate([logits, training.logits])
         labels = np.concatenate([labels, training.labels])
-    fitted = fit_temperature(logits, labels)
+    fit = functools.partial(fit_temperature, spread=PRIOR_SPREADS[training is not None])
+    fitted = fit(logits, labels)
     if fitted is None:
         low, high = TEMPERATURES
         note = f"no temperature between {low} and {high:.0f} minimises the loss"
@@ -85,7 +87,7 @@ def calibrate_temperature(
     for k in range(fold_id.max() + 1):
         rest = np.concatenate([fold_id != k, np.ones(more, bool)])
         if rest.any():
-            held_out[fold_id == k] = fit_temperature(logits[rest], labels[rest], near=fitted) or 1.0
+            held_out[fold_id == k] = fit(logits[rest], labels[rest], near=fitted) or 1.0
         else:
             held_out[fold_id == k] = 1.0
     return FittedTemperature(value=fitted, held_out=held_out, cross_validated=more)
@@ -105,17 +107,19 @@ def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
     return abs(float(one.mean() - other.mean())) <= MAX_DIFFERENCE * error
 
 
-def fit_temperature(logits: Floats, labels: Ints, *, near: float | None = None) -> float | None:
+def fit_temperature(
+    logits: Floats, labels: Ints, *, spread: float = PRIOR_SPREADS[1], near: float | None = None
+) -> float | None:
     """Return the most probable temperature, or None if it is out of range.
 
-    It minimises the summed log loss plus the prior's `log(T)^2 / (2 PRIOR_SPREAD^2)`. The slope by
+    It minimises the summed log loss plus the prior's `log(T)^2 / (2 spread^2)`. The slope by
     log(1 / T) changes its sign there; the root is found to a relative precision of 1e-4, far below
     the statistical uncertainty. The search starts at `near`, which affects the time but not the
     result.
     """
     below = (logits - logits.max(axis=1, keepdims=True)).astype(np.float32)  # the largest is 0
     truth = float(below[np.arange(len(labels)), labels].mean(dtype=np.float64))
-    prior = 1 / (len(labels) * PRIOR_SPREAD**2)
+    prior = 1 / (len(labels) * spread**2)
 
     @functools.cache
     def slope(sharpness: float) -> float:

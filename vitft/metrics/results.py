@@ -119,6 +119,12 @@ class SolvedHeadResults(TypedDict):
     cross_validation: NotRequired[CrossValidation]  # absent with too few images per class
 
 
+class FinalTestResults(Metrics):
+    """Metrics of the finished model on the test part of the data, which nothing was chosen on."""
+
+    left_out: int  # number of test images that are identical to a training or validation image
+
+
 class RunResults(Metrics):
     """Contents of a run's eval.json: metrics on the validation images, and facts about the run."""
 
@@ -130,6 +136,7 @@ class RunResults(Metrics):
     knn_top1: NotRequired[float]
     cross_validation: NotRequired[CrossValidation]
     confirmed_in_float32: NotRequired[int]  # number of images with logits recomputed in float32
+    test: NotRequired[FinalTestResults]  # absent without test images, and if the run did not finish
     seconds: NotRequired[float]  # absent if the run did not finish
 
 
@@ -163,7 +170,7 @@ class CopyMember(TypedDict):
 
     path: str
     label: str
-    split: str  # `train`, `val`, or empty without a split
+    split: str  # `train`, `val`, `test`, or empty without a split
 
 
 class CopyGroup(TypedDict):
@@ -171,7 +178,7 @@ class CopyGroup(TypedDict):
 
     kind: str  # `exact` or `near`
     members: list[CopyMember]
-    across_split: bool  # whether it has both training and validation images
+    across_split: bool  # whether its images are in several parts of the split
     labels_differ: bool
 
 

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from vitft.config.run import config_from_table, merge_settings
+from vitft.config.run import config_from_table, merge_settings, with_former_defaults
 from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
 
@@ -13,6 +13,7 @@ from vitft.system.errors import UsageError
 def command_of(config: Mapping[str, Any]) -> str:
     """Return the shortest command for the settings, or an empty string if they are not readable."""
     try:
+        config = with_former_defaults(dict(config))
         config_from_table(config)
         settings = dotted(config)
         given = {key: settings[key] for key in ("data.path", "weights.name") if settings.get(key)}

@@ -108,6 +108,12 @@ def describe_results(run: Run) -> str:
         f"{count(results['images'], 'validation image')} correctly (95 % interval: "
         f"{interval(results['top1_interval'])})."
     )
+    if test := results.get("test"):
+        text += (
+            f" Of the {count(test['images'], 'test image')}, on which nothing was chosen, it "
+            f"classifies {percent(test['top1'])} correctly (95 % interval: "
+            f"{interval(test['top1_interval'])})."
+        )
     if results.get("majority") is not None:
         text += f" Always predicting the largest class would give {percent(results['majority'])}."
     return text if chance_level(results) else f"{text} {describe_weakest(run)}".strip()
@@ -178,6 +184,9 @@ def key_figures(run: Run) -> list[KeyFigure]:
         return []
     validation = f"on {count(results['images'], 'validation image')}"
     fractions = [("accuracy", results["top1"], results["top1_interval"], validation)]
+    if test := results.get("test"):
+        images = f"on {count(test['images'], 'test image')}, evaluated once after training"
+        fractions.append(("test accuracy", test["top1"], test["top1_interval"], images))
     if more := results.get("cross_validation"):
         scored = f"on {count(more['images'], 'image')}, each predicted by a head that was not"
         name, bounds = "cross-validated accuracy", more.get("top1_interval")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.data.folder import Folder, scan
+from vitft.data.folder import Folder, assign_parts, scan
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.system.errors import DataError, UsageError
 from vitft.system.files import free_name
@@ -74,7 +74,7 @@ def check_study(
     for one in sources:
         if not one.is_baseline:
             check_weights_name(one.weights.removeprefix("random:"), allow_pickle=allow_pickle)
-    folder = scan(Path(data).expanduser())
+    folder = assign_parts(scan(Path(data).expanduser()), "test")
     counts = Counter(file.label for file in folder.files if file.part != "val")
     fitting, left_out = fitting_shots(shots, counts.values(), has_tests=folder.layout == "split")
     if not fitting:

@@ -68,11 +68,6 @@ def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
     return torch.from_numpy(order)
 
 
-def validation_batches(inputs: StageInputs) -> Iterator[Batch]:
-    """Yield batches of this rank's shard of the validation images, as plain views."""
-    return evaluation_batches(inputs, inputs.data.group.shard(inputs.data.manifest.val))
-
-
 def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Batch]:
     """Yield batches of any images, as plain views, in order."""
     data, size = inputs.data, EVAL_BATCH * 8

@@ -5,10 +5,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitft.config.run import Config, config_from_table, merge_settings, read_toml
+from vitft.config.run import (
+    Config,
+    config_from_table,
+    merge_settings,
+    read_toml,
+    with_former_defaults,
+)
+from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
-from vitft.data.folder import scan
+from vitft.data.folder import Folder, assign_parts, scan
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import RunDir, plan_run
@@ -40,7 +47,9 @@ def check_request(config: Config, out: str | None) -> Path:
             "names), or use --weights demo",
         )
     data = data_path(config.data.path, config.data.root)
-    folder = scan(data, reference=config.data.split == "reference")
+    scanned = scan(data, reference=config.data.split == "reference")
+    check_val_from(scanned, config.data)
+    folder = assign_parts(scanned, config.data.val_from)
     apply_fixes(folder, config.data)
     if config.data.group_duplicates and folder.layout == "split":
         raise UsageError(
@@ -61,6 +70,16 @@ def check_request(config: Config, out: str | None) -> Path:
     return planned
 
 
+def check_val_from(folder: Folder, spec: DataSpec) -> None:
+    """Raise a UsageError if the data has validation images, so that the test images cannot be."""
+    present = {file.part for file in folder.files}
+    if spec.val_from == "test" and {"val", "test"} <= present:
+        raise UsageError(
+            f"data.val_from=test, but {spec.path} has a validation part",
+            fix="leave out --val-from: the test images are evaluated once, after training",
+        )
+
+
 def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config | None, Path]:
     """Return the settings of a run to resume (None if it has finished) and its directory.
 
@@ -76,7 +95,7 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
             f"cannot resume: {path} is not a run directory",
             fix="use the directory of a stopped run, which contains config.toml and split.csv",
         )
-    before = read_toml(settings)
+    before = with_former_defaults(read_toml(settings))
     after = merge_settings(before, named)
     changed = {
         f"{section}.{key}": (before.get(section, {}).get(key), value)

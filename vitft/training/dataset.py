@@ -61,8 +61,9 @@ class Dataset:
 
     @property
     def distinct(self) -> list[Row]:
-        """One row per distinct file content."""
-        return list({row.sha256: row for row in self.manifest.rows}.values())
+        """One row per distinct file content of the training and validation images."""
+        rows = (row for row in self.manifest.rows if row.split != "test")
+        return list({row.sha256: row for row in rows}.values())
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
         """Return the class indices (n,) of `rows` on the device."""

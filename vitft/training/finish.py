@@ -3,7 +3,7 @@
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,15 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from vitft.config.sections import TrainSpec
-from vitft.data.split import Manifest
+from vitft.data.split import Manifest, Row
 from vitft.metrics.calibration import (
     ScoredSet,
     are_comparable,
     calibrate_temperature,
     confidence_and_correctness,
 )
-from vitft.metrics.classification import calibrated_metrics, classification_metrics
-from vitft.metrics.results import RunResults
+from vitft.metrics.classification import (
+    calibrated_metrics,
+    classification_metrics,
+    probability_metrics,
+)
+from vitft.metrics.results import FinalTestResults, RunResults
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.lora import write_adapter
@@ -28,7 +32,7 @@ from vitft.models.timm_model import Model
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir
 from vitft.training.dataset import Dataset, StageInputs
-from vitft.training.stages import ScoredImages, validation_logits
+from vitft.training.stages import ScoredImages, image_logits
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +64,9 @@ def evaluate_run(
     of the model on new images, if there are any. `started` is the run's start as `time.monotonic`
     time.
     """
-    logits, confirmed = final_logits(inputs, model, precision)
-    labels = inputs.data.labels(inputs.data.manifest.val).cpu()
+    rows = inputs.data.manifest.val
+    logits, confirmed = final_logits(inputs, model, precision, rows)
+    labels = inputs.data.labels(rows).cpu()
     validation = ScoredSet(logits.double().numpy(), labels.numpy())
     training = None if scored is None else cross_validated_set(inputs.data, scored)
     if training is not None and not are_comparable(validation, training):
@@ -78,12 +83,36 @@ def evaluate_run(
         **classification_metrics(logits, labels, inputs.data.manifest.classes),
         **calibrated_metrics(logits, labels, fitted),
         **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
+        **final_test(inputs, model, precision, fitted.value),
         "seconds": round(time.monotonic() - started, 1),
     }
     if training is not None:
         training = ScoredSet(training.logits / fitted.value, training.labels)
     scaled = logits / fitted.value
     return FinalEvaluation(fitted.value, scaled, cast("RunResults", metrics), training)
+
+
+def final_test(
+    inputs: StageInputs, model: Model, precision: str, temperature: float
+) -> dict[str, FinalTestResults]:
+    """Return the results on the test images, under the key `test`; empty without test images.
+
+    Test images that are identical to a training or validation image are left out.
+    """
+    data = inputs.data
+    known = {row.sha256 for row in (*data.manifest.train, *data.manifest.val)}
+    rows = [row for row in data.manifest.test if row.sha256 not in known]
+    if not rows:
+        return {}
+    logits, _ = final_logits(inputs, model, precision, rows)
+    labels, scaled = data.labels(rows).cpu(), logits.double().numpy() / temperature
+    return {
+        "test": {
+            **classification_metrics(logits, labels, data.manifest.classes),
+            **probability_metrics(scaled, labels, temperature=temperature),
+            "left_out": len(data.manifest.test) - len(rows),
+        }
+    }
 
 
 def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None:
@@ -102,7 +131,9 @@ def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None
     return ScoredSet(logits[kept].double().numpy(), labels.cpu().numpy())
 
 
-def final_logits(inputs: StageInputs, model: Model, precision: str) -> tuple[Tensor, int | None]:
+def final_logits(
+    inputs: StageInputs, model: Model, precision: str, rows: Sequence[Row]
+) -> tuple[Tensor, int | None]:
     """Return logits with the same top class as in float32, the precision of predict and exports.
 
     Features in bf16 change logits by a few thousandths, which matters only if the top two classes
@@ -110,12 +141,11 @@ def final_logits(inputs: StageInputs, model: Model, precision: str) -> tuple[Ten
     float32, until the remaining margins exceed four times the largest change observed.
 
     Returns:
-        Logits (n, C) of the validation images in manifest order, and the number of recomputed
-        images, or None if all features were computed in float32.
+        Logits (n, C) of the images in the order of `rows`, and the number of recomputed images,
+        or None if all features were computed in float32.
     """
     data, size = inputs.data, 8  # number of images recomputed at a time
-    rows = data.manifest.val
-    logits, _ = validation_logits(inputs)
+    logits = image_logits(inputs, rows)
     if precision == "fp32" or inputs.extractor is None:
         return logits, None
     best = logits.topk(2, dim=-1).values  # (n, 2)

@@ -17,7 +17,7 @@ from vitft.config.run import Config, to_toml
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
-from vitft.data.folder import File, Folder, scan
+from vitft.data.folder import File, Folder, assign_parts, scan
 from vitft.data.inspection import InspectedFolder, log_inspection
 from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.split import Manifest, Row, draw, log_split, split
@@ -87,7 +87,8 @@ class Start:
 def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
     """List the images, load the weights, choose the device and cut the model; return the setup."""
     data = data_path(config.data.path, config.data.root).resolve()
-    folder = scan(data, reference=config.data.split == "reference")
+    scanned = scan(data, reference=config.data.split == "reference")
+    folder = assign_parts(scanned, config.data.val_from)
     folder, data_spec = apply_fixes(folder, replace(config.data, path=str(data)))
     config = replace(config, data=data_spec)
     pipeline, report = load_pipeline(
@@ -260,10 +261,12 @@ def dry_run(config: Config, out: Path, *, data: str) -> str:
     setup = load_data_and_model(config, ProcessGroup())
     config, folder, model = setup.config, setup.folder, setup.pipeline.model
     labels = expected_training_labels(folder, config.data)
-    held_back = len(folder.files) - len(labels)
+    test = sum(file.part == "test" for file in folder.files)
+    held_back = len(folder.files) - len(labels) - test
+    tested = f", {test:,} for the final test" if test else ""
     log.info(
         f"{count(len(folder.files), 'file')} in {len(folder.classes)} classes, not opened yet: "
-        f"about {len(labels):,} for training and {held_back:,} for validation"
+        f"about {len(labels):,} for training and {held_back:,} for validation{tested}"
     )
     if config.train.sampling == "balanced":
         log.info(describe_epoch(labels, folder.classes))
@@ -293,8 +296,8 @@ def describe_solver(config: Config, stage: str, labels: Sequence[int]) -> str:
 def expected_training_labels(folder: Folder, spec: DataSpec) -> list[int]:
     """Return the expected training labels, assuming that all files are readable and distinct."""
     if folder.layout == "split":
-        return [file.label for file in folder.files if file.part != "val"]
-    counts = Counter(file.label for file in folder.files)
+        return [file.label for file in folder.files if file.part == "train"]
+    counts = Counter(file.label for file in folder.files if file.part != "test")
     every = range(len(folder.classes))
     drawn = draw([counts[i] for i in every], spec.val_rate, spec.seed, at_least=1)
     return [i for i in every for _ in range(counts[i] - len(drawn[i]))]

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from vitft.config.run import Config
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import batch_augmentation
+from vitft.data.split import Row
 from vitft.data.transforms import View, eval_view
 from vitft.features.head import HeldOutLogits, SolvedHead, cross_validate, solve_head
 from vitft.features.mixture import HeadMethod
@@ -27,7 +28,7 @@ from vitft.system.errors import ResourceError
 from vitft.system.rundir import RunDir
 from vitft.system.signals import Stopper
 from vitft.system.text import count, percent
-from vitft.training.batches import epoch_size, training_batches, training_views, validation_batches
+from vitft.training.batches import epoch_size, evaluation_batches, training_batches, training_views
 from vitft.training.best import BestWeights, RunningMetrics
 from vitft.training.dataset import Dataset, StageInputs
 from vitft.training.distributed import ProcessGroup, shard_module, unshard_into
@@ -342,10 +343,16 @@ def make_trainer(
 
 def validation_logits(inputs: StageInputs, *, precision: str = "fp32") -> tuple[Tensor, Tensor]:
     """Return logits (n, C) and labels (n,) of the validation images, in manifest order."""
-    data, batches = inputs.data, validation_batches(inputs)
-    rows = data.manifest.val
+    rows = inputs.data.manifest.val
+    return image_logits(inputs, rows, precision=precision), inputs.data.labels(rows).cpu()
+
+
+def image_logits(inputs: StageInputs, rows: Sequence[Row], *, precision: str = "fp32") -> Tensor:
+    """Return the logits (n, C) of images, in the order of `rows`."""
+    data = inputs.data
+    batches = evaluation_batches(inputs, data.group.shard(rows))
     logits, _ = predict_logits(inputs.cut.suffix, batches, device=data.device, precision=precision)
-    return data.group.all_gather(logits, len(rows)), data.labels(rows).cpu()
+    return data.group.all_gather(logits, len(rows))
 
 
 def set_checkpointing(model: Model, enabled: bool) -> None:

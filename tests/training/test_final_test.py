@@ -1,0 +1,194 @@
+"""The test part of the data: untouched until the end, evaluated once, stated everywhere."""
+
+import json
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import draw_folder
+from tests.training.test_run import run_it
+from vitft.cli.main import main
+from vitft.config.run import read_recipe, read_toml, with_former_defaults
+from vitft.data.split import Manifest
+from vitft.metrics.results import FinalTestResults
+from vitft.predict.torch_engine import Predictor
+from vitft.report.run_files import read_run
+from vitft.report.summary import key_figures, summary_sentences
+from vitft.training.run import Result
+
+SOLVED = {"solver": "lbfgs", "l2": 1.0}
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    """Train and test folders of three classes, 10 and 4 images each, no copies among them."""
+    draw_folder(tmp_path / "all", per_class=14)
+    for path in sorted((tmp_path / "all").rglob("*.png")):
+        part = "train" if int(path.stem) < 10 else "test"
+        place = tmp_path / "data" / part / path.parent.name / path.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(place)
+    return tmp_path / "data"
+
+
+def split_counts(run: Path) -> Counter[tuple[str, str]]:
+    """Return the number of images by folder and split."""
+    rows = Manifest.read(run / "split.csv", run).rows
+    return Counter((row.path.split("/")[0], row.split) for row in rows)
+
+
+def final_results(done: Result) -> FinalTestResults:
+    test = done.figures.get("test")
+    assert test is not None
+    return test
+
+
+def test_a_test_folder_is_evaluated_once_and_validation_is_drawn_from_train(
+    parts: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    done = run_it(parts, tiny_weights, tmp_path / "run", optim=SOLVED)
+
+    drawn = {("train", "train"): 24, ("train", "val"): 6}
+    assert split_counts(done.run) == {**drawn, ("test", "test"): 12}
+    test = final_results(done)
+    assert (done.figures["images"], test["images"], test["left_out"]) == (6, 12, 0)
+    assert json.loads((done.run / "eval.json").read_text())["test"] == json.loads(json.dumps(test))
+    with np.load(done.run / "validation.npz") as file:
+        assert file["logits"].shape == (6, 3)
+        assert len(file["train_correct"]) == 24
+    predictor = Predictor.from_run(str(done.run), device="cpu")
+    images = sorted((parts / "test").rglob("*.png"))
+    answers = [p.classes[0] for p in predictor.stream(map(str, images))]
+    right = sum(a == path.parent.name for a, path in zip(answers, images, strict=True))
+    assert test["top1"] == right / 12
+
+
+@pytest.mark.parametrize("freeze", ["head", "none"])
+def test_the_test_images_change_nothing_but_their_own_results(
+    freeze: str, parts: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    optim = SOLVED if freeze == "head" else {"epochs": 2}
+    first = run_it(parts, tiny_weights, tmp_path / "one", optim=optim, train={"freeze": freeze})
+    names = sorted(folder.name for folder in (parts / "test").iterdir())
+    for path in sorted((parts / "test").rglob("*.png")):  # every label becomes wrong
+        other = names[(names.index(path.parent.name) + 1) % 3]
+        path.rename(parts / "test" / other / f"{path.stem}-{path.parent.name}.png")
+
+    second = run_it(parts, tiny_weights, tmp_path / "two", optim=optim, train={"freeze": freeze})
+
+    one, two = (
+        {k: v for k, v in r.figures.items() if k not in ("test", "seconds")}
+        for r in (first, second)
+    )
+    assert one == two
+    assert (first.run / "model.safetensors").stat().st_size > 0
+    assert final_results(first)["confusion"] != final_results(second)["confusion"]
+
+
+def test_three_folders_train_validate_and_test(
+    parts: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    for path in sorted((parts / "train").rglob("00[0-3].png")):
+        place = parts / "val" / path.parent.name / path.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(place)
+
+    done = run_it(parts, tiny_weights, tmp_path / "run", optim=SOLVED)
+
+    own = {("train", "train"): 18, ("val", "val"): 12}
+    assert split_counts(done.run) == {**own, ("test", "test"): 12}
+    assert final_results(done)["images"] == 12
+
+
+def test_val_from_test_validates_on_the_test_folder(
+    parts: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    options = ["--val-from", "test", "--weights", str(tiny_weights), "--out", str(out)]
+
+    assert main(["finetune", "--data", str(parts), *options]) == 0
+
+    assert split_counts(out) == {("train", "train"): 30, ("test", "val"): 12}
+    assert "test" not in json.loads((out / "eval.json").read_text())
+
+
+def test_val_from_test_beside_a_val_folder_is_refused(
+    parts: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(parts / "test", parts / "val")
+    options = ["--val-from", "test", "--weights", str(tiny_weights)]
+
+    assert main(["finetune", "--data", str(parts), *options]) == 2
+    assert "has a validation part" in capsys.readouterr().err
+
+
+def test_copies_of_training_images_are_left_out_of_the_test(
+    parts: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(parts / "train" / "red" / "000.png", parts / "test" / "red" / "copy.png")
+
+    done = run_it(parts, tiny_weights, tmp_path / "run", optim=SOLVED)
+
+    test = final_results(done)
+    assert (test["images"], test["left_out"]) == (12, 1)
+    assert "in several of training, validation and test" in capsys.readouterr().err
+
+
+def test_log_summary_and_page_state_the_test(
+    parts: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    options = ["--data", str(parts), "--weights", str(tiny_weights), "--out", str(out)]
+
+    assert main(["finetune", *options]) == 0
+
+    printed = capsys.readouterr()
+    assert "test images, evaluated once after training: 12" in printed.err
+    assert re.search(r"test accuracy .* on 12 test images, evaluated once", printed.out)
+    run = read_run(out)
+    assert any(
+        "Of the 12 test images, on which nothing was chosen" in s for s in summary_sentences(run)
+    )
+    assert any(figure.name == "test accuracy" for figure in key_figures(run))
+    assert "12 test images" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def without_val_from(run: Path) -> None:
+    """Make config.toml one of a run from before the setting."""
+    path = run / "config.toml"
+    path.write_text(re.sub(r"(?m)^val_from = .*\n", "", path.read_text()))
+
+
+def test_a_run_from_before_the_setting_is_resumed_with_its_split(
+    parts: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "data": {"val_from": "test"},
+        "optim": {"epochs": 2},
+        "train": {"freeze": "none"},
+    }
+    done = run_it(parts, tiny_weights, tmp_path / "run", **settings)
+    (done.run / "environment.json").unlink()  # as if it had been killed at the end
+    before = (done.run / "split.csv").read_bytes()
+    without_val_from(done.run)
+
+    assert main(["finetune", "--resume", str(done.run)]) == 0
+
+    assert (done.run / "split.csv").read_bytes() == before
+
+
+def test_settings_written_before_the_setting_keep_their_split_as_a_recipe(
+    parts: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    done = run_it(parts, tiny_weights, tmp_path / "run", optim=SOLVED)
+    without_val_from(done.run)
+    few = {"data": {"path": "x", "val_rate": 0.1}}
+
+    assert read_recipe(str(done.run / "config.toml"))["data"]["val_from"] == "test"
+    assert with_former_defaults(few) == few  # written by hand: today's default
+    assert with_former_defaults(read_toml(done.run / "config.toml")) != few
