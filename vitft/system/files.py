@@ -48,17 +48,20 @@ def read_regular(path: Path, *, limit: int) -> bytes:
         return file.read(limit)
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
+def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview]) -> None:
     """Write the file `path` atomically: after a crash it has either the old or the new content.
+
+    The content may be given in parts, so that a large one need not be copied into one.
 
     Raises:
         ResourceError: The disk is full.
         RunError: The folder is not writable.
     """
-    data = content.encode() if isinstance(content, str) else content
+    text = content.encode() if isinstance(content, str) else content
+    parts = [text] if isinstance(text, bytes) else text
     with writing(path), temporary_file(path) as (descriptor, temporary):
         with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

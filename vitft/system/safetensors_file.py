@@ -99,8 +99,8 @@ def map_tensors(path: Path, header: SafetensorsHeader) -> dict[str, memoryview]:
     return {name: mapped[entry.begin : entry.end] for name, entry in sorted(header.entries.items())}
 
 
-def with_sorted_metadata(content: bytes) -> bytes:
-    """Return a safetensors file with its metadata in the order of their names.
+def with_sorted_metadata(content: bytes) -> tuple[bytes, memoryview]:
+    """Return a safetensors file, in two parts, with its metadata in the order of their names.
 
     The library writes them in a random order, so equal files would differ in their bytes.
     """
@@ -112,4 +112,4 @@ def with_sorted_metadata(content: bytes) -> bytes:
     )
     header = text.encode()
     header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8
-    return b"".join([len(header).to_bytes(8, "little"), header, memoryview(content)[begin:]])
+    return len(header).to_bytes(8, "little") + header, memoryview(content)[begin:]
