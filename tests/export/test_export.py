@@ -113,14 +113,16 @@ def test_every_tool_opens_its_folder_alone_and_answers_image_by_image_as_predict
 
 
 def test_every_export_is_compared_on_all_validation_images(done: Exported) -> None:
-    assert [row.name for row in done.rows] == [*EXPORT_FORMATS]
+    assert [row.name for row in done.rows if ", " not in row.name] == [*EXPORT_FORMATS]
     assert {row.images for row in done.rows} == {6}
-    assert all(row.difference < 1e-5 and row.changed == 0 for row in done.rows[:5])
+    resized = ("transformers-js", "transformers-js, int8")  # compared on views of their own
+    exact = [row for row in done.rows if row.name not in ("int8", *resized)]
+    assert all(row.difference < 1e-5 and row.changed == 0 for row in exact)
     assert all(row.size > 0 and row.speed > 0 and row.original_speed > 0 for row in done.rows)
 
 
 def test_eight_bits_are_smaller_close_and_not_exact(done: Exported) -> None:
-    onnx, int8 = done.rows[3], done.rows[5]
+    onnx, int8 = (next(r for r in done.rows if r.name == name) for name in ("onnx", "int8"))
 
     assert int8.size < 0.8 * onnx.size  # the graph itself weighs as much as this tiny model
     assert 0 < int8.difference < 0.1 * int8.largest
@@ -131,7 +133,7 @@ def test_no_file_tells_where_it_was_made(run: Path, done: Exported) -> None:
 
     files = [path for path in done.folder.rglob("*") if path.is_file()]
 
-    assert len(files) == 16
+    assert len(files) == 21
     for path in files:
         content = path.read_bytes()
         assert not [place for place in places if place.encode() in content], path

@@ -120,6 +120,7 @@ def check(
 
 
 LIBRARIES = {"timm", "transformers", "onnxruntime", "OpenVINO", "PyTorch"}
+"""Libraries with a program in Python."""
 
 
 @pytest.fixture(autouse=True)

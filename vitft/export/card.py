@@ -25,6 +25,7 @@ from vitft.export.snippets import (
     GraphInput,
     Snippet,
     command_line,
+    javascript_snippet,
     timm_snippet,
     transformers_snippet,
 )
@@ -46,6 +47,16 @@ LICENCES = (
     "openrail", "unlicense", "unknown",
 )  # fmt: skip
 """Licence identifiers of the hub; any other licence is stated by its name."""
+
+
+LIBRARIES = {
+    "timm": "timm",
+    "transformers": "transformers",
+    "transformers-js": "transformers.js",
+    "onnx": "onnx",
+    "int8": "onnx",
+}
+"""Name on the hub of the library that opens each format; `vitft` for the others."""
 
 
 class CardDumper(yaml.SafeDumper):  # type: ignore[misc]
@@ -101,9 +112,7 @@ def header_of(
     card: Card, form: str, results: RunResults | None, data: str, plan: ExportPlan
 ) -> dict[str, Any]:
     """Return the metadata for the hub: library, task, licence, base model and results."""
-    library = {"timm": "timm", "transformers": "transformers", "onnx": "onnx", "int8": "onnx"}.get(
-        form, "vitft"
-    )
+    library = LIBRARIES.get(form, "vitft")
     if form == "safetensors" and not timm_obstacle(card):
         library = "timm"
     licence = plan.licence or pretrained_licence(card.weights)
@@ -215,6 +224,9 @@ def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
         takes = GraphInput(plan.with_preprocessing or plan.with_resize, plan.with_resize)
         found = [make(transform, takes) for make in GRAPH_SNIPPETS[form]]
         return found if form == "torch-export" else [*found, own]
+    if form == "transformers-js":
+        node = javascript_snippet(plan.repo)
+        return [node] if plan.repo else [node, own]  # on the hub, vitft reads model.safetensors
     if form == "transformers":
         return [transformers_snippet(transform, plan.repo), own]
     return [own] if timm_obstacle(card) else [timm_snippet(transform, plan.repo), own]

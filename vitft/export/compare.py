@@ -148,14 +148,19 @@ def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> 
         f"the predictions of the --{row.name} export differ from those of the run (logits by up to "
         f"{row.difference:.2g}, predicted classes on {row.changed} {on}); the export was removed"
     )
-    if row.name == "int8":
+    if row.name.endswith("int8"):
         if not row.images:
             raise RunError(
-                "the accuracy of --int8 cannot be measured because the validation images no longer "
-                "exist",
-                fix="restore them at the data.path in the run's config.toml, or remove --int8",
+                f"the accuracy of --{row.name} cannot be measured because the validation images no "
+                "longer exist",
+                fix="restore them at the data.path in the run's config.toml, or remove "
+                f"--{row.name.removesuffix(', int8')}",
             )
         if row.changed > max(1, MAX_CHANGED * row.images) or not np.isfinite(row.difference):
-            raise RunError(problem, fix="remove --int8, because 8 bits are too few for this model")
+            raise RunError(
+                problem,
+                fix=f"remove --{row.name.removesuffix(', int8')}, because 8 bits are too few for "
+                "this model",
+            )
     elif row.difference > max_error * max(1.0, row.largest):
         raise RunError(problem, fix="report this as a bug, and keep the run directory")

@@ -77,15 +77,19 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
             each.write(trained, folder)
             opened[name] = each.open(folder)
             sizes[name] = sum(path.stat().st_size for path in folder.rglob("*"))
+            if small := each.open_int8(folder):
+                opened[f"{name}, int8"], sizes[f"{name}, int8"] = small, sizes[name]
         original = open_module(trained.model, trained.card, by="vitft")
         images = comparison_images(trained, plan.images)
         rows = compare_exports(original, opened, images, sizes)
         for row in rows:
-            check_comparison(row, max_error=MAX_ERROR_RESIZED if plan.with_resize else MAX_ERROR)
+            is_resized = plan.with_resize or row.name == "transformers-js"
+            check_comparison(row, max_error=MAX_ERROR_RESIZED if is_resized else MAX_ERROR)
         notes = export_notes(trained, plan, rows)
         for row in rows:
-            folder = fresh if len(rows) == 1 else fresh / row.name
-            write_readme(trained, folder, row, plan)
+            if row.name in formats:
+                folder = fresh if len(formats) == 1 else fresh / row.name
+                write_readme(trained, folder, row, plan)
     return Exported(folder=plan.out, rows=tuple(rows), notes=tuple(notes))
 
 

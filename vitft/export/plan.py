@@ -15,17 +15,23 @@ EXPORT_FORMATS = {
     "safetensors": "one self-describing file, with a config.json for timm",
     "timm": "a folder for timm.create_model('local-dir:DIR', pretrained=True) and the hub",
     "transformers": "a folder for transformers.pipeline('image-classification', DIR)",
+    "transformers-js": "a folder for transformers.js, in Node and in browsers",
     "onnx": "an ONNX graph for onnxruntime and other tools (any batch size)",
     "torch-export": "a program for torch.export.load (any batch size)",
     "int8": "an ONNX graph with 8-bit weights for CPUs (slightly lower accuracy)",
 }
 """Mapping from the name of each format, which is also its option, to a description."""
 
-NEEDED_EXTRAS = {"transformers": "transformers", "onnx": "onnx", "int8": "onnx"}
+NEEDED_EXTRAS = {
+    "transformers": "transformers",
+    "transformers-js": "onnx",
+    "onnx": "onnx",
+    "int8": "onnx",
+}
 """Mapping from format to the extra of vitft needed to write or reopen it, if any."""
 GRAPH_FORMATS = ("onnx", "torch-export", "int8")
 """Formats that contain the computation and can therefore include the normalisation."""
-HUB_FORMATS = ("safetensors", "timm", "transformers")
+HUB_FORMATS = ("safetensors", "timm", "transformers", "transformers-js")
 """Formats that a hub repository can contain."""
 NUM_COMPARED = 64
 """Default number of validation images on which to compare."""

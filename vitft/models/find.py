@@ -50,7 +50,7 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
         return fetch_model(run)
     path = Path(run).expanduser() if run is not None else BASE / LATEST
     if path.is_dir():
-        files = [path / name for name in (MODEL, ONNX_FILE, PROGRAM_FILE)]
+        files = [path / name for name in (MODEL, ONNX_FILE, f"onnx/{ONNX_FILE}", PROGRAM_FILE)]
         path = next((file for file in files if file.is_file()), path)
     kind = path.suffix.lower()
     if path.is_file() and kind in FOREIGN_MODELS and not (graphs and kind == ".onnx"):

@@ -71,7 +71,9 @@ class OnnxEngine:
             RunError: onnxruntime cannot run the graph.
         """
         inputs: Any = views
-        if not self.takes_bytes:
+        if self.any_size and not self.takes_bytes:
+            inputs = views.transpose(0, 3, 1, 2).astype(np.float32)
+        elif not self.takes_bytes:
             inputs = normalise(views, self.transform).transpose(0, 3, 1, 2)
         try:
             (logits,) = self.session.run(["logits"], {self.input: np.ascontiguousarray(inputs)})

@@ -6,6 +6,7 @@ from vitft.export.formats.int8 import Int8Format
 from vitft.export.formats.onnx import OnnxFormat
 from vitft.export.formats.timm import SafetensorsFormat, TimmFormat
 from vitft.export.formats.transformers import TransformersFormat
+from vitft.export.formats.transformers_js import TransformersJsFormat
 from vitft.export.plan import ExportPlan
 
 
@@ -16,6 +17,7 @@ def formats_of(plan: ExportPlan) -> dict[str, ExportFormat]:
         "safetensors": SafetensorsFormat(),
         "timm": TimmFormat(),
         "transformers": TransformersFormat(),
+        "transformers-js": TransformersJsFormat(),
         "onnx": OnnxFormat(takes_bytes=takes_bytes, any_size=plan.with_resize),
         "torch-export": TorchExportFormat(takes_bytes=takes_bytes),
         "int8": Int8Format(takes_bytes=takes_bytes),

@@ -52,6 +52,10 @@ class ExportFormat(ABC):
     def open(self, folder: Path) -> OpenedModel:
         """Open a folder written by `write` with the target tool of the format."""
 
+    def open_int8(self, folder: Path) -> OpenedModel | None:  # noqa: ARG002 - for subclasses
+        """Open the 8-bit graph that the folder also contains, if any."""
+        return None
+
 
 def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:
     """Wrap a module that maps pixels to logits, with vitft's own preprocessing."""

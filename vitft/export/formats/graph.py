@@ -28,7 +28,7 @@ from vitft.export.formats.base import (
     module_logits,
     normalised_input,
 )
-from vitft.export.formats.onnx_resize import RESIZE_INPUT
+from vitft.export.formats.onnx_resize import PLANES_INPUT, RESIZE_INPUT
 from vitft.export.trained import TrainedRun
 from vitft.models.find import PROGRAM_FILE
 from vitft.system.errors import RunError
@@ -71,7 +71,12 @@ def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = F
     transform, shape = trained.card.transform, trained.card.architecture
     height, width = transform.image_size
     colours = "greyscale, (value" if transform.channels == 1 else "RGB, (value"
-    if any_size:
+    name = "pixels"
+    if any_size and not takes_bytes:
+        name = PLANES_INPUT
+        layout = "float32 (batch, 3, height, width): upright RGB of any size, values 0 to 255"
+    elif any_size:
+        name = RESIZE_INPUT
         layout = (
             "uint8 (batch, height, width, 3): upright RGB images of any size; the graph resizes, "
             "crops and normalises them"
@@ -88,7 +93,7 @@ def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = F
             "classes": list(trained.card.classes),
             "transform": transform.to_json(),
             "input": {
-                "name": RESIZE_INPUT if any_size else "pixels",
+                "name": name,
                 "layout": layout,
                 "bytes": takes_bytes,
                 "any_size": any_size,

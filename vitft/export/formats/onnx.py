@@ -17,7 +17,7 @@ from vitft.export.formats.graph import (
     open_graph,
     silenced,
 )
-from vitft.export.formats.onnx_resize import add_resize, resize_obstacle, rgb_bytes
+from vitft.export.formats.onnx_resize import add_resize, resize_obstacle, rgb_bytes, rgb_planes
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
 from vitft.models.find import ONNX_FILE
@@ -42,8 +42,7 @@ class OnnxFormat(ExportFormat):
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
         program = onnx_program(trained, self.takes_bytes or self.any_size)
-        size = sum(t.numel() * t.element_size() for t in trained.model.state_dict().values())
-        is_big = size > MAX_INLINE_BYTES
+        is_big = parameter_bytes(trained) > MAX_INLINE_BYTES
         with writing(folder), silenced():
             program.save(folder / ONNX_FILE, external_data=is_big)
             if self.any_size:
@@ -86,7 +85,12 @@ def onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN401
     return program
 
 
-def open_onnx(folder: Path) -> OpenedModel:
+def parameter_bytes(trained: TrainedRun) -> int:
+    """Return the size of a model's tensors in bytes."""
+    return sum(t.numel() * t.element_size() for t in trained.model.state_dict().values())
+
+
+def open_onnx(folder: Path, name: str = ONNX_FILE) -> OpenedModel:
     """Open a graph with onnxruntime, using the input described in its metadata."""
     import onnxruntime
 
@@ -96,17 +100,18 @@ def open_onnx(folder: Path) -> OpenedModel:
     # Otherwise, idle threads would keep the cores busy while another model is timed.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(
-        folder / ONNX_FILE, options, providers=["CPUExecutionProvider"]
+        folder / name, options, providers=["CPUExecutionProvider"]
     )
     described = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])
-    name = described["input"]["name"]
+    source = described["input"]["name"]
 
     def logits(inputs: NumericArray) -> NumericArray:
-        return np.asarray(session.run(["logits"], {name: inputs})[0])
+        return np.asarray(session.run(["logits"], {source: inputs})[0])
 
     opened = open_graph(described, logits, by=f"onnxruntime {onnxruntime.__version__}")
     if not described["input"]["any_size"]:
         return opened
+    prepare = rgb_bytes if described["input"]["bytes"] else rgb_planes
     return OpenedModel(
-        by=opened.by, classes=opened.classes, prepare=rgb_bytes, logits=logits, one_by_one=True
+        by=opened.by, classes=opened.classes, prepare=prepare, logits=logits, one_by_one=True
     )

@@ -26,6 +26,8 @@ from vitft.models.card import Card
 from vitft.system.errors import RunError
 
 RESIZE_INPUT, RESIZE_OUTPUT = "image", "resize_view"
+PLANES_INPUT = "pixel_values"
+"""Name of an input in float32 with the colours first, as transformers.js passes it."""
 RESIZED = ("bilinear", "bicubic", "lanczos")
 """Interpolations that the graph can compute."""
 MAX_GREY_LEVELS = 1
@@ -45,18 +47,28 @@ def resize_obstacle(card: Card) -> str:
     return ""
 
 
-def resize_graph(transform: EvalTransform, opset: int, ir_version: int) -> Any:  # noqa: ANN401
-    """Return an ONNX model that maps RGB bytes (B, h, w, 3) to views (B, S, S, 3)."""
+def resize_graph(
+    transform: EvalTransform, opset: int, ir_version: int, *, source: str = RESIZE_INPUT
+) -> Any:  # noqa: ANN401 - onnx's protobuf
+    """Return an ONNX model that maps images to views, uint8 (B, S, S, 3).
+
+    The input `source` is RGB in bytes (B, h, w, 3), or for `PLANES_INPUT` the same numbers in
+    float32 (B, 3, h, w).
+    """
     from onnx import TensorProto, helper
+
+    is_planes = source == PLANES_INPUT
+    axes = [2, 3] if is_planes else [1, 2]
 
     graph = GraphBuilder("resize_", {})
     add = graph.add
-    shape = add("Shape", RESIZE_INPUT)
-    old = add("Slice", shape, [1], [3])  # h, w
+    old = add("Slice", add("Shape", source), axes[:1], [axes[1] + 1])  # h, w
     new = resized_sides(graph, transform, old)  # H, W
     window = crop_window(graph, transform, old, new)
-    part = add("Slice", RESIZE_INPUT, window.first, window.end, [1, 2])  # (B, h', w', 3)
-    planes = add("Cast", add("Transpose", part, perm=[0, 3, 1, 2]), to=TensorProto.FLOAT)
+    planes = add("Slice", source, window.first, window.end, axes)
+    if not is_planes:
+        planes = add("Transpose", planes, perm=[0, 3, 1, 2])
+        planes = add("Cast", planes, to=TensorProto.FLOAT)  # (B, 3, h', w')
     if transform.channels == 1:
         weighted = add("ReduceSum", add("Mul", planes, GREY), [1])
         planes = add("Floor", add("Div", add("Add", weighted, 32768.0), 65536.0))  # (B, 1, h', w')
@@ -68,15 +80,14 @@ def resize_graph(transform: EvalTransform, opset: int, ir_version: int) -> Any: 
     if transform.channels == 1:
         view = add("Concat", view, view, view, axis=3)
     graph.nodes[-1].output[0] = RESIZE_OUTPUT
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.UINT8, ["batch", *sides, 3])
-        for name, sides in (
-            (RESIZE_INPUT, ("rows", "columns")),
-            (RESIZE_OUTPUT, transform.image_size),
-        )
-    ]
+    sizes = ["batch", 3, "rows", "columns"] if is_planes else ["batch", "rows", "columns", 3]
+    kind = TensorProto.FLOAT if is_planes else TensorProto.UINT8
+    begin = helper.make_tensor_value_info(source, kind, sizes)
+    end = helper.make_tensor_value_info(
+        RESIZE_OUTPUT, TensorProto.UINT8, ["batch", *transform.image_size, 3]
+    )
     return helper.make_model(
-        helper.make_graph(graph.nodes, "resize", ends[:1], ends[1:], graph.tensors()),
+        helper.make_graph(graph.nodes, "resize", [begin], [end], graph.tensors()),
         opset_imports=[helper.make_opsetid("", opset)],
         ir_version=ir_version,
     )
@@ -255,18 +266,30 @@ def view_difference(
     return ViewDifference(levels, differing / max(1, values))
 
 
+def rgb_planes(image: Any) -> NumericArray:  # noqa: ANN401 - a PIL image
+    """Return an image as the input `PLANES_INPUT`, (3, height, width)."""
+    return rgb_bytes(image).transpose(2, 0, 1).astype(np.float32)
+
+
 def rgb_bytes(image: Any) -> NumericArray:  # noqa: ANN401 - a PIL image
     """Return an image as the input of the graph, (height, width, 3)."""
     return np.asarray(image.convert("RGB"))
 
 
-def add_resize(path: Path, transform: EvalTransform, description: str, *, is_big: bool) -> None:
-    """Prepend the resize to the graph in a file, and replace its description."""
+def add_resize(
+    path: Path,
+    transform: EvalTransform,
+    description: str,
+    *,
+    is_big: bool,
+    source: str = RESIZE_INPUT,
+) -> None:
+    """Prepend the resize of the input `source` to a graph in a file; replace its description."""
     import onnx
 
     model = onnx.load(path)
     opset = next(each.version for each in model.opset_import if not each.domain)
-    front = resize_graph(transform, opset, model.ir_version)
+    front = resize_graph(transform, opset, model.ir_version, source=source)
     merged = onnx.compose.merge_models(front, model, io_map=[(RESIZE_OUTPUT, "pixels")])
     del merged.opset_import[:], merged.metadata_props[:]  # the merged model lists both opsets
     merged.opset_import.extend(model.opset_import)

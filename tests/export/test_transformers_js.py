@@ -1,0 +1,103 @@
+"""The folder for transformers.js, whose graphs take the pixels of an image of any size."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from tests.support.export_run import make_run
+from vitft.cli.main import main
+from vitft.data.images import open_image
+from vitft.export import Exported, export_run
+from vitft.export.plan import plan_export
+from vitft.predict.torch_engine import Predictor
+from vitft.system.errors import RunError
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("made")
+    return make_run(root, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
+
+
+@pytest.fixture(scope="module")
+def done(run: Path) -> Exported:
+    return export_run(str(run), plan_export(["transformers-js"], str(run.parent / "js")))
+
+
+def test_the_files_are_where_transformers_js_looks_for_them(done: Exported) -> None:
+    files = {str(p.relative_to(done.folder)) for p in done.folder.rglob("*") if p.is_file()}
+
+    assert files == {
+        "README.md",
+        "config.json",
+        "preprocessor_config.json",
+        "onnx/model.onnx",
+        "onnx/model_quantized.onnx",  # what pages load by default
+    }
+    config = json.loads((done.folder / "config.json").read_text())
+    assert config["id2label"] == {"0": "blue", "1": "green", "2": "red"}
+    assert config["problem_type"] == "single_label_classification"  # softmax
+
+
+def test_the_processor_hands_on_the_pixels_as_they_are(done: Exported) -> None:
+    processor = json.loads((done.folder / "preprocessor_config.json").read_text())
+
+    assert processor.pop("image_processor_type") == "ViTImageProcessor"
+    assert processor.pop("do_convert_rgb")
+    assert processor == dict.fromkeys(
+        ("do_resize", "do_center_crop", "do_rescale", "do_normalize"), False
+    )
+
+
+@pytest.mark.parametrize(("name", "limit"), [("model", 0.01), ("model_quantized", 0.1)])
+def test_the_graphs_answer_as_the_run_does_for_images_of_any_size(
+    run: Path, done: Exported, name: str, limit: float
+) -> None:
+    session = onnxruntime.InferenceSession(done.folder / "onnx" / f"{name}.onnx")
+    predictor = Predictor.from_run(str(run), device="cpu")
+
+    for path in sorted((run.parent / "photos").rglob("*.png")):
+        image = open_image(path)
+        # As transformers.js passes it: floats from 0 to 255, colours first.
+        pixels = np.asarray(image, np.float32).transpose(2, 0, 1)[None]
+        (theirs,) = session.run(["logits"], {"pixel_values": pixels})
+        ours = predictor.scores(predictor.transform.pixels(image)[None]).logits
+        assert np.abs(theirs - ours).max() < limit * np.abs(ours).max()
+
+
+def test_both_graphs_are_compared_and_the_small_one_has_integers(done: Exported) -> None:
+    assert [row.name for row in done.rows] == ["transformers-js", "transformers-js, int8"]
+    small = onnx.load(done.folder / "onnx" / "model_quantized.onnx")
+    assert "MatMulInteger" in {node.op_type for node in small.graph.node}
+
+
+def test_predict_reads_the_folder(
+    run: Path, done: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = []
+    for model in (run, done.folder):
+        arguments = [str(run.parent / "photos"), "--run", str(model), "--format", "csv"]
+        assert main(["predict", *arguments]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        rows.append([line.split(",")[:2] for line in lines])
+
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 10
+
+
+def test_the_readme_has_a_program_for_node(done: Exported) -> None:
+    text = (done.folder / "README.md").read_text()
+
+    assert "library_name: transformers.js" in text
+    assert 'import { env, pipeline, RawImage } from "@huggingface/transformers";' in text
+
+
+def test_a_resize_that_the_graph_cannot_compute_is_refused(tmp_path: Path) -> None:
+    kept = make_run(tmp_path, interpolation="nearest")
+
+    with pytest.raises(RunError, match="nearest interpolation"):
+        export_run(str(kept), plan_export(["transformers-js"], str(tmp_path / "x")))

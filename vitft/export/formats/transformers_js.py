@@ -1,0 +1,75 @@
+"""Format --transformers-js: a folder for pipeline("image-classification") of transformers.js.
+
+transformers.js resizes without antialiasing in Node and by the browser's rule in a page, so the
+graphs do it themselves: the processor only hands on the pixels, and the answers are the run's. The
+8-bit graph is the one that pages load by default.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitft.export.formats.base import ExportFormat, OpenedModel
+from vitft.export.formats.graph import describe_graph, silenced
+from vitft.export.formats.int8 import quantize_graph
+from vitft.export.formats.onnx import MAX_INLINE_BYTES, onnx_program, open_onnx, parameter_bytes
+from vitft.export.formats.onnx_resize import PLANES_INPUT, add_resize, resize_obstacle
+from vitft.export.trained import TrainedRun
+from vitft.models.card import Card
+from vitft.models.find import ONNX_FILE
+from vitft.system.errors import RunError
+from vitft.system.files import write_json, writing
+
+GRAPHS = "onnx"
+"""Folder in which transformers.js looks for graphs."""
+QUANTIZED_FILE = "model_quantized.onnx"
+PROCESSOR_SETTINGS: Mapping[str, Any] = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_convert_rgb": True,
+    **dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize"), False),
+}
+
+
+class TransformersJsFormat(ExportFormat):
+    """The files config.json, preprocessor_config.json and two graphs in onnx/."""
+
+    def obstacle(self, card: Card) -> str:
+        return resize_obstacle(card)
+
+    def write(self, trained: TrainedRun, folder: Path) -> None:
+        import onnx
+
+        if parameter_bytes(trained) > MAX_INLINE_BYTES:
+            raise RunError(
+                "the model is too large for transformers.js, which reads a graph from one file of "
+                "up to 2 GB",
+                fix="use --onnx",
+            )
+        names = trained.card.classes
+        config = {
+            "model_type": "vit",
+            "architectures": ["ViTForImageClassification"],
+            "id2label": {str(i): name for i, name in enumerate(names)},
+            "label2id": {name: i for i, name in enumerate(names)},
+            "problem_type": "single_label_classification",
+        }
+        write_json(folder / "config.json", config)
+        write_json(folder / "preprocessor_config.json", dict(PROCESSOR_SETTINGS))
+        graphs = folder / GRAPHS
+        text = describe_graph(trained, takes_bytes=False, any_size=True)
+        program = onnx_program(trained, True)
+        with writing(folder), silenced():
+            graphs.mkdir()
+            path = graphs / ONNX_FILE
+            program.save(path)
+            add_resize(path, trained.card.transform, text, is_big=False, source=PLANES_INPUT)
+            model = onnx.load(path)
+            del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
+            quantize_graph(model.graph)
+            onnx.save(model, graphs / QUANTIZED_FILE)
+
+    def open(self, folder: Path) -> OpenedModel:
+        return open_onnx(folder / GRAPHS)
+
+    def open_int8(self, folder: Path) -> OpenedModel | None:
+        return open_onnx(folder / GRAPHS, QUANTIZED_FILE)
