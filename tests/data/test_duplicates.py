@@ -8,6 +8,7 @@ from PIL import Image, ImageFilter, ImageOps
 
 from tests.support.pictures import encoded, read, scene
 from vitft.data.duplicates import (
+    KnownImages,
     are_copies,
     candidates,
     connected_components,
@@ -51,6 +52,20 @@ def test_a_copy_is_recognised_after(change: Callable[[Image.Image], Image.Image]
     found = near_pairs(sketches(*scenes, *(change(image) for image in scenes)))
 
     assert found == [(seed, seed + 8) for seed in range(8)]
+
+
+def test_known_images_find_the_same_copies_as_pairs() -> None:
+    scenes = [scene(seed) for seed in range(40)]
+    changed = [read(encoded(trimmed(image), 60)) for image in scenes[::4]]
+    blank = Image.new("RGB", (160, 120), (200, 10, 10))
+    known = KnownImages(sketches(blank, *scenes))
+
+    found = [known.copies_of(fingerprint_of(image)) for image in (*changed, blank, scene(99))]
+
+    assert found == [*([1 + i] for i in range(0, 40, 4)), [], []]
+    assert (
+        KnownImages(np.empty((0, FINGERPRINT_BYTES), np.uint8)).copies_of(sketches(blank)[0]) == []
+    )
 
 
 def test_different_images_are_not_duplicates() -> None:

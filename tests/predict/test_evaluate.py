@@ -67,6 +67,8 @@ def test_all_unseen_images_are_evaluated(run: Path, unseen: Path) -> None:
         "path": "",
         "unreadable": [],
         "trained": 0,
+        "trained_copies": 0,
+        "trained_paths": 0,
         "validated": 0,
         "copies": 0,
     }

@@ -62,6 +62,31 @@ def near_pairs(fingerprints: Vectors) -> list[IndexPair]:
     return sorted(found)
 
 
+class KnownImages:
+    """Fingerprints (n, FINGERPRINT_BYTES) with which new images are compared, one at a time."""
+
+    def __init__(self, fingerprints: Vectors) -> None:
+        self.rows = np.flatnonzero(~is_blank(fingerprints)) if len(fingerprints) else np.arange(0)
+        self.fingerprints = fingerprints[self.rows]
+        self.codes, self.small = hashes(self.fingerprints), standard(self.fingerprints)
+        self.tint = colour(self.fingerprints)
+
+    def copies_of(self, fingerprint: Vectors) -> list[int]:
+        """Return the indices of the known images of which an image is a near-duplicate."""
+        one = fingerprint[None]
+        if not len(self.rows) or is_blank(one)[0]:
+            return []
+        near = np.flatnonzero(np.bitwise_count(self.codes ^ hashes(one)[0]) <= HASH_BITS)
+        alike = self.small[near] @ standard(one)[0]
+        difference = colour_difference(self.tint[near], colour(one))
+        alike[difference > COLOUR_LEVELS] = 0
+        near = near[np.argsort(-alike, kind="stable")[:MAX_COMPARISONS]]
+        near = near[self.small[near] @ standard(one)[0] >= CORRELATION]
+        same = are_copies(self.fingerprints[near], np.repeat(one, len(near), axis=0))
+        found: list[int] = self.rows[near[same]].tolist()
+        return found
+
+
 def copies_among(fingerprints: Vectors, pairs: Sequence[IndexPair]) -> list[IndexPair]:
     """Return those of the given pairs that are near-duplicates."""
     if not pairs:

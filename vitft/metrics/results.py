@@ -154,8 +154,14 @@ class EvaluatedData(TypedDict):
     unreadable: list[FileRemark]
     trained: int | None
     """Number of images left out because the run trained on them; None if the split is unknown."""
+    trained_copies: int | None
+    """Number of images left out because they are near-duplicates of training images."""
+    trained_paths: int | None
+    """Number of images left out because they have the path of a training image that cannot be read
+    for a comparison."""
     validated: int | None
-    """Number of scored images that the run validated on; None if the split is unknown."""
+    """Number of scored images that the run validated on, or near-duplicates of such images; None
+    if the split is unknown."""
     copies: int  # number of scored images identical to an earlier one
 
 

@@ -1,14 +1,14 @@
 """Evaluation of a trained model on labelled images.
 
-Training images of the model are recognised by their digests and left out, because results on them
-would measure memorisation rather than generalisation.
+Training images of the model and their near-duplicates are recognised (`predict.run_images`) and
+left out, because results on them would measure memorisation rather than generalisation.
 """
 
 import contextlib
 import difflib
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,6 @@ from torch import Tensor
 from vitft.data.images import read_bytes
 from vitft.data.labelled import LabelledImages
 from vitft.data.loading import in_order
-from vitft.data.split import Manifest
 from vitft.metrics.calibration import (
     bin_by_confidence,
     calibration_error,
@@ -35,18 +34,17 @@ from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.output import format_csv_cell
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
+from vitft.predict.run_images import LEFT_OUT, Recognised, RunImages
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.predict.validation import read_json
 from vitft.system import console
-from vitft.system.errors import DataError, ImageError, RunError, UsageError
+from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.files import write_atomically
 from vitft.system.rundir import RunDir, create_run
 from vitft.system.text import count, csv_line, listing
 
 log = logging.getLogger(__name__)
 
-TRAINED_NOTE = "training image of this model"
-"""Note on an image that was skipped because the model was trained on it."""
 MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 PREDICTION_COLUMNS = (
     "path", "label", "class", "probability", "label_probability", "correct", "notes", "error",
@@ -100,6 +98,8 @@ class HashedImage(NamedTuple):
     view: Views | None = None
     notes: tuple[str, ...] = ()
     error: str = ""
+    is_validation: bool = False
+    """Whether it is a validation image of the run, or a near-duplicate of one."""
 
 
 def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> Evaluation:
@@ -115,15 +115,16 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
     classes = engine.classes
     check_classes(data, classes)
     folder = find_model(run, graphs=True).parent
-    splits = read_splits(folder, engine.split)
+    known = RunImages.read(folder, engine.split)
     index = {name: number for number, name in enumerate(classes)}
     postprocess = Postprocess.for_run(run, classes, engine.feature_size)
     log.info(postprocess.describe())
     predictions: list[LabelledPrediction] = []
     logits: list[ScoreArray] = []
     digests: list[str] = []
+    validated = 0
     with console.Progress("evaluating", len(data.images)) as progress:
-        for group in image_groups(data, engine, splits):
+        for group in image_groups(data, engine, known):
             usable = [image for image in group if image.view is not None]
             scored: Iterator[Prediction] = iter(())
             if usable:
@@ -132,6 +133,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
                 scored = iter(postprocess([image.path for image in usable], scores, targets))
                 logits.append(scores.logits)
                 digests += [image.sha256 for image in usable]
+                validated += sum(image.is_validation for image in usable)
             for image in group:
                 left_out = Prediction(path=image.path, notes=image.notes, error=image.error)
                 prediction = left_out if image.view is None else next(scored)
@@ -148,7 +150,7 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
         **probability_metrics(
             all_logits.double().numpy(), labels, ece_before=ece_before, temperature=temperature
         ),
-        "data": evaluated_data(data, predictions, digests, splits),
+        "data": evaluated_data(data, predictions, digests, None if known is None else validated),
     }
     warn_of_bias(results)
     return Evaluation(results=results, predictions=tuple(predictions))
@@ -187,29 +189,8 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
     )
 
 
-def read_splits(folder: Path, split: str) -> Mapping[str, str] | None:
-    """Return a mapping from image sha256 to `train` or `val`, or None without split.csv.
-
-    `split` is the digest of the manifest with which the model was trained.
-
-    Raises:
-        RunError: The file split.csv belongs to another model.
-    """
-    path = RunDir(folder).split
-    if not path.is_file():
-        return None
-    manifest = Manifest.read(path, folder)
-    if hashlib.sha256(path.read_bytes()).hexdigest() != split:
-        raise RunError(
-            f"{path} is not the split with which the model was trained",
-            fix="restore the original file, or evaluate a copy of the model in another folder",
-        )
-    rows = (*manifest.val, *manifest.train)  # training takes precedence
-    return {row.sha256: row.split for row in rows}
-
-
 def image_groups(
-    data: LabelledImages, engine: Predictor | OnnxEngine, splits: Mapping[str, str] | None
+    data: LabelledImages, engine: Predictor | OnnxEngine, known: RunImages | None
 ) -> Iterator[list[HashedImage]]:
     """Yield batches of hashed images, preprocessed unless the model was trained on them."""
 
@@ -219,9 +200,11 @@ def image_groups(
         try:
             content = read_bytes(data.locate(path))
             digest = hashlib.sha256(content).hexdigest()
-            if splits and splits.get(digest) == "train":
-                return HashedImage(path, label, digest, notes=(TRAINED_NOTE,))
-            return HashedImage(path, label, digest, engine.view(content, path))
+            found = Recognised() if known is None else known.recognise(path, content)
+            if found.note:
+                return HashedImage(path, label, digest, notes=(found.note,))
+            view = engine.view(content, path)
+            return HashedImage(path, label, digest, view, is_validation=found.split == "val")
         except ImageError as error:
             return HashedImage(path, label, digest, error=error.reason)
 
@@ -235,7 +218,7 @@ def image_groups(
 def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> DataError:
     """Return the error for data without any images to evaluate."""
     total = len(predictions)
-    if trained := sum(TRAINED_NOTE in row.prediction.notes for row in predictions):
+    if trained := sum({*LEFT_OUT} & {*row.prediction.notes} != set() for row in predictions):
         unread = f", and {total - trained:,} cannot be read" if total > trained else ""
         return DataError(
             f"no images left to evaluate: the model was trained on {trained:,} of "
@@ -267,18 +250,18 @@ def evaluated_data(
     data: LabelledImages,
     predictions: Sequence[LabelledPrediction],
     digests: Sequence[str],
-    splits: Mapping[str, str] | None,
+    validated: int | None,
 ) -> EvaluatedData:
     """Return the source of the images, the unreadable files and the counts for eval.json."""
     rows = [row.prediction for row in predictions]
-    trained = validated = None
-    if splits is not None:
-        trained = sum(TRAINED_NOTE in row.notes for row in rows)
-        validated = sum(splits.get(digest) == "val" for digest in digests)
+    is_known = validated is not None
+    exact, near, same_path = (sum(note in row.notes for row in rows) for note in LEFT_OUT)
     return {
         "path": str(data.source),
         "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
-        "trained": trained,
+        "trained": exact if is_known else None,
+        "trained_copies": near if is_known else None,
+        "trained_paths": same_path if is_known else None,
         "validated": validated,
         "copies": len(digests) - len({*digests}),
     }
@@ -298,12 +281,15 @@ def warn_of_bias(results: EvaluationResults) -> None:
             "there is no split.csv next to the model, which may have been trained on some of these "
             "images"
         )
-    elif data["trained"]:
-        total = images + data["trained"] + len(unreadable)
-        log.warning(
-            f"skipped {data['trained']:,} of {count(total, 'image')} because the model was trained "
-            "on them"
-        )
+    reasons = (
+        (data["trained"], "the model was trained on them"),
+        (data["trained_copies"], "they are nearly identical to training images"),
+        (data["trained_paths"], "they have the paths of training images, which cannot be read"),
+    )
+    total = images + sum(number or 0 for number, _ in reasons) + len(unreadable)
+    for number, reason in reasons:
+        if number:
+            log.warning(f"skipped {number:,} of {count(total, 'image')} because {reason}")
     if data["validated"]:
         log.warning(
             "the results are slightly optimistic: the model was selected on "

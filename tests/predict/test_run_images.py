@@ -1,0 +1,117 @@
+"""Training images are recognised among images to evaluate, also after they were saved again."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.support.pictures import encoded, read, scene, scenes_folder
+from tests.training.test_run import run_it
+from vitft.cli.main import main
+from vitft.data.labelled import find_labelled
+from vitft.data.split import Manifest
+from vitft.metrics.results import EvaluatedData
+from vitft.predict.evaluate import evaluate
+from vitft.predict.run_images import COPY_NOTE, PATH_NOTE
+
+CLASSES = ("cat", "dog")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return scenes_folder(tmp_path / "photos", CLASSES, each=10)
+
+
+@pytest.fixture
+def run(photos: Path, tiny_weights: Path, tmp_path: Path) -> Path:
+    """A run on 20 scenes, 4 of which validate."""
+    return run_it(photos, tiny_weights, tmp_path / "run", optim={"solver": "lbfgs", "l2": 1.0}).run
+
+
+def saved_again(photos: Path, into: Path, *, name: str = "{}") -> Path:
+    """Save every photo again as a smaller file."""
+    for path in sorted(photos.rglob("*.jpg")):
+        place = into / path.parent.name / f"{name.format(path.stem)}.jpg"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(encoded(read(path.read_bytes()), 60))
+    return into
+
+
+def judged(data: Path, run: Path) -> tuple[int, EvaluatedData]:
+    results = evaluate(find_labelled(data), str(run), device="cpu").results
+    return results["images"], results["data"]
+
+
+@pytest.mark.parametrize("name", ["{}", "renamed-{}"], ids=["same names", "other names"])
+def test_training_photos_saved_again_are_left_out(
+    name: str, photos: Path, run: Path, tmp_path: Path
+) -> None:
+    images, data = judged(saved_again(photos, tmp_path / "again", name=name), run)
+
+    assert (data["trained"], data["trained_copies"], data["trained_paths"]) == (0, 16, 0)
+    assert images == data["validated"] == 4
+
+
+def test_a_warning_and_the_rows_say_what_was_left_out(
+    photos: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again, out = saved_again(photos, tmp_path / "again"), tmp_path / "out"
+
+    assert main(["evaluate", "--data", str(again), "--run", str(run), "--out", str(out)]) == 0
+
+    assert "skipped 16 of 20 images because they are nearly identical" in capsys.readouterr().err
+    with (out / "predictions.csv").open(newline="") as file:
+        notes = [row["notes"] for row in csv.DictReader(file)]
+    assert notes.count(COPY_NOTE) == 16
+
+
+def test_other_images_with_the_names_of_training_images_are_evaluated(
+    run: Path, tmp_path: Path
+) -> None:
+    others = tmp_path / "others"
+    for label, name in enumerate(CLASSES):
+        (others / name).mkdir(parents=True)
+        for i in range(10):
+            (others / name / f"{i}.jpg").write_bytes(encoded(scene(5000 + 100 * label + i)))
+
+    images, data = judged(others, run)
+
+    assert images == 20
+    assert (data["trained_copies"], data["trained_paths"], data["validated"]) == (0, 0, 0)
+
+
+def test_the_path_decides_where_the_training_image_is_gone(
+    photos: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again, out = saved_again(photos, tmp_path / "again"), tmp_path / "out"
+    photos.rename(tmp_path / "moved")
+
+    assert main(["evaluate", "--data", str(again), "--run", str(run), "--out", str(out)]) == 0
+
+    assert "skipped 16 of 20 images because they have the paths" in capsys.readouterr().err
+    assert (out / "predictions.csv").read_text().count(PATH_NOTE) == 16
+
+
+def test_a_changed_file_in_the_data_folder_of_the_run_is_left_out(photos: Path, run: Path) -> None:
+    path = Manifest.read(run / "split.csv", photos).train[0].path
+    (photos / path).write_bytes(encoded(scene(7777)))
+
+    images, data = judged(photos, run)
+
+    assert (images, data["trained"], data["trained_paths"]) == (4, 15, 1)
+
+
+def test_many_images_of_a_run_are_not_compared_which_is_said(
+    photos: Path,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("vitft.predict.run_images.MAX_COMPARED", 10)
+    again = saved_again(photos, tmp_path / "again", name="renamed-{}")
+
+    images, data = judged(again, run)
+
+    assert (images, data["trained_copies"], data["trained_paths"]) == (20, 0, 0)
+    assert "near-duplicates of training images are not recognised" in capsys.readouterr().err

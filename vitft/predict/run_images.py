@@ -1,0 +1,132 @@
+"""Recognition of the training and validation images of a run among images to evaluate.
+
+An image is recognised by its digest, as a near-duplicate by its fingerprint, and by its path if the
+training image at this path cannot be read for a comparison. Does not import torch.
+"""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from vitft.config.run import config_from_table, read_toml
+from vitft.data.arrays import data_path
+from vitft.data.duplicates import KnownImages
+from vitft.data.fingerprint import fingerprint_of
+from vitft.data.folder import File, Folder
+from vitft.data.images import decode
+from vitft.data.split import Manifest, Row
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.system import console
+from vitft.system.errors import RunError, VitftError
+from vitft.system.rundir import RunDir
+
+log = logging.getLogger(__name__)
+
+TRAINED_NOTE = "training image of this model"
+COPY_NOTE = "copy of a training image of this model"
+PATH_NOTE = "path of a training image of this model"
+"""Notes on an image that is skipped: the same bytes, a near-duplicate, or only the same path."""
+LEFT_OUT = (TRAINED_NOTE, COPY_NOTE, PATH_NOTE)
+MAX_COMPARED = 50_000
+"""Maximum number of images of a run to compare fingerprints with, for time and memory."""
+
+
+class Recognised(NamedTuple):
+    """The split of an image in the run, empty if it is new, and the note if it is left out."""
+
+    split: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunImages:
+    """The training and validation images of a run."""
+
+    splits: Mapping[str, str]
+    """Mapping from digests to `train` or `val`."""
+    train_paths: frozenset[str]
+    """Paths of the training images that could not be read to be compared."""
+    known: KnownImages
+    """Fingerprints of the other images."""
+    known_splits: tuple[str, ...]
+    """`train` or `val` for each of `known`."""
+
+    @classmethod
+    def read(cls, folder: Path, split: str) -> Self | None:
+        """Read the images of a run directory, or return None without split.csv.
+
+        `split` is the digest of the manifest with which the model was trained.
+
+        Raises:
+            RunError: The file split.csv belongs to another model.
+        """
+        path = RunDir(folder).split
+        if not path.is_file():
+            return None
+        manifest = Manifest.read(path, folder)
+        if hashlib.sha256(path.read_bytes()).hexdigest() != split:
+            raise RunError(
+                f"{path} is not the split with which the model was trained",
+                fix="restore the original file, or evaluate a copy of the model in another folder",
+            )
+        rows = (*manifest.val, *manifest.train)  # training takes precedence
+        splits = {row.sha256: row.split for row in rows}
+        found = read_fingerprints(folder, manifest, rows)
+        digests = [digest for digest in splits if digest in found.by_digest]
+        return cls(
+            splits=splits,
+            train_paths=frozenset(
+                row.path for row in manifest.train if row.sha256 not in found.by_digest
+            ),
+            known=KnownImages(found.table(digests)),
+            known_splits=tuple(splits[digest] for digest in digests),
+        )
+
+    def recognise(self, path: str, content: bytes) -> Recognised:
+        """Return what the run knows of an image, given its path and its bytes.
+
+        Raises:
+            ImageError: The bytes are not a complete image of a supported format.
+        """
+        exact = self.splits.get(hashlib.sha256(content).hexdigest(), "")
+        if exact:
+            return Recognised(exact, TRAINED_NOTE if exact == "train" else "")
+        near: set[str] = set()
+        if self.known_splits:
+            copies = self.known.copies_of(fingerprint_of(decode(content, path).image))
+            near = {self.known_splits[i] for i in copies}
+        if "train" in near:
+            return Recognised("train", COPY_NOTE)
+        if path in self.train_paths:
+            return Recognised("train", PATH_NOTE)
+        return Recognised("val" if near else "")
+
+
+def read_fingerprints(folder: Path, manifest: Manifest, rows: tuple[Row, ...]) -> Fingerprints:
+    """Return the fingerprints of those images of a run that are still in its data folder."""
+    try:
+        config = config_from_table(read_toml(folder / "config.toml"))
+    except VitftError:
+        return Fingerprints("none")  # no settings, so the place of the images is unknown
+    if len(rows) > MAX_COMPARED:
+        log.warning(
+            f"near-duplicates of training images are not recognised: the run has {len(rows):,} "
+            f"images, more than {MAX_COMPARED:,}"
+        )
+        return Fingerprints("none")
+    root = data_path(config.data.path, config.data.root)
+    images = Folder(
+        root=root,
+        classes=manifest.classes,
+        files=tuple(File(row.path, row.label) for row in rows),
+        layout="classes",
+    )
+    found = Fingerprints(config.train.cache)
+    with console.Progress("images of the run", len(rows)) as progress:
+        fingerprint_folder(
+            images, found, max_pixels=config.data.max_pixels, progress=progress.advance
+        )
+    return found
