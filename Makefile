@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo test check docs clean bench-frozen bench-heads bench-train bench-predict \
-	bench-finetuned bench-scratch kills campaigns pretrain-demo
+	bench-finetuned bench-scratch kills campaigns mutants pretrain-demo
 
 demo: $(VENV)/.installed  ## fine-tune, predict and export on drawn flowers, offline
 	$(BIN)/vitft demo
@@ -53,6 +53,9 @@ campaigns: $(VENV)/.testing  ## signals, killed processes, failing calls, full d
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.rank_kills
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.fail_points
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.full_disk
+
+mutants: $(VENV)/.testing  ## plant 150 random faults, one at a time, and count those that tests detect
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.mutants
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

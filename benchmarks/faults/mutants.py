@@ -356,12 +356,13 @@ def main() -> int:
     args = parser.parse_args()
     os.nice(10)
     torch.set_num_threads(1)
-    rng = random.Random(args.seed)
     counts: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         checkout = Checkout(Path(folder))
-        for module in args.module or modules_of(checkout.root, args.modules, rng):
-            faults = drawn(checkout.root, module, args.each, rng)
+        for module in args.module or modules_of(
+            checkout.root, args.modules, random.Random(args.seed)
+        ):
+            faults = drawn(checkout.root, module, args.each, random.Random(f"{args.seed} {module}"))
             if args.list:
                 print("\n".join(f"{module}:{f.line} {f.kind}: {f.text}" for f in faults))
                 continue

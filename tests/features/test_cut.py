@@ -34,6 +34,17 @@ def test_without_a_frozen_part_there_is_no_prefix(tiny_vit: VisionTransformer) -
     torch.testing.assert_close(cut.suffix(PIXELS), tiny_vit(PIXELS), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("freeze", "pooled"), [("head", True), ("blocks:1", False), ("none", False)]
+)
+def test_only_a_frozen_encoder_leaves_one_feature_per_image(
+    tiny_vit: VisionTransformer, freeze: str, pooled: bool
+) -> None:
+    freeze_model(tiny_vit, freeze)
+
+    assert cut_model(tiny_vit, freeze).pooled is pooled
+
+
 def test_training_the_suffix_leaves_frozen_parts_in_eval_mode(tiny_vit: VisionTransformer) -> None:
     freeze_model(tiny_vit, "blocks:1")
     cut = cut_model(tiny_vit, "blocks:1")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitft.features.lbfgs import minimise
+from vitft.features.lbfgs import CurvatureHistory, minimise
 
 
 def bowls() -> tuple[Tensor, Tensor, Tensor]:
@@ -28,6 +28,45 @@ def test_each_of_several_bowls_is_followed_to_its_bottom() -> None:
 
     torch.testing.assert_close(bowl(found)[0], bowl(lowest)[0], rtol=1e-9, atol=0)
     torch.testing.assert_close(found, lowest, atol=1e-3, rtol=0)
+
+
+def test_few_evaluations_lead_to_the_bottom_of_a_bowl() -> None:
+    matrix, lowest, slope = bowls()
+    visited: list[Tensor] = []
+
+    def bowl(point: Tensor) -> tuple[Tensor, Tensor]:
+        visited.append(point)
+        pulled = (matrix @ point[..., None])[..., 0]
+        return (point * (0.5 * pulled - slope)).sum(dim=1), pulled - slope
+
+    minimise(bowl, torch.zeros_like(lowest), steps=2000, tolerance=1e-9)
+
+    assert visited[1].norm(dim=1)[1:].tolist() == pytest.approx([1, 1])  # no curvature is known
+    torch.testing.assert_close(visited[1][0], slope[0])  # a gradient shorter than one
+    assert len(visited) < 120
+
+
+def test_the_direction_is_that_of_dense_bfgs_with_the_last_ten_steps() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = bowls()[0][1]
+    memory = CurvatureHistory([], [], [])
+    steps = torch.randn(13, 12, generator=generator, dtype=torch.float64)
+    steps[11] = 0  # has no curvature and is left out
+    for step in steps:
+        memory.add(step[None], (matrix @ step)[None])
+    gradient = torch.randn(12, generator=generator, dtype=torch.float64)
+
+    found = memory.downhill(gradient[None])[0]
+
+    one = torch.eye(12, dtype=torch.float64)
+    last = matrix @ steps[-1]
+    inverse = one * (steps[-1] @ last) / (last @ last)
+    for step in steps[3:]:
+        change = matrix @ step
+        if (along := step @ change) > 0:
+            left = one - torch.outer(step, change) / along
+            inverse = left @ inverse @ left.T + torch.outer(step, step) / along
+    torch.testing.assert_close(found, -inverse @ gradient)
 
 
 def test_a_function_that_is_done_stays_where_it_is() -> None:

@@ -4,8 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.covariance import OAS
 
-from vitft.features.ood import REFERENCE_FILE, Reference, fit_reference, read_reference
+from vitft.features.ood import (
+    REFERENCE_FILE,
+    Reference,
+    fit_reference,
+    limit_of,
+    read_reference,
+    thinned,
+    whitener,
+)
 from vitft.metrics.results import OodResults
 from vitft.system.errors import RunError
 
@@ -57,6 +66,40 @@ def test_distances_are_in_units_of_the_scatter_within_classes(reference: Referen
 
     assert np.corrcoef(reference.distances(features), expected)[0, 1] > 0.95
     assert reference.distances(features).mean() == pytest.approx(12, rel=0.1)  # D of them
+
+
+@pytest.mark.parametrize("images", [4, 15, 40, 1000])
+def test_the_scatter_is_shrunk_as_scikit_learn_shrinks_it(images: int) -> None:
+    x = np.random.default_rng(0).normal(size=(images, 12)) @ SCATTER * np.linspace(0.2, 2, 12)
+
+    found = whitener(x.astype(np.float32))
+
+    expected = OAS(assume_centered=True).fit(x)
+    assert expected.shrinkage_ > 0.001
+    assert found @ found.T == pytest.approx(np.linalg.inv(expected.covariance_), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(("images", "limit"), [(20, 20), (48, 48), (49, 49), (99, 98), (149, 147)])
+def test_two_of_a_hundred_new_images_are_expected_above_the_limit(images: int, limit: int) -> None:
+    assert limit_of(np.arange(1, images + 1, dtype=np.float64)) == pytest.approx(
+        limit
+    )  # 0.98 (n + 1), at most n
+
+
+def test_rows_are_thinned_at_even_intervals() -> None:
+    rows = np.arange(100, 110)
+
+    assert thinned(rows, 5).tolist() == [100, 102, 104, 106, 108]
+    assert thinned(rows, 10).tolist() == thinned(rows, 11).tolist() == rows.tolist()
+
+
+def test_twenty_held_out_images_and_two_per_class_are_enough() -> None:
+    features, labels = drawn(30)
+    rows = np.arange(30)
+
+    assert fitted(features, labels, rows < 19)[0] is None
+    assert fitted(features, labels, rows < 20)[0] is not None
+    assert fitted(features, rows // 2)[0] is not None
 
 
 def test_fewer_images_than_dimensions_still_give_finite_distances() -> None:

@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from vitft.metrics.chance import chance_level
+from vitft.metrics.chance import chance_level, chance_remedy
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import RunResults
 
@@ -59,3 +59,16 @@ def test_results_of_older_runs_without_a_matrix_are_not_called_constant() -> Non
 
     assert chance_level(older).startswith("is not measurably better")
     assert chance_level(cast("RunResults", {"top1": 0.5})) == ""
+
+
+@pytest.mark.parametrize("weights", ["none", "random:vit_tiny_patch16_224"])
+def test_a_model_that_starts_from_random_weights_needs_longer_training_or_weights(
+    weights: str,
+) -> None:
+    assert chance_remedy(weights) == "train longer or start from pretrained weights"
+
+
+def test_a_model_that_starts_from_pretrained_weights_needs_other_settings_or_images() -> None:
+    assert chance_remedy("vit_tiny_patch16_224") == (
+        "train longer, with another learning rate, or on more images"
+    )

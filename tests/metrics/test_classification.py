@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import balanced_accuracy_score, log_loss, precision_recall_fscore_support
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    log_loss,
+    precision_recall_fscore_support,
+    top_k_accuracy_score,
+)
 
 from vitft.metrics.calibration import FittedTemperature
 from vitft.metrics.classification import (
@@ -16,6 +21,7 @@ from vitft.metrics.classification import (
     count_top_k,
     probability_metrics,
 )
+from vitft.metrics.intervals import wilson_interval
 
 
 def some(images: int = 90, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,6 +72,18 @@ def test_metrics_equal_those_of_scikit_learn() -> None:
     assert figures["balanced"] == pytest.approx(balanced_accuracy_score(labels, named))
     shares = logits.double().softmax(dim=-1).numpy()
     assert figures["loss"] == pytest.approx(log_loss(labels, shares), abs=1e-6)
+    for k in (1, 5):
+        accuracy = top_k_accuracy_score(labels, logits, k=k)
+        assert figures[f"top{k}"] == pytest.approx(accuracy)
+        assert figures[f"top{k}_interval"] == wilson_interval(round(accuracy * 90), 90)
+    assert figures["majority"] == int(torch.bincount(labels).max()) / 90
+
+
+@pytest.mark.parametrize(("classes", "is_measured"), [(5, False), (6, True)])
+def test_the_top_five_are_counted_from_six_classes_on(classes: int, is_measured: bool) -> None:
+    figures = classification_metrics(*some(classes=classes), [str(i) for i in range(classes)])
+
+    assert (figures["top5"] is not None) == is_measured
 
 
 def test_every_metric_lies_in_its_interval() -> None:

@@ -101,6 +101,20 @@ def test_the_interval_of_a_mean_is_skewed_towards_the_long_tail() -> None:
     assert high - low == pytest.approx(2 * 1.96 / 20, rel=0.2)  # as wide as the normal one
 
 
+@pytest.mark.parametrize("images", [60, 3000])
+def test_the_interval_of_a_mean_is_the_bootstrap_t_of_a_thousand_resamples(images: int) -> None:
+    values = np.random.default_rng(0).exponential(size=images)
+    drawn = values[np.random.default_rng(7).integers(0, images, (1000, images))]
+    error = values.std() / images**0.5
+    errors = np.maximum(drawn.std(axis=1) / images**0.5, error / 4)
+
+    found = bootstrap_mean_interval(values, seed=7)
+
+    scores = (drawn.mean(axis=1) - values.mean()) / errors
+    expected = values.mean() - np.quantile(scores, [0.975, 0.025]) * error
+    assert found == pytest.approx(tuple(expected))
+
+
 def test_the_interval_of_a_mean_is_the_same_every_time() -> None:
     values = np.random.default_rng(1).normal(size=300)
 
