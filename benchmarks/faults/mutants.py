@@ -5,10 +5,9 @@
 
 A fault changes one expression or statement: a comparison, a number, a sign, a boolean, a call, a
 branch or a return value. It is planted in a copy of the checkout, and pytest runs there in a forked
-child that has torch loaded, on the test files of the module's package that import the module (all
-files of the package if none does, or with `--package`). A fault survives if they pass. The faults
-in `equivalent.csv` change no promised behaviour (an equal result, another speed) and are counted
-apart.
+child that has torch loaded: first the test files of the module's package that import the module,
+then the others of the package. A fault survives if all of them pass. The faults in `equivalent.csv`
+change no promised behaviour (an equal result, another speed) and are counted apart.
 
 Exits with 1 if fewer than 97 % of the other faults are detected, or if tests fail without a fault.
 """
@@ -224,7 +223,7 @@ class Checkout:
         self.log = folder / "pytest.log"
         self.texts = {path: path.read_text() for path in sorted(self.root.glob("tests/**/*.py"))}
 
-    def stages(self, module: str, *, package_too: bool) -> Iterator[list[str]]:
+    def stages(self, module: str) -> Iterator[list[str]]:
         """Yield the test files of a module's package that import it, and the others."""
         package, _, stem = module.removesuffix(".py").replace("/", ".").rpartition(".")
         name = re.compile(rf"{re.escape(package)}(\.{stem}\b| import .*\b{stem}\b)")
@@ -238,10 +237,7 @@ class Checkout:
         ]
         near.sort(key=lambda path: Path(path).stem != f"test_{stem}")
         rest = [path for path in files if path not in near]
-        if near:
-            yield near
-        if rest and (package_too or not near):
-            yield rest
+        yield from filter(None, (near, rest))
 
     def plant(self, module: str, content: bytes) -> None:
         """Write a module and remove its compiled form."""
@@ -300,13 +296,11 @@ class Result:
     by: str = ""
 
 
-def campaign(
-    checkout: Checkout, module: str, faults: list[Fault], *, package_too: bool
-) -> Iterator[Result]:
+def campaign(checkout: Checkout, module: str, faults: list[Fault]) -> Iterator[Result]:
     """Plant the faults of a module in turn and run its tests, unless they fail without a fault."""
     source = (checkout.root / module).read_bytes()
     known = equivalents()
-    stages = list(checkout.stages(module, package_too=package_too))
+    stages = list(checkout.stages(module))
     limits: dict[int, float] = {}
     for fault in faults:
         result = Result(fault, *fault.change(source))
@@ -351,7 +345,6 @@ def main() -> int:
     parser.add_argument("--modules", type=int, default=30, help="number of modules to draw")
     parser.add_argument("--each", type=int, default=5, help="faults per module")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--package", action="store_true", help="run all tests of the package")
     parser.add_argument("--list", action="store_true", help="print the drawn faults only")
     args = parser.parse_args()
     os.nice(10)
@@ -366,7 +359,7 @@ def main() -> int:
             if args.list:
                 print("\n".join(f"{module}:{f.line} {f.kind}: {f.text}" for f in faults))
                 continue
-            for result in campaign(checkout, module, faults, package_too=args.package):
+            for result in campaign(checkout, module, faults):
                 counts[result.outcome] += 1
                 print(f"{result.outcome:<10} {module}:{result.fault.line} {result.fault.kind}\n"
                       f"    - {result.before[:300]}\n    + {result.after[:300]}\n"

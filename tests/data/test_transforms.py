@@ -16,7 +16,13 @@ import torch
 from PIL import Image
 from torchvision import transforms as tv
 
-from vitft.data.transforms import CropTransform, EvalTransform, Interpolation
+from vitft.data.transforms import (
+    CropTransform,
+    EvalTransform,
+    Interpolation,
+    crop_views,
+    eval_view,
+)
 from vitft.system.errors import UsageError
 
 SIZES = [(500, 375), (375, 500), (333, 333), (257, 401), (63, 40), (1, 1), (7, 300), (249, 248)]
@@ -131,6 +137,11 @@ def test_a_transform_survives_json() -> None:
         {"std": (0.5, 0.0, 0.5)},
         {"mean": (math.nan, 0.5, 0.5)},
         {"mean": (0.5,)},
+        {"mean": (2000.0, 0.5, 0.5)},
+        {"std": (1e7, 0.5, 0.5)},
+        {"image_size": (0, 224)},
+        {"image_size": (2**20, 2**20)},
+        {"crop": 1e-5},
     ],
     ids=str,
 )
@@ -150,6 +161,19 @@ def test_the_same_key_gives_the_same_view_and_another_key_another() -> None:
     assert first.shape == (32, 32, 3)
     assert (first == again).all()
     assert (first != other).any()
+
+
+def test_a_view_is_that_of_evaluation_or_a_crop_by_the_images_digest() -> None:
+    transform, crop, image = EvalTransform(image_size=(32, 32)), CropTransform(), photo(90, 60)
+
+    plain, (first, second) = eval_view(transform), crop_views(transform, crop, 2, seed=5)
+
+    assert (plain.pixels(image, "abc") == transform.pixels(image)).all()
+    for number, view in enumerate((first, second)):
+        expected = crop.pixels(image, key=f"crop 5 {number}/abc")
+        assert (view.pixels(image, "abc") == expected).all()
+    assert len({plain.settings, first.settings}) == 2
+    assert first.settings == second.settings
 
 
 def test_the_view_of_a_key_is_the_same_in_another_process() -> None:
