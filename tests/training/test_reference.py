@@ -10,6 +10,7 @@ import pytest
 
 import vitft
 from tests.conftest import draw_folder
+from tests.models.test_timm_model import random_model, saved
 from tests.training.test_run import run_it
 from vitft.features.ood import REFERENCE_FILE
 from vitft.report.run_page import write_report
@@ -139,3 +140,17 @@ def test_the_power_is_logged_and_stated_with_every_prediction(
         f"; notes at most about {power} of the images of an unknown class as unlike the training "
         "images"
     )
+
+
+@pytest.mark.parametrize("stages", ["head", "none"])
+def test_a_timm_model_notes_foreign_images_too(many: Path, tmp_path: Path, stages: str) -> None:
+    weights = saved(tmp_path / "w.safetensors", random_model())
+
+    audit = train(many, weights, tmp_path / "run", stages)
+
+    assert audit["out_of_distribution"]["reason"] is None
+    model = vitft.load(tmp_path / "run", device="cpu")
+    assert model.postprocess.reference is not None
+    features = model.features(sorted(str(path) for path in many.rglob("*.png")))
+    assert np.mean(model.postprocess.reference.are_unlike(features)) < 0.1
+    assert all(model.postprocess.reference.are_unlike(features[:9] + 50 * features.std()))
