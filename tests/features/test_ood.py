@@ -183,6 +183,10 @@ def test_the_power_is_that_on_classes_that_were_really_left_out(
     assert low <= power <= high
     assert abs(power - np.mean(real)) < 0.04
     assert bounds[0] < power < bounds[1] or power == 1
+    assert results["unknown_class_range"] is not None
+    least, most = results["unknown_class_range"]
+    assert least <= power <= most
+    assert (least, most) == pytest.approx((min(real), max(real)), abs=0.06)
     assert results["classes_left_out"] == 4
 
 

@@ -131,6 +131,7 @@ def fit_reference(
         "false_alarms": None,
         "unknown_class": None,
         "unknown_class_interval": None,
+        "unknown_class_range": None,
         "classes_left_out": 0,
         "features_trained": trained,
     }
@@ -142,11 +143,13 @@ def fit_reference(
     features = features[:, :MAX_DIMENSIONS]
     rows = thinned(np.flatnonzero(held_out), MAX_FITTED)
     folds = Folds(features, labels, rows, groups)
-    noted, left_out, classes = folds.leave_classes_out()
-    if left_out:
-        results["unknown_class"] = noted / left_out
-        results["unknown_class_interval"] = wilson_interval(noted, left_out)
-        results["classes_left_out"] = classes
+    if left_out := folds.leave_classes_out():
+        noted, total = (sum(numbers) for numbers in zip(*left_out, strict=True))
+        fractions = [one / images for one, images in left_out]
+        results["unknown_class"] = noted / total
+        results["unknown_class_interval"] = wilson_interval(noted, total)
+        results["unknown_class_range"] = min(fractions), max(fractions)
+        results["classes_left_out"] = len(left_out)
     results["held_out"] = len(rows)
     results["false_alarms"] = max(1 - IN_DISTRIBUTION, 1 / (len(rows) + 1))
     found = fit_classes(features, labels).arrays()
@@ -196,15 +199,15 @@ class Folds:
         """Return the distances of the held-out rows (m,) in fits without them."""
         return np.concatenate([self.fit_without(fold)[1] for fold in range(FOLDS)])
 
-    def leave_classes_out(self) -> tuple[int, int, int]:
+    def leave_classes_out(self) -> list[tuple[int, int]]:
         """Leave each class out in turn, as if its images were of an unknown class.
 
         A few of the parts give the limit for each class and the distances of its images.
 
         Returns:
-            The number of held-out images that are noted, their total, and the number of classes.
+            For each class left out, the numbers of its held-out images that are noted, and of all.
         """
-        noted = total = classes = 0
+        counts = list[tuple[int, int]]()
         parts = next(parts for most, parts in PARTS_OF if len(self.rows) < most)
         for number, label in enumerate(
             thinned(np.unique(self.labels[self.rows]), CLASSES_LEFT_OUT)
@@ -215,9 +218,9 @@ class Folds:
             if len(known) < MIN_HELD_OUT // 2:
                 continue
             unknown = np.concatenate([fit.distances(self.features[own]) for fit, _ in fits])
-            noted += round(float((unknown > limit_of(known)).mean()) * len(own))
-            total, classes = total + len(own), classes + 1
-        return noted, total, classes
+            noted = round(float((unknown > limit_of(known)).mean()) * len(own))
+            counts.append((noted, len(own)))
+        return counts
 
 
 def limit_of(distances: Distances) -> float:

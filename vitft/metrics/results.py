@@ -227,6 +227,7 @@ class OodResults(TypedDict):
     false_alarms: float | None  # expected fraction of noted images of the known classes
     unknown_class: float | None  # fraction of noted images of classes left out in turn
     unknown_class_interval: Interval | None
+    unknown_class_range: Interval | None  # lowest and highest fraction of a class left out
     classes_left_out: int
     features_trained: bool
     """Whether the features were trained on the classes left out, which makes the fraction an upper

@@ -146,7 +146,8 @@ def describe_unlike(run: Run) -> str:
     left_out = count(found["classes_left_out"], "class", "classes")
     return (
         f"{text}, but without guarantee: with {left_out} left out in turn, {power} "
-        f"(95 % interval: {interval(found['unknown_class_interval'], 0)}) and "
+        f"(95 % interval: {interval(found['unknown_class_interval'], 0)}; by class: "
+        f"{interval(found['unknown_class_range'], 0)}) and "
         f"{percent(found['false_alarms'], 0)} of the images of known classes are noted."
     )
 

@@ -72,7 +72,8 @@ def describe_reference(results: OodResults) -> str:
     power = power_text(results["unknown_class"], trained=results["features_trained"])
     left_out = count(results["classes_left_out"], "class", "classes")
     bounds = interval(results["unknown_class_interval"], 0)
-    return f"{text}, {power} (95 % interval {bounds}; {left_out} left out in turn)"
+    by_class = interval(results["unknown_class_range"], 0)
+    return f"{text}, {power} (95 % interval {bounds}; {left_out} left out in turn: {by_class})"
 
 
 def sample(rows: Sequence[Row], most: int, seed: int) -> list[Row]:
