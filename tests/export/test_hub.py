@@ -102,7 +102,7 @@ def test_a_pushed_model_is_predicted_with_and_opened_by_timm(
     )
     theirs = in_child(TIMM, json.dumps(["me/flowers", image]), tmp_path / "three", hub.endpoint)
 
-    assert "may write to me" in pushed["0"]["err"]
+    assert "with write access to me" in pushed["0"]["err"]
     assert (tmp_path / "refused" / "model.safetensors").exists()
     assert f"pushed: {hub.endpoint}/me/flowers/commit/" in pushed["1"]["out"]
     repo = hub.repos["me/flowers"]

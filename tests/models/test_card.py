@@ -69,7 +69,7 @@ WRONG_VALUES: list[tuple[str, object, str]] = [
     ("architecture.surprise", 1, r"architecture\.surprise is unknown"),
     ("transform", "bicubic", "transform is 'bicubic' instead of an object"),
     ("transform.image_size", [32, 32], r"transform\.image_size is \(32, 32\)"),
-    ("transform.crop", 1e-9, "needs images of more than"),
+    ("transform.crop", 1e-9, "requires resizing images to more than"),
     ("transform.crop", "0.9", "instead of a number"),
     ("transform.interpolation", "box", "instead of one of"),
     ("transform.mean", [0.5], "invalid normalisation"),

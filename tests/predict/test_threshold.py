@@ -129,8 +129,8 @@ def test_the_threshold_states_the_images_it_rests_on(tmp_path: Path) -> None:
 
     assert (found.covered, found.validation, found.training) == (200, 40, 160)
     assert str(found) == (
-        "threshold 100.0 %: precision 100.0 % (95 % interval 98.1 to 100.0 %) on 200 of 40 "
-        "validation images and 160 cross-validated training images"
+        "threshold 100.0 %: precision 100.0 % (95 % interval 98.1 to 100.0 %) on 200 of 200 "
+        "images (40 validation, 160 cross-validated)"
     )
 
 

@@ -84,7 +84,7 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="is given twice"):
         compared(run, run)
-    with pytest.raises(RunError, match="with its predictions, is missing"):
+    with pytest.raises(RunError, match="which contains the validation predictions, is missing"):
         compared(run, old)
 
 

@@ -246,7 +246,10 @@ def test_the_page_of_a_run_without_label_check_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "text"),
-    [(None, "to the validation images;"), (48, "images and 48 cross-validated training")],
+    [
+        (None, "to the validation images;"),
+        (48, "images and the cross-validated predictions for 48 training images;"),
+    ],
 )
 def test_the_page_states_on_which_images_the_temperature_rests(
     tmp_path: Path, more: int | None, text: str
@@ -318,9 +321,9 @@ def test_advice_states_how_certain_it_is(tmp_path: Path) -> None:
     texts = [f"{step.what} {step.why}" for step in advice]
     (more,) = (text for text in texts if text.startswith("Twice as many images"))
     assert "about 6.0 points" in more
-    assert "Extrapolated" in more
+    assert "extrapolated" in more
     (few,) = (text for text in texts if text.startswith("To measure the accuracy"))
-    assert "There are 12 now" in few
+    assert "from 12 images" in few
     assert texts[0].startswith("Retrain without duplicates")
 
 

@@ -1,11 +1,12 @@
-"""Numbers, lists and rows as text."""
+"""Numbers, lists, rows and errors as text."""
 
 import csv
+import errno
 import io
 
 import pytest
 
-from vitft.system.text import csv_line, duration, listing, whole_percent
+from vitft.system.text import csv_line, describe_os_error, duration, listing, whole_percent
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,16 @@ def test_a_formula_is_escaped(name: str) -> None:
 )
 def test_a_duration_has_a_suitable_unit(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), "permission denied"),
+        (OSError("Unusable"), "unusable"),
+        (OSError(0, "SSL handshake failed"), "SSL handshake failed"),
+        (OSError(), "unknown error"),
+    ],
+)
+def test_an_error_of_the_system_reads_as_part_of_a_sentence(error: OSError, text: str) -> None:
+    assert describe_os_error(error) == text

@@ -214,7 +214,7 @@ def near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
 
 
 def merge_fixes(fixes: Iterable[Fix]) -> list[Fix]:
-    """Return one fix per path, with the strongest action and the reasons of all its fixes."""
+    """Return one fix per path, with the strongest action and all reasons for that path."""
     by_path: dict[str, list[Fix]] = {}
     for fix in fixes:
         by_path.setdefault(fix.path, []).append(fix)

@@ -63,8 +63,8 @@ def check_folder(
     folder = scan(root)
     if split is not None and not any(file.path in split for file in folder.files):
         raise DataError(
-            f"none of the images in {root} is in the split of the run",
-            fix="use the folder that the run was trained on",
+            f"none of the images in {root} is in the run's split",
+            fix="use the folder that the model was trained on",
         )
     fingerprints = Fingerprints(train.cache)
     features = None

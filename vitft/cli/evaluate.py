@@ -33,7 +33,7 @@ def add_evaluate(parser: Parser) -> None:
     parser.add_argument(
         "--subset",
         choices=("train", "val", "test"),
-        help="part of a folder with train/ and val/ or test/ to evaluate (default: val, or test)",
+        help="part to evaluate if the folder has its own parts (default: val, or else test)",
     )
     parser.add_argument(
         "--run", metavar="DIR", help="run directory, checkpoint or export (default: runs/latest)"

@@ -43,7 +43,10 @@ def add_export(parser: Parser) -> None:
         type=int,
         default=NUM_COMPARED,
         metavar="N",
-        help=f"number of validation images to compare with the run (default: {NUM_COMPARED})",
+        help=(
+            "number of validation images on which to compare the exported model with the original "
+            f"(default: {NUM_COMPARED})"
+        ),
     )
     run.add_argument(
         "--licence",

@@ -80,7 +80,7 @@ def run_command(arguments: list[str]) -> int:
 
 
 def build_parser(command: str | None = None) -> Parser:
-    """Return the parser for all commands, with the options of `command` or, if None, of all."""
+    """Return the parser for all commands, with the options of `command` (default: of all)."""
     parser = Parser(
         prog="vitft",
         description="Fine-tune a Vision Transformer on a folder of images.",

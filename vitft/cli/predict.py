@@ -94,14 +94,15 @@ def add_inference_options(parser: Parser) -> None:
         "--threshold",
         type=float,
         metavar="P",
-        help="probability below which predictions are marked as not sure",
+        help='probability below which predictions are marked "not sure"',
     )
     parser.add_argument(
         "--precision",
         type=float,
         metavar="P",
-        help="choose the threshold above which a fraction P of the predictions is correct, by the "
-        "validation images and the cross-validated training images",
+        help="choose the lowest threshold such that a fraction P of the predictions at or above it "
+        "is correct, judged on the validation images and the cross-validated predictions for "
+        "training images",
     )
     parser.add_argument(
         "--tta", action="store_true", help="average each prediction with that of the mirrored image"

@@ -64,13 +64,15 @@ def add_serve(parser: Parser) -> None:
         "--threshold",
         type=float,
         metavar="P",
-        help="probability below which predictions are marked as not sure",
+        help='probability below which predictions are marked "not sure"',
     )
     parser.add_argument(
         "--precision",
         type=float,
         metavar="P",
-        help="choose the threshold at which a fraction P of the validation predictions is correct",
+        help="choose the lowest threshold such that a fraction P of the predictions at or above it "
+        "is correct, judged on the validation images and the cross-validated predictions for "
+        "training images",
     )
     parser.set_defaults(command=serve_command)
 
@@ -117,7 +119,7 @@ def serve_command(args: argparse.Namespace) -> int:
 
 
 def threshold_of(args: argparse.Namespace, run: Path) -> float:
-    """Return the probability below which predictions are noted as not sure."""
+    """Return the probability below which predictions are marked `not sure`."""
     if args.precision is None:
         return args.threshold or 0.0
     from vitft.predict.threshold import choose_threshold  # it imports simplejpeg

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from vitft.system.errors import ResourceError
+from vitft.system.text import describe_os_error
 
 CLOSED_PIPE = 141
 """Exit code that shells give to a program whose reader, such as `head`, has ended (SIGPIPE)."""
@@ -103,7 +104,7 @@ class Stdout(SafeStream):
         if isinstance(self.failure, BrokenPipeError):
             return CLOSED_PIPE
         raise ResourceError(
-            f"cannot write the results to stdout: {(self.failure.strerror or '').lower()}",
+            f"cannot write the results to stdout: {describe_os_error(self.failure)}",
             fix="redirect stdout to a file on a disk with free space, and run the command again; "
             "the files that it wrote are complete",
         )

@@ -23,8 +23,8 @@ def add_study(parser: Parser) -> None:
         required=True,
         nargs="+",
         metavar="NAME",
-        help="weights as for finetune, random:NAME for an untrained model, or none for the first "
-        "model untrained",
+        help="weights as for vitft finetune, random:NAME for a randomly initialised model, or "
+        '"none" for the architecture of the first model with random weights',
     )
     experiment.add_argument(
         "--shots",

@@ -120,7 +120,10 @@ def fetch_weights(args: argparse.Namespace) -> int:
 
     found = locate_entry(args.name)
     if not isinstance(found, CatalogEntry):
-        raise UsageError(f"{args.name} is a local file", fix="use a name from `vitft weights list`")
+        raise UsageError(
+            (f"{args.name} is a local file: there is nothing to fetch"),
+            fix="use a name from `vitft weights list`",
+        )
     output.note(f"licence: {found.licence}")
     fetched = fetch(found, allow_pickle=args.allow_pickle)
     sha256 = f"{fetched.sha256} (verified)"

@@ -15,6 +15,7 @@ from vitft.config.schema import invalid, require, setting_types
 from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, WeightsSpec
 from vitft.system.errors import UsageError
 from vitft.system.files import resource
+from vitft.system.text import describe_os_error
 
 WRITTEN_SETTINGS = frozenset({"path", "split", "val_rate", "seed", "max_pixels"})
 """Settings of `[data]` that every run has written to config.toml."""
@@ -153,7 +154,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", fix="check the path") from error
+        raise UsageError(
+            f"cannot read {path}: {describe_os_error(error)}", fix="check the path"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}", fix="correct the file") from error
 

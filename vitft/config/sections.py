@@ -41,7 +41,8 @@ class DataSpec:
     allow_bad: bool = False
     """Whether to continue when more than a tenth of the files are unreadable."""
     group_duplicates: bool = False
-    """Whether to keep near-duplicates, like identical files, on one side of a random split."""
+    """Whether to keep near-duplicates on one side of a random split, as is always done with
+    identical files."""
     fixes: str = ""
     """CSV file of images to drop or relabel, as written by `vitft check`."""
     fixes_digest: str = ""
@@ -107,8 +108,8 @@ class ModelSpec:
     """Initial values of the trained position embedding: small noise, or sines and cosines of row
     and column at the scale of the patch embedding, which help with few blocks or epochs."""
     convs: Annotated[tuple[int, ...], Range(ge=2, le=16384)] = ()
-    """Channels of 3x3 convolutions before the patch embedding, e.g. [32, 48, 64]. The last ones
-    have stride 2, one for each factor of 2 in the patch side."""
+    """Channels of 3x3 convolutions before the patch embedding (a convolutional stem), e.g. [32, 48,
+    64]. The last ones have stride 2, one for each factor of 2 in the patch side."""
     registers: Annotated[int, Range(ge=0, le=64)] = 0
     """Number of register tokens."""
     layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0

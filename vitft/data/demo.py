@@ -354,7 +354,7 @@ def demo_data(spec: DataSpec) -> DataSpec:
     if spec.path != "demo":
         return spec
     if not DEMO_FOLDER.exists():
-        log.info(f"drawing flowers into {DEMO_FOLDER}/")
+        log.info(f"creating flower images in {DEMO_FOLDER}/")
         draw_demo(DEMO_FOLDER)
     return replace(spec, path=str(DEMO_FOLDER))
 

@@ -18,7 +18,7 @@ from vitft.data.download.registry import KNOWN_ARCHIVES
 from vitft.data.unused import by_suffix, unused_files
 from vitft.data.walk import Walk
 from vitft.system.errors import DataError
-from vitft.system.text import count, listing
+from vitft.system.text import count, describe_os_error, listing
 
 Part = Literal["train", "val", "test", ""]
 
@@ -119,7 +119,7 @@ def check_is_folder(root: Path) -> None:
         exists = root.exists()
     except OSError as error:  # e.g. no permission for a parent folder
         raise DataError(
-            f"cannot read the data folder {root}: {(error.strerror or '').lower()}",
+            f"cannot read the data folder {root}: {describe_os_error(error)}",
             fix="check the path and its permissions",
         ) from error
     if exists:

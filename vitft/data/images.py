@@ -5,7 +5,7 @@ by its own Pillow decoder, HEIC by that of pillow-heif; no other decoder is trie
 started. The size is checked before pixels are decoded, and an incomplete file is an error, never a
 partial image.
 
-Each mode is converted to RGB as follows (ignoring colour profiles, like timm and torchvision):
+Each mode is converted to RGB as follows (ignoring colour profiles, as timm and torchvision do):
 
     1, L, P            black and white, equal channels, palette lookup
     16-bit grey        the upper 8 bits, as Pillow does for 16-bit colour: 65535 -> 255
@@ -58,6 +58,7 @@ from vitft.data.signatures import (
 from vitft.system.errors import ImageError, UsageError
 from vitft.system.files import open_regular
 from vitft.system.imports import require_extra
+from vitft.system.text import describe_os_error
 
 MAX_PIXELS = 100_000_000
 TIFF = TiffImagePlugin.TiffImageFile
@@ -120,7 +121,7 @@ def open_image(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
 
 
 def read_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode the bytes of a file like `decode`, and return only the upright RGB image."""
+    """Decode the bytes of a file as `decode` does, but return only the upright RGB image."""
     return decode(data, name, max_pixels=max_pixels).image
 
 
@@ -144,7 +145,7 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
             inside = array_member(name)
             if inside is not None:
                 return inside
-        reason = OPEN_ERRORS.get(error.errno, f"cannot be read ({error.strerror})")
+        reason = OPEN_ERRORS.get(error.errno, f"cannot be read ({describe_os_error(error)})")
         raise ImageError(name, reason) from error
     except ValueError as error:  # NUL or surrogate in the file name
         raise ImageError(name, "not found") from error

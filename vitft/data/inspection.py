@@ -107,7 +107,7 @@ def inspect_file(
 ) -> Inspected | ImageError:
     """Read one file and return the result of `function`, or the error if the file is unreadable.
 
-    The path in the error is relative to `root`, like that of the file.
+    The path in the error is relative to `root`, as that of the file is.
     """
     try:
         data = read_bytes(f"{root}/{file.path}", max_pixels=max_pixels)
@@ -128,7 +128,7 @@ def inspect_folder(
     """Read and fully decode every file of a folder once, in `workers` threads.
 
     Raises:
-        DataError: More than ten files, and more than a tenth of all, are unreadable.
+        DataError: More than ten files, and more than a tenth of all files, are unreadable.
     """
     root = os.fspath(folder.root)
     results = in_order(
@@ -150,7 +150,7 @@ def collect(
     """Collect the results of a pass over a folder's files, calling `progress(1)` after each.
 
     Raises:
-        DataError: More than ten files, and more than a tenth of all, are unreadable.
+        DataError: More than ten files, and more than a tenth of all files, are unreadable.
     """
     good: list[InspectedFile] = []
     bad: list[tuple[str, str]] = []

@@ -34,7 +34,7 @@ def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool
 
 
 def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
-    """Return the indices of equally many images of each class, grouped by class.
+    """Return the indices of the same number of images from each class, grouped by class.
 
     Images of a class are drawn from a permutation, which is reshuffled whenever it is used up; the
     next epoch continues where this one ended. Over a run, the numbers of uses of a class's images

@@ -31,6 +31,7 @@ from vitft.data.unused import (
 from vitft.data.walk import Walk, is_folder
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.redaction import redacted
+from vitft.system.text import describe_os_error
 
 log = logging.getLogger(__name__)
 
@@ -245,7 +246,7 @@ def list_entries(name: str) -> Iterator[str]:
                 yield from (text for text in lines if text.strip() and not text.startswith("#"))
     except OSError as error:
         raise DataError(
-            f"cannot read the list {name}: {(error.strerror or '').lower()}",
+            f"cannot read the list {name}: {describe_os_error(error)}",
             fix="use a text file with one path per line, or a CSV file with a path column",
         ) from error
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from vitft.system.errors import DataError
+from vitft.system.text import describe_os_error
 
 
 def encode_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
@@ -37,7 +38,7 @@ class TableReader:
         try:
             self.data = path.read_bytes()
         except OSError as error:
-            reason = (error.strerror or "").lower()
+            reason = describe_os_error(error)
             raise DataError(f"cannot read {path}: {reason}", fix=missing) from error
         self.path, self.fix = path, fix
         text = self.data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")

@@ -61,12 +61,13 @@ class EvalTransform:
     def __post_init__(self) -> None:
         if not 0 < self.crop <= 1:
             raise UsageError(
-                f"crop is {self.crop}, but must be a fraction of the image side",
+                f"the crop must be a fraction of the image side, but it is {self.crop}",
                 fix="use a number greater than 0 and at most 1, e.g. 0.9",
             )
         if max(self.image_size) / self.crop > MAX_RESIZED_SIDE:
             raise UsageError(
-                f"a crop of {self.crop:.3g} needs images of more than {MAX_RESIZED_SIDE:,} pixels",
+                f"a crop of {self.crop:.3g} requires resizing images to more than "
+                f"{MAX_RESIZED_SIDE:,} pixels per side",
                 fix="use a larger fraction, e.g. 0.9",
             )
         if self.interpolation not in RESAMPLING or self.fit not in ("crop", "squash"):
@@ -173,7 +174,7 @@ class CropTransform:
         return np.array(view)
 
     def box(self, image: Image.Image, rng: random.Random) -> tuple[int, int, int, int]:
-        """Draw a box (left, top, right, bottom), or use the whole image if ten draws do not fit."""
+        """Draw a random box (left, top, right, bottom); after ten misfits, use the whole image."""
         low, high = (math.log(side) for side in self.ratio)
         for _ in range(10):
             area = image.width * image.height * rng.uniform(*self.scale)

@@ -11,7 +11,7 @@ from pathlib import Path
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.unused import sub_folder_note, suffix_of, unused_notes
 from vitft.system.errors import DataError
-from vitft.system.text import count
+from vitft.system.text import count, describe_os_error
 
 REFERENCE_SUFFIXES = frozenset({".jpg", ".JPG", ".png", ".PNG"})
 HIDDEN, FOLDER, IMAGE = "hidden", "folder", "image"
@@ -145,7 +145,7 @@ class Walk:
             return []
         except OSError as error:
             raise DataError(
-                f"cannot read the folder {self.full(folder)}: {error.strerror}",
+                f"cannot read the folder {self.full(folder)}: {describe_os_error(error)}",
                 fix="check the disk or the network share",
             ) from error
 

@@ -4,7 +4,8 @@
 maps equal `Attention.maps`, the logits are computed from them, and gradients flow back to them.
 This needs neither hooks nor a second implementation of any part of the model.
 
-Shapes use the notation of `models.vit`; gh and gw are the rows and columns of the patch grid.
+Shapes use the notation of `models.vit`; gh and gw are the numbers of rows and columns of the patch
+grid.
 
 Sources: Abnar and Zuidema 2020 (rollout), https://arxiv.org/abs/2005.00928; Chefer, Gur and Wolf
 2021 (relevance from attention and its gradients), https://arxiv.org/abs/2103.15679.

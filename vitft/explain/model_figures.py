@@ -1,4 +1,4 @@
-"""Figures of a model as in the ViT paper: filters, position similarities, attention distances.
+"""Figures of a model as in the ViT paper: filters, position embeddings, attention distances.
 
 The figures are drawn by `report.plots`. Shapes use the notation of `models.vit`; gh and gw are the
 rows and columns of the patch grid.

@@ -48,7 +48,7 @@ def push_error(done: Exported, plan: ExportPlan, error: Exception) -> VitftError
     problem = f"the upload to {plan.repo} failed: {reason}; the export is in {done.folder}"
     if status_of(error) in (401, 403):
         return WeightsError(
-            problem, fix=f"set HF_TOKEN to a token that may write to {plan.repo.split('/')[0]}"
+            problem, fix=f"set HF_TOKEN to a token with write access to {plan.repo.split('/')[0]}"
         )
     folder = shlex.quote(str(done.folder))
     return WeightsError(problem, fix=f"upload it later: hf upload {plan.repo} {folder}")

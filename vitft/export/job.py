@@ -40,12 +40,12 @@ class Exported:
 
     @property
     def difference(self) -> float:
-        """Maximum difference of a logit over all formats."""
+        """Largest difference in any logit from the original model, over all formats."""
         return max(row.difference for row in self.rows)
 
     @property
     def changed(self) -> int:
-        """Number of images whose predicted class differs, in the format with most differences."""
+        """Largest number of images whose predicted class differs, over all formats."""
         return max(row.changed for row in self.rows)
 
 

@@ -273,7 +273,10 @@ class Extractor:
 
 
 def batch_size(device: str, width: int) -> int:
-    """Return the number of images per forward pass; for wide models, 8 fill a CPU's caches."""
+    """Return the number of images per forward pass.
+
+    It is 8 for wide models on a CPU, whose caches they fill.
+    """
     return 8 if device == "cpu" and width >= 768 else BATCH_IMAGES[device]
 
 

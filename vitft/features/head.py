@@ -200,10 +200,11 @@ def cross_validate(
 
 
 def gain_from_twice(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the expected gain in accuracy from twice the images, by a power law of the error.
+    """Return the expected gain in accuracy from doubling the number of images, or None.
 
-    The points are pairs of number of images and error rate, by increasing number. The gain is None
-    if the error does not decrease or is zero at any point.
+    Each point is a number of images and an error rate, in ascending order; a power law is fitted to
+    the last three. The gain is None with fewer than three points, if any error is zero, or if the
+    fitted error does not decrease.
 
     Source: Hestness et al. 2017, "Deep Learning Scaling is Predictable, Empirically".
     """
@@ -253,7 +254,7 @@ def sample_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedHead:
-    """A linear layer on raw features, with the scores by which its method was chosen."""
+    """A linear layer on raw features, with the scores used to choose how it was fitted."""
 
     weight: Tensor  # (C, D), or (C, read) if the head reads the leading features only; float32
     bias: Tensor  # (C,), float32

@@ -24,7 +24,7 @@ import numpy as np
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import OodResults
 from vitft.system.errors import RunError
-from vitft.system.text import percent
+from vitft.system.text import describe_os_error, percent
 
 Features = np.ndarray[Any, np.dtype[np.float32]]
 Distances = np.ndarray[Any, np.dtype[np.float64]]
@@ -274,7 +274,7 @@ def read_reference(run: Path, width: int) -> Reference | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise damaged_reference(path, str(error.strerror)) from error
+        raise damaged_reference(path, describe_os_error(error)) from error
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             found = Reference.from_arrays(arrays)

@@ -22,8 +22,8 @@ from vitft.metrics.results import CalibrationBin, Interval
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 BINS = 15
-"""Maximum number of bins, as in Guo et al. 2017 but with equally many images in each: most bins of
-equal width would be empty when most confidences are close to 1."""
+"""Maximum number of bins, as in Guo et al. 2017 but with the same number of images in each: most
+bins of equal width would be empty when most confidences are close to 1."""
 MIN_IMAGES_PER_BIN = 15
 """Minimum number of images per bin; for small data sets the number of bins is reduced."""
 CALIBRATION_FOLDS = 10
@@ -56,14 +56,14 @@ class FittedTemperature:
     held_out: Floats
     """Temperature fitted without each validation image (n,), for unbiased metrics."""
     cross_validated: int = 0
-    """Number of cross-validated training images on which it was fitted too."""
+    """Number of training images whose cross-validated logits it was fitted to as well."""
     note: str = ""  # reason why none was fitted; empty if one was
 
 
 def calibrate_temperature(
     validation: ScoredSet, training: ScoredSet | None = None
 ) -> FittedTemperature:
-    """Fit the temperature to the validation images and, if given, cross-validated training images.
+    """Fit the temperature to the validation images and any cross-validated training predictions.
 
     It is the most probable one given the log losses and a prior, which matters only if there are
     few images: without it, a few correct predictions would make the model certain.

@@ -117,7 +117,8 @@ def probability_metrics(
 ) -> ProbabilityMetrics:
     """Return the metrics that depend on the temperature, from logits (n, C) already scaled by it.
 
-    `ece_before` is the calibration error before scaling, `note` the reason if none was fitted.
+    `ece_before` is the calibration error before scaling; `note` says why no temperature was fitted,
+    if so.
     """
     truth = labels.numpy()
     loss = log_losses(scores, truth)

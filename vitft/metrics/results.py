@@ -106,7 +106,7 @@ class CrossValidation(TypedDict):
     top1: float
     top1_interval: Interval
     curve: list[LearningCurvePoint]  # from few images to many
-    gain_from_twice: float | None  # extrapolated gain in accuracy from twice the images
+    gain_from_twice: float | None  # extrapolated gain in accuracy from doubling their number
     weak_spots: list[WeakClass]  # the three classes with the lowest recall, lowest first
 
 
@@ -199,7 +199,7 @@ class Mislabel(TypedDict):
 
 
 class Imbalance(TypedDict):
-    """The largest and smallest classes, each with its number of images; None without images."""
+    """Largest and smallest class, each with its number of images (None if there are none)."""
 
     largest: tuple[str, int] | None
     smallest: tuple[str, int] | None

@@ -49,7 +49,7 @@ class Card:
     weights: Provenance = field(default_factory=Provenance)
     """Origin of the pretrained weights."""
     pos_embed: str = "as loaded"
-    """Description of how the positions were resampled from the pretrained grid."""
+    """Description of how the position embeddings were resampled from the pretrained grid."""
     split: str = ""
     """Digest of the split manifest used for training and validation."""
 
@@ -126,7 +126,7 @@ def check_shapes(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFa
         StructureError: They do not. The message lists the first five of each kind of difference.
     """
     if mismatch := tensor_mismatch(found, wanted):
-        raise StructureError(f"the tensors do not match the architecture; {mismatch}")
+        raise StructureError(f"the tensors do not match the architecture: {mismatch}")
 
 
 def tensor_mismatch(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> str:

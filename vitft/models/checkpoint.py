@@ -92,7 +92,7 @@ def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
         wanted = facts_of(timm_on_meta(config).state_dict())
     if mismatch := tensor_mismatch(facts_of(state), wanted):
         raise RunError(
-            f"the weights do not match the architecture; {mismatch}",
+            f"the weights do not match the architecture: {mismatch}",
             fix="copy the file again from its original location",
         )
     if isinstance(config, ViTConfig):

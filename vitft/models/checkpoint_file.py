@@ -124,7 +124,7 @@ def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
 
 
 def changed_checkpoint(path: Path) -> RunError:
-    """Return the error for a checkpoint whose contents do not have the recorded digest."""
+    """Return the error for a checkpoint whose contents do not match the recorded digest."""
     reason = "the sha256 of the contents differs from the recorded one"
     return damaged_checkpoint(path, reason)
 

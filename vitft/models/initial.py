@@ -36,7 +36,7 @@ def load_initial_model(
 ) -> tuple[Model, LoadReport]:
     """Return the initial model, with a zero-initialised head, and its report; log the report.
 
-    The weights `none` stand for a new model as described by `shape`, which is otherwise ignored;
+    The name `none` means a new model as described by `shape`, which is otherwise ignored;
     `random:NAME` is the architecture and transform of NAME with new random weights, the baseline
     that shows what pretraining contributes. Images with more than `max_pixels` are not read.
 

@@ -86,7 +86,7 @@ class NumpyModel:
         return self.norm(np.concatenate([x[:, :1], mean], axis=1), "norm.").reshape(len(x), -1)
 
     def embed(self, pixels: Float32Array) -> Float32Array:
-        """Return the projected patches with prefix tokens and positions (equation 1)."""
+        """Return the projected patches with prefix tokens and position embeddings (equation 1)."""
         kernel = self["patch_embed.proj.weight"]  # (D, channels, p, p)
         down, across = kernel.shape[2:]
         height, width, channels = pixels.shape[1:]

@@ -9,7 +9,7 @@ Notation: B images, N tokens, D width, F feature channels, h and w sides of a fe
 
 Sources: Kolesnikov et al. 2020 (BiT), https://arxiv.org/abs/1912.11370; Qiao et al. 2019 (weight
 standardisation), 1903.10520; Huang et al. 2016 (stochastic depth), 1603.09382; Touvron et al. 2021
-(LayerScale), 2103.17239; Xiao et al. 2021 (convolutions before the patches), 2106.14881;
+(LayerScale), 2103.17239; Xiao et al. 2021 (convolutional stems), 2106.14881;
 google-research/vision_transformer.
 """
 

@@ -135,5 +135,5 @@ def require_vit(model: nn.Module, feature: str) -> VisionTransformer:
     raise UsageError(
         f"{feature} needs the attention weights of vitft's own Vision Transformer, but the model "
         f"is {name}",
-        fix="use a model fine-tuned from weights in `vitft weights list`",
+        fix="use a model fine-tuned from weights listed by `vitft weights list`",
     )

@@ -198,7 +198,7 @@ class VisionTransformer(nn.Module):
             self.init_weights()
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return tokens (B, N, D), with positions, of normalised pixels (B, channels, S, S)."""
+        """Return position-embedded tokens (B, N, D) of normalised pixels (B, channels, S, S)."""
         patches = self.patch_embed(pixels)  # (B, P, D)
         tokens = [t for t in (self.cls_token, self.dist_token, self.reg_token) if t is not None]
         prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens]
@@ -289,14 +289,12 @@ class VisionTransformer(nn.Module):
     def init_weights(self) -> None:
         """Initialise all parameters; every bias is zero.
 
-        | what | how | source |
-        |---|---|---|
-        | linear layers | truncated normal, std 0.02 | timm and DeiT |
-        | patch projection | truncated normal, std 1/sqrt(inputs) | JAX reference (lecun_normal) |
-        | positions | truncated normal, std 0.02 | JAX reference |
-        | class token, registers | normal, std 1e-6 (distillation token: 0.02) | timm |
-        | convolutions of a stem | torch's default; standardised anyway | stem.py |
-        | heads | zero, so the first loss is ln(C) | Dosovitskiy et al. 2021, appendix B.1.1 |
+        | what | how | source | |---|---|---| | linear layers | truncated normal, std 0.02 | timm
+        and DeiT | | patch projection | truncated normal, std 1/sqrt(inputs) | JAX reference
+        (lecun_normal) | | position embeddings | truncated normal, std 0.02 | JAX reference | |
+        class token, registers | normal, std 1e-6 (distillation token: 0.02) | timm | | convolutions
+        of a stem | torch's default; standardised anyway | stem.py | | heads | zero, so the first
+        loss is ln(C) | Dosovitskiy et al. 2021, appendix B.1.1 |
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):

@@ -87,9 +87,9 @@ class ViTConfig:
     distilled: bool = False
     """Whether there is a distillation token with its own head (DeiT); the logits are averaged."""
     stem: Annotated[tuple[int, ...] | None, Range(ge=1, le=1024)] = None
-    """Bottlenecks per stage of the ResNet before the patches (hybrids); () for the root alone."""
+    """Bottlenecks per stage of a hybrid's ResNet stem; () for the root alone."""
     convs: Annotated[tuple[int, ...], Range(ge=2, le=65536)] = ()
-    """Output channels of 3x3 convolutions before the patches, used instead of a ResNet."""
+    """Output channels of the 3x3 convolutions of a convolutional stem, used instead of a ResNet."""
     read_blocks: Annotated[int, Range(ge=0, le=1024)] = 1
     """Number of last blocks that the head reads. Above 1, it reads the class token and the mean of
     the patch tokens of each block before the last, beside the class token of the last."""
@@ -149,7 +149,7 @@ class ViTConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Number of rows and columns of patches."""
+        """Numbers of rows and columns of patches."""
         (height, width), (down, across) = self.image_size, self.patch_size
         return height // down, width // across
 
@@ -199,7 +199,7 @@ def stem_stride(stages: tuple[int, ...]) -> int:
 
 
 def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, ...]:
-    """Return the strides of the convolutions before the patches.
+    """Return the strides of the 3x3 convolutions of a convolutional stem.
 
     The last convolutions have stride 2, as many as there are factors of 2 in the patch side; the
     others have stride 1.

@@ -292,8 +292,9 @@ def warn_of_bias(results: EvaluationResults) -> None:
             log.warning(f"skipped {number:,} of {count(total, 'image')} because {reason}")
     if data["validated"]:
         log.warning(
-            "the results are slightly optimistic: the model was selected on "
-            f"{data['validated']:,} of {count(images, 'image')} (validation images of the run)"
+            f"the results may be slightly optimistic: {data['validated']:,} of "
+            f"{count(images, 'image')} are validation images of the run, on which the model was "
+            "selected"
         )
     if data["copies"]:
         log.warning(

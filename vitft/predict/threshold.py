@@ -1,7 +1,8 @@
 """A probability threshold that gives predictions a requested precision.
 
-It is chosen on predictions for images that the model was not fitted to: the validation images and,
-if a head was solved, the cross-validated training images. Does not import torch.
+It is chosen on predictions by models that were not fitted to the image: those for the validation
+    images and, if a head was solved, the cross-validated ones for the training images. Does not
+    import torch.
 
 Notation: n predictions at or above a threshold, k mistakes among them, e mistakes that their
 calibrated probabilities predict, p the requested precision.
@@ -65,12 +66,13 @@ class Threshold:
     validation: int
     """Number of validation images."""
     training: int = 0
-    """Number of cross-validated training images."""
+    """Number of training images with cross-validated predictions."""
 
     def __str__(self) -> str:
         images = count(self.validation, "validation image")
         if self.training:
-            images += f" and {count(self.training, 'cross-validated training image')}"
+            total = count(self.validation + self.training, "image")
+            images = f"{total} ({self.validation:,} validation, {self.training:,} cross-validated)"
         return (
             f"threshold {percent(self.value)}: precision {percent(self.precision)} "
             f"(95 % interval {interval(self.interval)}) on {self.covered:,} of {images}"

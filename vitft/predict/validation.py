@@ -123,9 +123,10 @@ def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
 
 
 def read_training_predictions(run: Path) -> tuple[Floats, Flags]:
-    """Return the probabilities (m,) of cross-validated training images and which are correct (m,).
+    """Return the cross-validated predictions for the training images.
 
-    Both are empty for a run that stored none.
+    They are given as the probability of each (m,) and whether it is correct (m,). Both arrays are
+    empty if the run stored none.
 
     Raises:
         RunError: The arrays are damaged.

@@ -195,7 +195,7 @@ def equivalent_images(
 
 
 def more_images(run: Run) -> Advice | None:
-    """Estimate the gain from twice as many images, or report that the learning curve is flat."""
+    """Estimate the gain from doubling the number of images, or report a flat learning curve."""
     more = run.results.get("cross_validation")
     curve = (more.get("curve") or []) if more else []
     if not more or len(curve) < 3:

@@ -228,7 +228,8 @@ def check_runs(runs: Sequence[Run]) -> None:
             raise UsageError(f"{path} is given twice", fix="pass each run once")
         if not run.predictions:
             raise RunError(
-                f"cannot compare {run.path}: validation.npz, with its predictions, is missing",
+                f"cannot compare {run.path}: validation.npz, which contains the validation "
+                "predictions, is missing",
                 fix="repeat the run with this version of vitft",
             )
 

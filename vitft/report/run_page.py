@@ -128,7 +128,7 @@ def run_page(run: Run) -> dict[str, object]:
 
 
 def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, float]]] | None:
-    """Return a sentence on the images per class and a bar for each, or None without a split.
+    """Return a sentence on the images per class and a bar for each, or None if there is no split.
 
     A bar has a name, numbers of training and validation images, and both lengths in percent.
     """
@@ -150,7 +150,7 @@ def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, flo
 
 
 def epochs_section(run: Run) -> ChartSection | None:
-    """Return the section on loss and accuracy by epoch, or None without epochs."""
+    """Return the section on loss and accuracy by epoch, or None if no epoch was completed."""
     needed = ("epoch", "train_loss", "val_loss", "train_top1", "val_top1")
     log = [line for line in run.log if all(line.get(key) is not None for key in needed)]
     if not log:
@@ -198,7 +198,7 @@ def without_gain(run: Run) -> str:
 
 
 def penalty_section(run: Run) -> ChartSection | None:
-    """Return the section on the penalties compared by cross-validation, or None without them."""
+    """Return the section on the penalties compared by cross-validation, or None if none were."""
     log = [line for line in run.log if {"l2", "cv_top1", "cv_loss"} <= {*line}]
     if not log:
         return None
@@ -323,11 +323,14 @@ def calibration_images(calibration: CalibrationMetrics) -> str:
     more = calibration.get("cross_validated")
     if not more:
         return "the validation images"
-    return f"the validation images and {count(more, 'cross-validated training image')}"
+    return (
+        "the validation images and the cross-validated predictions for "
+        f"{count(more, 'training image')}"
+    )
 
 
 def learning_section(run: Run) -> ChartSection | None:
-    """Return the section on accuracy by number of training images, or None without a curve."""
+    """Return the section on accuracy by number of training images, or None if there is no curve."""
     more = run.results.get("cross_validation")
     curve = (more.get("curve") or []) if more else []
     if not more or len(curve) < 2:

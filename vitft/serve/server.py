@@ -32,6 +32,7 @@ from vitft.serve.limits import (
 )
 from vitft.system.errors import UsageError
 from vitft.system.signals import SIGNALS
+from vitft.system.text import describe_os_error
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -47,7 +48,7 @@ def listen(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
         raise UsageError(
-            f"invalid --host {host}: {error.strerror}", fix="use 127.0.0.1 or 0.0.0.0"
+            f"invalid --host {host}: {describe_os_error(error)}", fix="use 127.0.0.1 or 0.0.0.0"
         ) from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,7 +57,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise UsageError(
-            f"cannot listen on {host} port {port}: {error.strerror}",
+            f"cannot listen on {host} port {port}: {describe_os_error(error)}",
             fix="choose an address of this machine with --host and a free port with --port",
         ) from error
     return bound

@@ -85,7 +85,7 @@ class StudyResults:
     curves: tuple[FewShotCurve, ...]
 
     def leads(self) -> Leads:
-        """Return the accuracy of the first curve minus that of each other, by number of shots."""
+        """Return the first curve's accuracy minus that of each other curve, by number of shots."""
         first, *others = self.curves
         return {
             other.name: [difference(*pair) for pair in zip(first.points, other.points, strict=True)]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitft.system.errors import ResourceError, RunError
+from vitft.system.text import describe_os_error
 
 MANY_FILES = 1000
 PACKAGE = Path(__file__).parents[1]
@@ -105,7 +106,8 @@ def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
                 fix="check the disk (dmesg), then run the command again",
             ) from error
         raise RunError(
-            f"cannot write {path}: {error.strerror}", fix=f"choose a writable folder with {option}"
+            f"cannot write {path}: {describe_os_error(error)}",
+            fix=f"choose a writable folder with {option}",
         ) from error
 
 

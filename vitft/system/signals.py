@@ -1,7 +1,7 @@
 """Signal handling: stopping on a signal or at a time limit.
 
-During a training step a first signal is only recorded (`Stopper.deferred`), so that the weights and
-the optimiser stay consistent. Elsewhere, and on a second signal, the program stops at once.
+During a training step, the first signal is only recorded (`Stopper.deferred`), so that the weights
+and the optimiser stay consistent. Elsewhere, and on a second signal, the program stops at once.
 Does not import torch.
 """
 
@@ -82,7 +82,7 @@ class Stopper:
         self.all_reduce_max: Callable[[int], int] = lambda request: request
         """All-reduce (maximum) of the stop requests of all processes."""
         self.defers_all = False
-        """Whether a first signal always waits for the end of the next `deferred` block."""
+        """Whether the first signal always waits for the end of the next `deferred` block."""
         self.is_urgent = False
         """Whether a second signal has arrived: stop at once and save no inconsistent state."""
         self.has_raised = False
@@ -117,7 +117,7 @@ class Stopper:
 
     @contextlib.contextmanager
     def deferred_locally(self) -> Iterator[None]:
-        """Defer a first signal to the end of the block, in this process only.
+        """Defer the first signal to the end of the block, in this process only.
 
         Raises:
             Stopped: A signal arrived and the block raised no exception.
@@ -133,7 +133,7 @@ class Stopper:
 
     @contextlib.contextmanager
     def deferred_to_next(self, *, when: bool) -> Iterator[None]:
-        """Defer a first signal to the end of the next `deferred` block, wherever it arrives.
+        """Defer the first signal, wherever it arrives, to the end of the next `deferred` block.
 
         This way, processes that train together stop after the same step.
         """
@@ -148,11 +148,11 @@ class Stopper:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer a first signal or the time limit to the end of the block.
+        """Defer the stop on the first signal or at the time limit to the end of the block.
 
         Raises:
-            Stopped: A signal arrived, or the time limit has been exceeded (exit code 0). If the
-                block failed because of the signal, `is_urgent` is set.
+            Stopped: A signal arrived, or the time limit was exceeded (exit code 0). If the block
+                failed because of the signal, `is_urgent` is set.
         """
         self.depth += 1
         try:

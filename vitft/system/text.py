@@ -1,4 +1,4 @@
-"""Formatting of numbers, lists and rows as text for messages, tables and pages."""
+"""Formatting of numbers, lists, rows and errors as text for messages, tables and pages."""
 
 import contextlib
 import csv
@@ -58,6 +58,12 @@ def days_and_hours(seconds: float) -> str:
         if seconds >= 2 * size:
             return count(int(seconds / size), unit)
     return count(int(seconds / 60), "minute")
+
+
+def describe_os_error(error: OSError) -> str:
+    """Return the reason for an error of the operating system, such as `permission denied`."""
+    text = error.strerror or str(error) or "unknown error"
+    return text[0].lower() + text[1:] if text[1:2].islower() else text
 
 
 def json_line(fields: Mapping[str, Any]) -> str:

@@ -61,7 +61,8 @@ def epoch_size(rows: Sequence[Row], train: TrainSpec) -> int:
 def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
     """Return the positions of an epoch's images in the order in which they are used.
 
-    These are all rows in random order or, with balanced sampling, equally many rows per class.
+    These are all positions in random order or, with balanced sampling, the same number from each
+    class.
     """
     labels = [row.label for row in rows]
     order = sample_order(labels, train.seed, epoch, balanced=train.sampling == "balanced")

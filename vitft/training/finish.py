@@ -60,9 +60,9 @@ def evaluate_run(
 ) -> FinalEvaluation:
     """Evaluate the model on the validation images, fit a temperature and complete the results.
 
-    The metrics in `results` are replaced. `scored` are cross-validated logits that stand for those
-    of the model on new images, if there are any. `started` is the run's start as `time.monotonic`
-    time.
+    The metrics in `results` are replaced. `scored` holds cross-validated logits that represent
+    those of the model on new images, if there are any. `started` is the run's start as
+    `time.monotonic` time.
     """
     rows = inputs.data.manifest.val
     logits, confirmed = final_logits(inputs, model, precision, rows)
@@ -71,7 +71,7 @@ def evaluate_run(
     training = None if scored is None else cross_validated_set(inputs.data, scored)
     if training is not None and not are_comparable(validation, training):
         log.info(
-            "the validation images are harder or easier than the training images in "
+            "the validation images differ in difficulty from the training images under "
             "cross-validation, so probabilities are calibrated on the validation images alone"
         )
         training = None
@@ -116,7 +116,7 @@ def final_test(
 
 
 def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None:
-    """Return the cross-validated logits and labels of the training images, or None without any.
+    """Return the cross-validated logits and labels of the training images, if there are any.
 
     An image that is in the validation set too is left out.
     """

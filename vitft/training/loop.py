@@ -215,7 +215,7 @@ class Trainer:
     def micro_batches(self, own: int, images: int) -> list[slice]:
         """Return slices that split this rank's `own` images, of a batch of `images`, into passes.
 
-        A sharded model needs equally many passes on every rank, so some slices may be empty.
+        A sharded model needs the same number of passes on every rank, so some slices may be empty.
         """
         most = -(-images // self.group.size) if self.sharded else own
         return [slice(i, min(own, i + self.micro_batch)) for i in range(0, most, self.micro_batch)]
@@ -238,7 +238,7 @@ def diverged(step: int, lr: float, loss: float) -> DivergedError:
     """Return the error to raise if the loss is not finite."""
     return DivergedError(
         f"training diverged: the loss is {loss} at step {step}, with a learning rate of {lr:.3g}",
-        fix="use --lr to lower the learning rate, e.g. to a tenth",
+        fix="use --lr to lower the learning rate, e.g. to a tenth of its value",
     )
 
 

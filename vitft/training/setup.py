@@ -196,7 +196,7 @@ def split_images(
 
 
 def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInputs:
-    """Return the inputs with small images in memory; cache the features of the training views."""
+    """Load the images into the inputs or cache features of augmented views, if needed."""
     data, train = inputs.data, config.train
     in_memory = inputs.extractor is None and train.augment in ("none", "shift")
     if in_memory and inputs.images is None:

@@ -50,7 +50,7 @@ class ScoredImages:
 
     features: Tensor
     held_out: HeldOutLogits | None
-    """None with too few images per class."""
+    """None if there are too few images per class."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,11 +127,11 @@ def cross_validate_images(
 
 
 def representative_scores(context: RunContext, first: StageInputs) -> ScoredImages | None:
-    """Return cross-validated logits that stand for those of the best weights on new images.
+    """Return cross-validated logits that represent the best weights on new images, or None.
 
-    They exist if these weights are a head that was solved on plain views: in cross-validation,
-    such heads are fitted in the same way to 80 % of the images. `first` are the inputs of the first
-    stage; a run that was resumed after it computes the logits again.
+    The result is None unless the best weights are those of a head solved on plain views;
+    cross-validation fits such heads in the same way, to 80 % of the images. `first` holds the
+    inputs of the first stage; a run resumed after that stage computes the logits again.
     """
     config, best = context.config, context.best
     is_solved_head = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1
@@ -180,7 +180,7 @@ def set_head(
 
 
 class StepStage:
-    """Resumable training stage of optimiser steps; `number` counts the stages from 0."""
+    """Resumable training stage that runs optimiser steps; `number` is its index, starting at 0."""
 
     def __init__(self, context: RunContext, number: int) -> None:
         config, inputs = context.config, context.inputs

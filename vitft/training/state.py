@@ -1,7 +1,7 @@
 """Training states on disk, from which a stopped run is resumed.
 
     resume/state-0-00000120.safetensors   everything that step 121 of stage 0 depends on
-    resume/best-0-00000100.safetensors    the best weights until then
+    resume/best-0-00000100.safetensors    the best weights so far
 
 Each state contains the name of its best weights. Files are written atomically, and their digests
 are verified when they are read. The two newest states are kept; an older state is deleted only when
@@ -28,6 +28,7 @@ from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, writing
 from vitft.system.rundir import RunDir
 from vitft.system.safetensors_file import with_sorted_metadata
+from vitft.system.text import describe_os_error
 from vitft.training.best import BestFacts
 from vitft.training.distributed import full_tensor, slice_like
 from vitft.training.loop import Trainer
@@ -148,7 +149,7 @@ def remove_files(paths: Iterable[Path]) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            log.warning(f"cannot remove {path}: {error.strerror}")
+            log.warning(f"cannot remove {path}: {describe_os_error(error)}")
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

@@ -87,9 +87,9 @@ def test_a_grid_that_is_not_square_must_be_told() -> None:
     pos = torch.randn(1, 1 + 2 * 6, 8)
 
     assert resize_positions(pos, (4, 4), source_grid=(2, 6)).shape == (1, 17, 8)
-    with pytest.raises(WeightsError, match=r"12 positions do not form a square"):
+    with pytest.raises(WeightsError, match=r"12 position embeddings do not form a square"):
         resize_positions(pos, (4, 4))
-    with pytest.raises(WeightsError, match=r"12 positions do not form a grid of 3x5"):
+    with pytest.raises(WeightsError, match=r"12 position embeddings do not form a grid of 3x5"):
         resize_positions(pos, (4, 4), source_grid=(3, 5))
 
 
@@ -132,7 +132,9 @@ def test_hints_decide_only_what_tensors_leave_open() -> None:
         pytest.param(
             {"pos_embed": (17, 192)}, r"pos_embed has the .* shape \(17, 192\)", id="flat positions"
         ),
-        pytest.param({"pos_embed": (1, 19, 192)}, "18 positions do not form", id="no square"),
+        pytest.param(
+            {"pos_embed": (1, 19, 192)}, "18 position embeddings do not form", id="no square"
+        ),
         pytest.param({"patch_embed.proj.weight": None}, "patch_embed.*missing", id="no patches"),
         pytest.param({"blocks.0.mlp.fc1.weight": None}, "fc1.weight is missing", id="no MLP"),
         pytest.param({"blocks.5.norm1.weight": (192,)}, "block 2 is missing", id="gap"),

@@ -156,7 +156,9 @@ def test_a_swiglu_giant_is_refused_by_name(tmp_path: Path) -> None:
         state[f"blocks.{i}.mlp.fc1.bias"] = torch.zeros(1536)
     save_file(state, tmp_path / "model.safetensors")
 
-    with pytest.raises(WeightsError, match=r"use SwiGLU instead of a GELU MLP.*\n.*large"):
+    with pytest.raises(
+        WeightsError, match=r"use a SwiGLU MLP, .* instead of a GELU MLP.*\n.*large"
+    ):
         load_pretrained(tmp_path)
 
 

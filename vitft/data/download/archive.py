@@ -104,7 +104,7 @@ def as_data_error(name: str) -> Iterator[None]:
     except ArchiveRefusedError as refusal:
         raise DataError(
             f"{name} was refused: {refusal}; nothing was kept",
-            fix="get the archive from another source, or unpack the files that you trust yourself",
+            fix="get the archive from another source, or extract only the files you trust, by hand",
         ) from refusal
     except (*ARCHIVE_ERRORS, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):

@@ -130,7 +130,8 @@ def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
         )
     if archive.sha256 and archive.sha256 != sha256:
         raise DataError(
-            f"{archive.url} has the sha256 {sha256} instead of {archive.sha256}; nothing was kept",
+            f"the sha256 of {archive.url} is {sha256} instead of {archive.sha256}; nothing was "
+            "kept",
             fix="run the command again, or use another source with --url",
         )
     lines = (line.partition("  ") for line in read_record(record).splitlines())

@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 from vitft.data.download.addresses import check_address, check_name, check_public
 from vitft.system.errors import ImageError
 from vitft.system.redaction import redacted
+from vitft.system.text import describe_os_error
 
 SCHEMES = ("http://", "https://")
 
@@ -38,7 +39,10 @@ class WebLimits:
 
 
 class Deadline:
-    """A deadline that shuts down a request's connections, however slowly bytes arrive."""
+    """A deadline after which a request's connections are shut down.
+
+    They are shut down even if bytes are still trickling in.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -175,8 +179,8 @@ def connection_failure(error: Exception) -> str:
         return "no such host"
     if isinstance(cause, ConnectionRefusedError):
         return "connection refused"
-    text = getattr(cause, "strerror", None) or str(cause) or "the connection was closed"
-    return redacted(" ".join(text.split()))[:120]
+    text = describe_os_error(cause) if isinstance(cause, OSError) and str(cause) else str(cause)
+    return redacted(" ".join(text.split()))[:120] or "the connection was closed"
 
 
 class LimitedRedirects(urllib.request.HTTPRedirectHandler):

@@ -46,27 +46,29 @@ def resize_positions(
     source_grid: tuple[int, int] | None = None,
     mode: PosEmbed = "bicubic",
 ) -> Tensor:
-    """Resample learned positions for another image size, in the dtype and on the device of `pos`.
+    """Resample learned position embeddings for another image size.
 
     Args:
-        pos: Position table, (1, prefix + rows*columns, D), patches in row-major order.
+        pos: Position embeddings, (1, prefix + rows*columns, D), patches in row-major order.
         grid: Target rows and columns in patches (image side / patch side), not in pixels.
         prefix: Number of leading rows for [CLS] and registers, which are left unchanged.
         source_grid: Rows and columns with which `pos` was trained (default: a square).
         mode: `bicubic` for timm's rule (antialiased), `jax` for Google's (scipy's order-1 zoom).
 
     Returns:
-        The position table for the target grid, (1, prefix + rows*columns, D).
+        The position embeddings for the target grid, (1, prefix + rows*columns, D), in the dtype and
+        on the device of `pos`.
 
     Raises:
-        WeightsError: The number of patch positions does not match `source_grid`, or is not square.
+        WeightsError: The number of position embeddings of patches does not match `source_grid`,
+            or is not a square.
 
     Source: Dosovitskiy et al. 2021, section 3.2, https://arxiv.org/abs/2010.11929
     """
     source = source_grid or square(pos.shape[1] - prefix)
     if math.prod(source) != pos.shape[1] - prefix:
         raise WeightsError(
-            f"{pos.shape[1] - prefix} positions do not form a grid of "
+            f"{pos.shape[1] - prefix} position embeddings do not form a grid of "
             f"{source[0]}x{source[1]} patches",
             fix="use the image size at which the weights were trained",
         )
@@ -187,8 +189,8 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfi
         strides = conv_strides(source.convs, source.patch_size)
         if strides != conv_strides(target.convs, target.patch_size):
             raise UsageError(
-                "the convolutions before the patches support the patch size "
-                f"{source.patch_size}, but not {target.patch_size}",
+                f"the convolutional stem supports patch size {source.patch_size}, but not "
+                f"{target.patch_size}",
                 fix="omit the patch size to keep that of the weights",
             )
         kernel = tensors["patch_embed.proj.weight"]

@@ -101,8 +101,8 @@ NPZ_BLOCK = {
 NPZ_LEAF = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 LIKELY_CAUSES = {
-    "mlp.w12": "a SwiGLU MLP, as in the giant DINOv2",
-    "mlp.weights_in": "a SwiGLU MLP, as in the giant DINOv2",
+    "mlp.w12": "a SwiGLU MLP, as in DINOv2-giant",
+    "mlp.weights_in": "a SwiGLU MLP, as in DINOv2-giant",
     "gamma": "LayerScale under an unknown name",
     "norm_pre": "a CLIP tower",
     "attn_pool": "attention pooling, as in SigLIP",
@@ -202,7 +202,7 @@ def convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int |
 
 
 def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Split arrays that big_vision stacked over the blocks into one array per block."""
+    """Split each array that big_vision stacks across blocks, giving one array per block."""
     scanned = "Transformer/encoderblock/"
     result = {n: t for n, t in tensors.items() if not n.startswith(scanned)}
     for name, stack in tensors.items():

@@ -18,12 +18,12 @@ from vitft.system.errors import UsageError, WeightsError
 
 
 def square(count: int) -> tuple[int, int]:
-    """Return the rows and columns of a square grid of `count` patches."""
+    """Return the numbers of rows and columns of a square grid of `count` patches."""
     side = math.isqrt(max(count, 0))
     if side == 0 or side * side != count:
         raise WeightsError(
-            f"{count} positions do not form a square grid of patches",
-            fix="put the config.json that states the image size into the same folder",
+            f"{count} position embeddings do not form a square grid of patches",
+            fix="put a config.json that states the image size next to the weight file",
         )
     return side, side
 
@@ -47,8 +47,8 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
     hidden = shape_of(tensors, "blocks.0.mlp.fc1.weight", 2)[0]
     if shape_of(tensors, "blocks.0.mlp.fc2.weight", 2)[1] * 2 == hidden:
         raise WeightsError(
-            "these weights use SwiGLU instead of a GELU MLP, like the giant DINOv2",
-            fix="use weights with a GELU MLP, such as the large DINOv2",
+            "these weights use a SwiGLU MLP, as DINOv2-giant does, instead of a GELU MLP",
+            fix="use weights with a GELU MLP, e.g. DINOv2-large",
         )
     ratio = hidden / width
     if int(width * ratio) != hidden:  # as the model computes it
@@ -126,9 +126,10 @@ def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple
 def grid_of(
     positions: int, prefix: int, patch: tuple[int, int], image_size: tuple[int, int] | None
 ) -> tuple[tuple[int, int], int]:
-    """Return the rows and columns of patches, and the number of positions for prefix tokens.
+    """Return the shape of the patch grid, and the number of position embeddings of prefix tokens.
 
-    Some models have positions for patches only. An image size that does not match is ignored.
+    In some models, only the patches have position embeddings. An image size that does not match is
+    ignored.
     """
     if image_size is not None:
         rows, columns = image_size[0] // patch[0], image_size[1] // patch[1]
@@ -142,7 +143,7 @@ def grid_of(
 
 
 def heads_of(width: int, hinted: int | None) -> int:
-    """Return the number of heads: as stated, as in the named size of this width, or width / 64."""
+    """Return the number of heads: as stated, as usual for this width, or width / 64."""
     heads = hinted
     if hinted is None:
         named = {size.width: size.heads for size in SIZES.values()}
@@ -170,6 +171,6 @@ def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
         )
         raise WeightsError(
             f"the weights do not match a width of {config.width}, {config.depth} blocks and "
-            f"patches of {config.patch_size[0]}x{config.patch_size[1]}; {mismatch}",
+            f"patches of {config.patch_size[0]}x{config.patch_size[1]}: {mismatch}",
             fix=f"save or download the file again; it is probably {cause}",
         )

@@ -59,7 +59,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         in_channels: Number of channels of the image (default: as trained).
         pre_logits: Whether to keep the Linear + Tanh before the pretrained head.
         pool: Input of the head (default: as in the file).
-        pos_embed: Resampling of positions: timm's rule (bicubic) or Google's (jax).
+        pos_embed: Resampling of position embeddings: timm's rule (bicubic) or Google's (jax).
         drop_path: Stochastic depth rate of the last block, in [0, 1).
         mean: Channel means in [0, 1], specified together with `std` (default: of the weights).
         std: Channel standard deviations.
@@ -120,7 +120,7 @@ def load_backbone(
     if options.get("pre_logits") == "keep" or options.get("pos_embed", "bicubic") != "bicubic":
         raise UsageError(
             "timm models do not support weights.pre_logits=keep or weights.pos_embed=jax",
-            fix="omit these settings; timm resizes positions itself",
+            fix="omit these settings; timm resizes position embeddings itself",
         )
     if isinstance(found, CatalogEntry):
         return load_timm(found, **sizes, mean=options.get("mean"), std=options.get("std"))

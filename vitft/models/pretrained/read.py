@@ -61,7 +61,7 @@ def read_weights(
     digest = digest or sha256_of(path)
     if sha256 is not None and sha256.lower() != digest:
         raise WeightsError(
-            f"{path} has the sha256 {digest}, not {sha256}",
+            f"the sha256 of {path} is {digest}, not {sha256}",
             fix="download the file again, or correct the digest",
         )
     check_published_digest(path, digest)

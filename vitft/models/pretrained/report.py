@@ -31,7 +31,8 @@ class LoadReport:
     head: str
     pre_logits: Literal["kept", "dropped", "none"]
     positions: str
-    """Resampling of the positions, e.g. "14x14 -> 24x24, bicubic" or "14x14 as loaded"."""
+    """Resampling of the position embeddings, e.g. "14x14 -> 24x24, bicubic" or "14x14 as
+    loaded"."""
     transform: EvalTransform
     statistics_source: str
     """Origin of mean and std."""

@@ -242,7 +242,7 @@ def assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
     stated = facts.image_size
     if stated is not None and stated != config.image_size:
         notes.append(
-            f"the stated image size, {stated[0]}x{stated[1]}, does not match the positions, which "
-            f"are for {config.image_size[0]}x{config.image_size[1]} pixels"
+            f"the stated image size, {stated[0]}x{stated[1]}, does not match the position "
+            f"embeddings, which are for {config.image_size[0]}x{config.image_size[1]} pixels"
         )
     return notes
