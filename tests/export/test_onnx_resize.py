@@ -118,7 +118,7 @@ def test_a_graph_that_resizes_otherwise_is_refused() -> None:
 
     other = Sharper(image_size=(24, 24), interpolation="bilinear")
 
-    with pytest.raises(RunError, match="differ from Pillow's by up to"):
+    with pytest.raises(RunError, match="differ from those resized by Pillow by up to"):
         view_difference(other, [LabelledImage(noise((60, 60)), -1)], OPSET)
 
 

@@ -348,7 +348,7 @@ def test_the_class_with_the_lowest_cross_validated_recall_is_the_one_to_collect(
     more, spread = (int(n) for n in re.findall(r"(\d+) more", step.what))
     assert more == 12  # a quarter of the 48 that it learned from
     assert spread > 1.3 * more
-    assert "Its recall is 60 % on 60 cross-validated images, clearly below" in step.why
+    assert "Its recall is 60 % on 60 images in cross-validation, clearly below" in step.why
     assert "is an extrapolation" in step.why
 
 

@@ -139,7 +139,7 @@ def propose_fixes(
             action="keep",
             label=entry["label"],
             new_label=entry["suggested"],
-            reason=f"probably {entry['suggested']}; change the action to move to accept",
+            reason=f"probably {entry['suggested']}; to accept, change the action to move",
             kind="mislabel",
             confidence=entry["suggested_probability"],
         )

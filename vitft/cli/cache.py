@@ -29,7 +29,7 @@ def add_cache(parser: Parser) -> None:
                 type=float,
                 default=0.0,
                 metavar="GB",
-                help="size to which the cache is reduced, in gigabytes (default: 0)",
+                help="size in gigabytes to which to reduce the cache (default: 0)",
             )
 
 

@@ -31,7 +31,7 @@ def add_check(parser: Parser) -> None:
         "--weights", metavar="NAME", help="pretrained weights for checking the labels"
     )
     source.add_argument(
-        "--run", metavar="DIR", help="run directory whose pretrained weights and split are used"
+        "--run", metavar="DIR", help="run directory whose pretrained weights and split to use"
     )
     labels.add_argument(
         "--cache",
@@ -47,7 +47,7 @@ def add_check(parser: Parser) -> None:
         "--format",
         choices=("table", "json"),
         default="table",
-        help="format of stdout (default: table)",
+        help="output format (default: table)",
     )
     parser.set_defaults(command=check_command)
 

@@ -26,7 +26,7 @@ def add_compare(parser: Parser) -> None:
         "--format",
         choices=("table", "json"),
         default="table",
-        help="format of stdout (default: table)",
+        help="output format (default: table)",
     )
     parser.set_defaults(command=compare_command)
 

@@ -42,11 +42,11 @@ def add_evaluate(parser: Parser) -> None:
         "--format",
         choices=("table", "json", "csv"),
         default="table",
-        help="format of stdout (default: table)",
+        help="output format (default: table)",
     )
     parser.add_argument("--out", metavar="DIR", help="new folder for eval.json and predictions.csv")
     parser.add_argument(
-        "--device", default="auto", help="device: auto (default), cpu, cuda, cuda:1 or mps"
+        "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
     )
     parser.set_defaults(command=evaluate_command)
 

@@ -24,9 +24,13 @@ def add_explain(parser: Parser) -> None:
     parser.add_argument(
         "--run", metavar="DIR", help="run directory or checkpoint (default: runs/latest)"
     )
-    parser.add_argument("--weights", metavar="NAME", help="pretrained weights instead of a run")
     parser.add_argument(
-        "--allow-pickle", action="store_true", help="allow .pth files, which are pickles"
+        "--weights", metavar="NAME", help="pretrained weights to explain instead of a run"
+    )
+    parser.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="allow .pth files, which are pickles (read with weights_only=True)",
     )
     parser.add_argument(
         "--method",
@@ -69,10 +73,11 @@ def add_explain(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         action="store_true",
-        help="plot the weights instead: filters, position similarity, attention distance",
+        help="plot the weights instead: filters, similarity of position embeddings, attention "
+        "distances",
     )
     parser.add_argument(
-        "--device", default="auto", help="device: auto (default), cpu, cuda, cuda:1 or mps"
+        "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
     )
     parser.set_defaults(command=explain_command)
 
@@ -194,8 +199,8 @@ def draw_model(model: "ExplainedModel", images: list[str], out: Path) -> int:
         output.warn(error.problem)
     if "distance.png" not in figures.names:
         output.note(
-            "distance.png was not written, because the attention distance needs images: run "
-            "vitft explain --model IMAGE ..."
+            "distance.png was not written, because measuring attention distances requires images: "
+            "run vitft explain --model IMAGE ..."
         )
     names = ", ".join(figures.names)
     output.result(f"plots of {model.name} written to {out}/: {names}")

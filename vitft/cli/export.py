@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def add_export(parser: Parser) -> None:
     """Add the options of `vitft export`."""
     formats = parser.add_argument_group(
-        "formats", "one or more; each of several formats is written to its own folder"
+        "formats", "one or more; if there are several, each is written to its own folder"
     )
     for name, text in EXPORT_FORMATS.items():
         formats.add_argument(
@@ -58,7 +58,9 @@ def add_export(parser: Parser) -> None:
     hub.add_argument(
         "--push-to-hub", metavar="OWNER/NAME", default="", help="repository to push the export to"
     )
-    hub.add_argument("--private", action="store_true", help="create a private repository")
+    hub.add_argument(
+        "--private", action="store_true", help="make the repository private if it is created"
+    )
     hub.add_argument(
         "--revision", metavar="BRANCH", default="", help="branch to push to (default: main)"
     )

@@ -78,7 +78,8 @@ def add_run_options(group: OptionGroup) -> None:
     group.add_argument(
         "--max-time",
         metavar="TIME",
-        help="time limit, e.g. 90s, 10m or 2h; resume the run with --resume (default: no limit)",
+        help="time limit, e.g. 90s, 10m or 2h, after which --resume continues the run (default: "
+        "no limit)",
     )
     group.add_argument(
         "--dry-run",
@@ -105,7 +106,7 @@ def finetune_command(args: argparse.Namespace) -> int:
         config = replace(config, data=demo_data(config.data))
         out = check_request(config, args.out)
     if config is None:
-        output.note(f"{out} is already finished; there is nothing to resume")
+        output.note(f"{out} is already finished: there is nothing to resume")
         return 0
     with heavy_imports():
         from vitft.training.run import run_finetuning

@@ -62,3 +62,21 @@ class Commands:
         command = self.action.add_parser(name, help=help, **options)
         self.parser.commands[name] = command
         return command
+
+
+def add_threshold_options(parser: Parser) -> None:
+    """Add the options that set or choose the threshold below which predictions are not sure."""
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        metavar="P",
+        help='probability below which predictions are marked "not sure"',
+    )
+    parser.add_argument(
+        "--precision",
+        type=float,
+        metavar="P",
+        help="choose the lowest threshold such that a fraction P of the predictions at or above it "
+        "is correct, judged on the validation images and the cross-validated predictions for "
+        "training images",
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from vitft.cli import output
-from vitft.cli.parser import Parser
+from vitft.cli.parser import Parser, add_threshold_options
 from vitft.predict.output import ProcessShard
 from vitft.predict.request import ENGINES, ROW_FORMATS, PredictRequest
 
@@ -24,16 +24,17 @@ inputs:
   (https://..., at most 64 MB and 30 s; not of this machine or its network, unless
   --allow-private-addresses is given); or - for standard input: the bytes of one image, or paths,
   one per line or separated by NUL characters (find -print0).
-  A .txt, .csv or .tsv file is read as a list if the first path in it exists; with --list, any file
-  is. A list has one path per line; a CSV file has a column path (or file, filename, image, url
-  ...). Relative paths are resolved against the folder of the list, then the current folder.
+  A .txt, .csv or .tsv file is read as a list if the first path in it exists; a file given with
+  --list always is. A list has one path per line; a CSV file has a column path (or file, filename,
+  image, url ...). Relative paths are resolved against the folder of the list, then the current
+  folder.
 
 rows:
   one per input, in input order: path, class, probability, notes, error. If an input cannot be read,
   its row has an error, and the exit code is 3. The probabilities of all classes sum to 1. Notes:
   "not sure" if the probability is below the threshold; "unlike the training images" if the features
-  of the image are further from those of the training images than for 98 % of held-out images. A
-  line on stderr says how many images of an unknown class are noted: few, if they look similar.
+  of the image are further from those of the training images than those of 98 % of held-out images.
+  A line on stderr states how many images of unknown classes get it: few if they look similar.
 
 large jobs:
   --out FILE is written to FILE.part until it is complete. After an interruption, run the same
@@ -68,7 +69,7 @@ def add_predict(parser: Parser) -> None:
         "--run", metavar="DIR", help="run directory, checkpoint or export (default: runs/latest)"
     )
     parser.add_argument(
-        "--device", default="auto", help="device: auto (default), cpu, cuda, cuda:1 or mps"
+        "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
     )
     parser.add_argument(
         "--top-k",
@@ -90,20 +91,7 @@ def add_predict(parser: Parser) -> None:
 
 def add_inference_options(parser: Parser) -> None:
     """Add the options for the threshold, test-time augmentation, precision and engine."""
-    parser.add_argument(
-        "--threshold",
-        type=float,
-        metavar="P",
-        help='probability below which predictions are marked "not sure"',
-    )
-    parser.add_argument(
-        "--precision",
-        type=float,
-        metavar="P",
-        help="choose the lowest threshold such that a fraction P of the predictions at or above it "
-        "is correct, judged on the validation images and the cross-validated predictions for "
-        "training images",
-    )
+    add_threshold_options(parser)
     parser.add_argument(
         "--tta", action="store_true", help="average each prediction with that of the mirrored image"
     )
@@ -114,8 +102,8 @@ def add_inference_options(parser: Parser) -> None:
         "--dtype",
         choices=("fp32", "bf16"),
         default="fp32",
-        help="precision (default: fp32); bf16 is faster and changes probabilities slightly; "
-        "close calls are recomputed in fp32",
+        help="floating-point precision (default: fp32); bf16 is faster but changes probabilities "
+        "slightly; close calls are recomputed in fp32",
     )
     parser.add_argument(
         "--engine",

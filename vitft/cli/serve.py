@@ -5,7 +5,7 @@ import gc
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Parser
+from vitft.cli.parser import Parser, add_threshold_options
 from vitft.serve.access import ALL_INTERFACES, access_for, is_loopback
 from vitft.serve.limits import ServeLimits
 from vitft.system.errors import Stopped, UsageError
@@ -25,7 +25,7 @@ def add_serve(parser: Parser) -> None:
         help="run directory, checkpoint or hf:OWNER/NAME (default: runs/latest)",
     )
     parser.add_argument(
-        "--device", default="auto", help="device: auto (default), cpu, cuda, cuda:1 or mps"
+        "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"
     )
     parser.add_argument(
         "--host",
@@ -60,20 +60,7 @@ def add_serve(parser: Parser) -> None:
         metavar="N",
         help=f"maximum number of queued images (default: {ServeLimits().queue})",
     )
-    parser.add_argument(
-        "--threshold",
-        type=float,
-        metavar="P",
-        help='probability below which predictions are marked "not sure"',
-    )
-    parser.add_argument(
-        "--precision",
-        type=float,
-        metavar="P",
-        help="choose the lowest threshold such that a fraction P of the predictions at or above it "
-        "is correct, judged on the validation images and the cross-validated predictions for "
-        "training images",
-    )
+    add_threshold_options(parser)
     parser.set_defaults(command=serve_command)
 
 

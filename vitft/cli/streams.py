@@ -106,5 +106,5 @@ class Stdout(SafeStream):
         raise ResourceError(
             f"cannot write the results to stdout: {describe_os_error(self.failure)}",
             fix="redirect stdout to a file on a disk with free space, and run the command again; "
-            "the files that it wrote are complete",
+            "the files that the command wrote are complete",
         )

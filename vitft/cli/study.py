@@ -53,7 +53,9 @@ def add_study(parser: Parser) -> None:
     )
     run.add_argument("--device", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)")
     run.add_argument(
-        "--allow-pickle", action="store_true", help="allow .pth files, which are pickles"
+        "--allow-pickle",
+        action="store_true",
+        help="allow .pth files, which are pickles (read with weights_only=True)",
     )
     parser.set_defaults(command=study_command)
 
@@ -78,7 +80,7 @@ def study_command(args: argparse.Namespace) -> int:
     )
     if plan.left_out:
         left_out = ", ".join(map(str, plan.left_out))
-        output.note(f"skipping {left_out} images per class: the smallest class has too few")
+        output.note(f"skipping {left_out} images per class: the smallest class has too few images")
 
     with heavy_imports():
         from vitft.study.results import heading, lead_sentences, short_rows, write_results

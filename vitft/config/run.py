@@ -65,8 +65,8 @@ class Config:
         is_lbfgs, is_balanced = self.optim.solver == "lbfgs", self.train.sampling == "balanced"
         require(
             not is_lbfgs or self.solvable,
-            "optim.solver=lbfgs only fits a head on cached features "
-            "(train.freeze=head, train.augment=none)",
+            "optim.solver=lbfgs can only fit a head on cached features (train.freeze=head, "
+            "train.augment=none)",
             fix="use --solver adamw or sgd, or --freeze head",
         )
         require(
@@ -92,14 +92,15 @@ class Config:
         )
         require(
             train.augment != "shift" or trains_all_blocks,
-            f"train.augment=shift has no effect on the frozen part of train.freeze={train.freeze}",
+            "train.augment=shift cannot be combined with the frozen layers of "
+            f"train.freeze={train.freeze}",
             fix="use train.augment=crop, or --freeze none",
         )
         for name in ("mixup", "cutmix", "erasing", "drop_path"):
             require(
                 not getattr(train, name) or trains_all_blocks,
-                f"train.{name}={getattr(train, name)} has no effect on the frozen part of "
-                f"train.freeze={train.freeze}, which is computed once",
+                f"train.{name}={getattr(train, name)} cannot be combined with the frozen layers "
+                f"of train.freeze={train.freeze}, which are computed only once",
                 fix="remove it, or use --freeze none or lora",
             )
 

@@ -184,6 +184,7 @@ def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
             )
     if len(shapes) > 1 or 0 in next(iter(shapes)):
         raise DataError(
-            f"{source} has images of different or empty shapes: {' and '.join(map(str, shapes))}",
+            f"{source} contains images of different shapes, or empty ones: "
+            f"{' and '.join(map(str, shapes))}",
             fix="resize all images to the same size",
         )

@@ -112,7 +112,7 @@ def fix_problem(
 ) -> str:
     """Return the problem with a row, or an empty string if there is none."""
     if name not in known:
-        return f"{name!r} is not an image of the data folder"
+        return f"{name!r} is not an image in the data folder"
     if action not in ACTIONS:
         return f"action is {action!r} instead of keep, move or drop"
     if action == "move" and new not in classes:

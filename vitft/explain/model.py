@@ -95,7 +95,7 @@ def load_weights_model(
         raise UsageError(
             f"cannot explain {name}: these weights are for a timm model, whose attention is not "
             "accessible",
-            fix="use weights from `vitft weights list` without the timm: prefix",
+            fix="use weights listed by `vitft weights list`, without the timm: prefix",
         )
     source = open_pretrained(name, allow_pickle=allow_pickle)
     tensors, config = source.tensors, source.architecture

@@ -108,9 +108,9 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
         images = comparison_images(trained, plan.images)
         found = view_difference(trained.card.transform, images, OPSET)
         notes.append(
-            f"images resized by the graph differ from vitft's by at most "
-            f"{count(found.levels, 'grey level')} (out of 255), in {percent(found.fraction, 2)} of "
-            "the values"
+            "images resized by the graph differ from those resized by vitft by at most "
+            f"{count(found.levels, 'grey level')} (out of 255), in {percent(found.fraction, 2)} "
+            "of the values"
         )
     return notes
 

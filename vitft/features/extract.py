@@ -224,7 +224,7 @@ class Extractor:
             raise DivergedError(
                 "the weights turn images into features that are infinite, NaN or above "
                 f"{LARGEST_FEATURE:.0e}",
-                fix="use other weights; these are damaged or from a training that diverged",
+                fix="use other weights; these are damaged or come from a run that diverged",
             )
         bits = outputs.view(torch.uint16) if self.precision == "bf16" else outputs
         for image, row in zip(missing, bits.numpy(), strict=True):

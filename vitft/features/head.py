@@ -87,8 +87,8 @@ def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> T
     if len(rows) >= least:
         return rows
     log.info(
-        f"no cross-validation and no check of the labels: {len(rows):,} of {len(y):,} images are "
-        f"too few for {classes:,} classes"
+        f"the run is not cross-validated and the labels are not checked: {len(rows):,} of "
+        f"{len(y):,} images are too few for {classes:,} classes"
     )
     return None
 

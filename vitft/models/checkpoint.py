@@ -119,7 +119,7 @@ def timm_on_meta(config: TimmConfig) -> TimmModel:
         raise RunError(
             f"timm cannot build {config.timm} for {config.image_size[0]}x{config.image_size[1]} "
             f"pixels: {str(error)[:100]}",
-            fix="update timm to the version that trained the model",
+            fix="update timm to the version with which the model was trained",
         ) from error
 
 

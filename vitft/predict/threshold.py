@@ -174,8 +174,8 @@ def unreachable(answers: Answers, precision: float) -> UsageError:
         fix = f"use --precision {reachable}, or {fix}"
     if needed := needed_images(answers, precision):
         return UsageError(
-            f"a precision of {percent(precision)} needs about {needed:,} images to choose a "
-            f"threshold with, and this run has {have:,}",
+            f"choosing a threshold for a precision of {percent(precision)} needs about {needed:,} "
+            f"images, but this run has {have:,}",
             fix=fix,
         )
     wrong = np.flatnonzero(~answers.correct)
@@ -183,7 +183,7 @@ def unreachable(answers: Answers, precision: float) -> UsageError:
         reason = "no number of images can prove that mistakes never happen"
     elif len(wrong):
         at = percent(float(answers.probability[wrong[0]]))
-        reason = f"predictions with a probability up to {at} were wrong"
+        reason = f"predictions with probabilities of up to {at} were wrong"
     else:
         reason = f"the largest of {have:,} probabilities is {percent(answers.probability[0])}"
     problem = f"no threshold reaches a precision of {percent(precision)}: {reason}"

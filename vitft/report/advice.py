@@ -97,7 +97,7 @@ def confused_pair(run: Run) -> Advice | None:
     return Advice(
         f"Compare images of {first} and {second}.",
         f"{times} of the {len(wrong)} mistakes confuse these two classes. Images that show how "
-        "they differ, or clearer labelling rules, would help most.",
+        "they differ, or clearer labelling rules, may help.",
     )
 
 
@@ -109,7 +109,7 @@ def weakest_class(run: Run) -> Advice | None:
     if not known or len(run.classes) < 2:
         return None
     worst = min(known, key=lambda one: one.recall)
-    found = f"Its recall is {percent(worst.recall, 0)} on {count(worst.images, worst.kind)}, " + (
+    found = f"Its recall is {percent(worst.recall, 0)} on {worst.measured_on}, " + (
         "clearly below the overall accuracy."
         if worst.interval[1] < recalls[0].accuracy
         else f"but its 95 % interval ({interval(worst.interval, 0)}) is so wide that this may be "
@@ -129,12 +129,13 @@ def weakest_class(run: Run) -> Advice | None:
 
 @dataclass(frozen=True, slots=True)
 class ClassRecall:
-    """Recall of a class, with the number and `kind` (a noun) of the images it was measured on."""
+    """Recall of a class, with the images that it was measured on."""
 
     name: str
     recall: float
     images: int
-    kind: str
+    measured_on: str
+    """Number and kind of the images, such as `12 validation images`."""
     interval: Interval
     accuracy: float
     """Accuracy over all classes, measured on the same images."""
@@ -145,23 +146,25 @@ def cross_validated_recalls(run: Run) -> list[ClassRecall]:
     more = run.results.get("cross_validation")
     if not more:
         return []
-    recalls, kind, top1 = [], "cross-validated image", more["top1"]
+    recalls, top1 = [], more["top1"]
     for weak in more.get("weak_spots") or []:
         if images := weak.get("images"):
             name, recall = str(weak["class"]), weak["recall"]
             bounds = wilson_interval(round(recall * images), images)
-            recalls.append(ClassRecall(name, recall, images, kind, bounds, top1))
+            on = f"{count(images, 'image')} in cross-validation"
+            recalls.append(ClassRecall(name, recall, images, on, bounds, top1))
     return recalls
 
 
 def validation_recalls(run: Run) -> list[ClassRecall]:
     """Return the recall of every class on the validation images, in ascending order."""
-    recalls, kind = [], "validation image"
+    recalls = []
     for name, row in run.results.get("per_class", {}).items():
         images, recall, bounds = row.get("images"), row["recall"], row["recall_interval"]
         if images and recall is not None and bounds is not None:
             top1 = run.results["top1"]
-            recalls.append(ClassRecall(name, recall, images, kind, bounds, top1))
+            on = count(images, "validation image")
+            recalls.append(ClassRecall(name, recall, images, on, bounds, top1))
     return sorted(recalls, key=lambda one: one.recall)
 
 

@@ -271,8 +271,8 @@ def comparison_notes(
     chosen = [letter for letter, run in labelled if run.results.get("selected_on_validation")]
     if chosen:
         notes.append(
-            f"The best epoch of {listing(chosen)} was selected on these images, which gives a "
-            "slight advantage."
+            f"The best epoch of {listing(chosen)} was selected on these images, which is a slight "
+            "advantage."
         )
     clauses = {letter: chance_level(run.results) for letter, run in labelled}
     notes += [

@@ -350,7 +350,11 @@ def learning_section(run: Run) -> ChartSection | None:
     return ChartSection(
         title="Would more images help?",
         text=text,
-        charts=[charts.learning_curve_chart("Accuracy by training images", measured, extrapolated)],
+        charts=[
+            charts.learning_curve_chart(
+                "Accuracy by number of training images", measured, extrapolated
+            )
+        ],
         columns=["training images", "accuracy"],
         rows=[[f"{images:,}", percent(top1)] for images, top1 in measured],
     )

@@ -155,7 +155,7 @@ def describe_unlike(run: Run) -> str:
 def recall_text(one: ClassRecall) -> str:
     """Return the name of a class with its recall and the interval as text."""
     return (
-        f"{one.name}, with a recall of {percent(one.recall, 0)} on {count(one.images, one.kind)} "
+        f"{one.name}, with a recall of {percent(one.recall, 0)} on {one.measured_on} "
         f"({interval(one.interval, 0)})"
     )
 

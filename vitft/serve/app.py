@@ -33,7 +33,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     413: {"model": ErrorSchema, "description": "The body is too large."},
     415: {
         "model": ErrorSchema,
-        "description": "The Content-Type is not that of a form or an image.",
+        "description": "The Content-Type is neither that of a form nor that of an image.",
     },
     422: {"model": ErrorSchema, "description": "No usable image, or an invalid parameter."},
     503: {"model": ErrorSchema, "description": "The server is busy; see the Retry-After header."},

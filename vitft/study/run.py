@@ -162,7 +162,8 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     if has_tests and not any(file.part == "val" for file in files):
         raise DataError(
             f"{plan.folder.root} has no usable test images",
-            fix="add readable images to the folder val, without other labels elsewhere",
+            fix="add readable images to the folder val that do not occur elsewhere with another "
+            "label",
         )
     if not shots:
         raise too_few_images(plan.folder, Counter(dict(enumerate(counts.tolist()))))

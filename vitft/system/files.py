@@ -45,7 +45,7 @@ def read_regular(path: Path, *, limit: int) -> bytes:
     with open(path, "rb", opener=open_regular) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
-            raise OSError(errno.EFBIG, f"{size:,} bytes are more than {limit:,}")
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than the limit of {limit:,}")
         return file.read(limit)
 
 

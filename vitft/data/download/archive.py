@@ -72,7 +72,7 @@ def unpack(
         free = shutil.disk_usage(folder).free
         if inside.content > free:
             raise ResourceError(
-                f"{name} takes up {inside.content / 1e9:.1f} GB when unpacked, but only "
+                f"{name} would take up {inside.content / 1e9:.1f} GB when unpacked, but only "
                 f"{free / 1e9:.1f} GB is free in {folder.parent}",
                 fix="free some disk space, or choose a folder on another disk with --to",
             )
@@ -134,9 +134,9 @@ def accepted_entries(
         content += entry.size
         if not limits.allows(content, packed):
             raise ArchiveRefusedError(
-                f"it has {packed:,} bytes and unpacks to at least {content:,}, at the entry "
-                f"'{entry.name}'; the limits are {limits.content / 1e9:g} GB and {limits.ratio} "
-                "times its size"
+                f"it has {packed:,} bytes and unpacks to at least {content:,} bytes up to the "
+                f"entry '{entry.name}'; the limits are {limits.content / 1e9:g} GB and "
+                f"{limits.ratio} times its size"
             )
         if entry.is_folder and not parts:
             continue

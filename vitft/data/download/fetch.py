@@ -113,7 +113,8 @@ def locked_target(target: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise LockedError(
-                f"another process is fetching {target}", fix="wait until it finishes, or stop it"
+                f"another process is fetching {target}",
+                fix="wait until that process finishes, or stop it",
             ) from error
         try:
             yield

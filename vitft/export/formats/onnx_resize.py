@@ -43,7 +43,7 @@ def resize_obstacle(card: Card) -> str:
         return f"the graph cannot resize with {transform.interpolation} interpolation"
     height, width = transform.image_size
     if transform.fit == "crop" and height != width:
-        return f"the resized size for a view of {height}x{width} pixels is not an integer"
+        return f"the size after resizing, for a view of {height}x{width} pixels is not an integer"
     return ""
 
 
@@ -259,8 +259,9 @@ def view_difference(
         values, differing = values + off.size, differing + int((off > 0).sum())
     if levels > MAX_GREY_LEVELS:
         raise RunError(
-            f"images resized by onnxruntime differ from Pillow's by up to {levels} grey levels "
-            f"(out of 255), more than the limit of {MAX_GREY_LEVELS}; the export was removed",
+            f"images resized by onnxruntime differ from those resized by Pillow by up to {levels} "
+            f"grey levels (out of 255), more than the limit of {MAX_GREY_LEVELS}; the export was "
+            "removed",
             fix="use --with-preprocessing instead, and resize the images with Pillow",
         )
     return ViewDifference(levels, differing / max(1, values))

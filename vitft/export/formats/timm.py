@@ -82,7 +82,7 @@ def timm_obstacle(card: Card) -> str:
             "a distillation token": shape.distilled,
             "a LayerNorm eps other than 1e-6": shape.norm_eps != 1e-6,
             "a non-standard ResNet stem": shape.stem not in (None, *HYBRIDS),
-            "convolutions before the patch embedding": bool(shape.convs),
+            "a convolutional stem": bool(shape.convs),
         }
     )
     return f"the model has {odd}, which the timm format does not support" if odd else ""

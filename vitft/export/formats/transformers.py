@@ -63,7 +63,7 @@ class TransformersFormat(ExportFormat):
                 "a distillation token": shape.distilled,
                 "position embeddings for the patches only": not shape.prefix_positions,
                 "a hybrid stem": shape.stem is not None,
-                "convolutions before the patch embedding": bool(shape.convs),
+                "a convolutional stem": bool(shape.convs),
             }
         )
         if not odd:

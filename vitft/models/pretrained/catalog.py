@@ -143,7 +143,7 @@ def entries_by_name() -> Mapping[str, CatalogEntry]:
     rows: dict[str, CatalogEntry] = {}
     for entry in catalog_entries():
         for name in (entry.name, *entry.aliases):
-            assert name not in rows, f"catalog.toml gives {name} twice"
+            assert name not in rows, f"catalog.toml gives {name} more than once"
             rows[name] = entry
     return rows
 

@@ -117,7 +117,7 @@ def check_disk(entry: CatalogEntry, error: Exception) -> None:
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT):
         raise ResourceError(
-            f"the disk is full; {entry.name} could not be downloaded",
+            f"the disk is full: {entry.name} could not be downloaded",
             fix="free some space, or set HF_HOME to a folder on another disk",
         ) from error
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
