@@ -28,9 +28,7 @@ def add_explain(parser: Parser) -> None:
         "--weights", metavar="NAME", help="pretrained weights to explain instead of a run"
     )
     parser.add_argument(
-        "--allow-pickle",
-        action="store_true",
-        help="allow .pth files, which are pickles (read with weights_only=True)",
+        "--allow-pickle", action="store_true", help="allow .pth files, which are pickles"
     )
     parser.add_argument(
         "--method",
@@ -73,8 +71,7 @@ def add_explain(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         action="store_true",
-        help="plot the weights instead: filters, similarity of position embeddings, attention "
-        "distances",
+        help="plot the weights instead: filters, position embeddings, attention distances",
     )
     parser.add_argument(
         "--device", default="auto", help="device: auto, cpu, cuda, cuda:1 or mps (default: auto)"

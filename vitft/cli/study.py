@@ -55,7 +55,7 @@ def add_study(parser: Parser) -> None:
     run.add_argument(
         "--allow-pickle",
         action="store_true",
-        help="allow .pth files, which are pickles (read with weights_only=True)",
+        help="allow .pth files, which are pickles",
     )
     parser.set_defaults(command=study_command)
 

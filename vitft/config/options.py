@@ -111,9 +111,7 @@ FINETUNE_OPTIONS = (
         "channel standard deviations for normalisation",
         default="those of the weights",
     ),
-    Option(
-        "weights.allow_pickle", "allow .pth files, which are pickles (read with weights_only=True)"
-    ),
+    Option("weights.allow_pickle", "allow .pth files, which are pickles"),
     Option(
         "train.freeze",
         "layers to train: head, pre_logits, blocks:N (the last N blocks), lora, or none to freeze "
