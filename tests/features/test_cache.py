@@ -12,9 +12,11 @@ import pytest
 from vitft.features import cache
 from vitft.features.cache import (
     KEY_BYTES,
+    JoinedStore,
     Store,
     default_folder,
     key_of,
+    open_store,
     prune,
     remove_spaces,
     spaces,
@@ -286,3 +288,27 @@ def test_the_environment_chooses_the_cache_folder(
         monkeypatch.setenv(name, value)
 
     assert default_folder() == Path(folder.replace("HOME", str(own_home)))
+
+
+def test_two_stores_are_one_whose_first_part_is_shared(tmp_path: Path) -> None:
+    first, second = (
+        open_store(tmp_path, SPACE, (2,), "float32"),
+        open_store(tmp_path, SPACE, (3,), "float32"),
+    )
+    first.add(key_of("known"), np.array([1, 2], np.float32))
+    joined = JoinedStore(first, second)
+
+    assert joined.get(key_of("known")) is None  # a part is missing
+    joined.add(key_of("known"), np.arange(1, 6, dtype=np.float32))
+    joined.add(key_of("new"), np.arange(5, dtype=np.float32))
+    joined.flush()
+
+    again = JoinedStore(
+        open_store(tmp_path, SPACE, (2,), "float32"), open_store(tmp_path, SPACE, (3,), "float32")
+    )
+    row = again.get(key_of("known"))
+    assert row is not None
+    assert row.tolist() == [1, 2, 3, 4, 5]
+    shared = again.leading.get(key_of("new"))
+    assert shared is not None
+    assert shared.tolist() == [0, 1]

@@ -1,6 +1,7 @@
 """The choice between heads that read one and several blocks."""
 
 import functools
+import math
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from vitft.features.mixture import (
     HeadMethod,
     choose_candidate,
     mixture_weights,
+    tempered,
 )
 
 READ = 6
@@ -125,6 +127,16 @@ def test_the_weights_of_a_mixture_leave_the_prior_only_with_evidence() -> None:
 
     assert same[1] < 0.5 < same[0]  # six images: the second starts at exp(-2.5) = 0.08
     assert better[1] > 1
+
+
+def test_logits_without_errors_stay_less_than_certain() -> None:
+    y = torch.arange(40) % 2
+    logits = 500.0 * F.one_hot(y, 2).float()
+
+    factor, scores = tempered(logits, y)
+
+    assert scores.exp().max().item() == pytest.approx(1 - 1 / 80, abs=0.002)  # 1 - 1 / (n C)
+    assert factor == pytest.approx(math.log(79) / 500, rel=0.01)
 
 
 def candidate(name: str, right: int, confidence: float, *, images: int = 100) -> Candidate:

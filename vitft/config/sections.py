@@ -222,6 +222,9 @@ class TrainSpec:
     """Sampling in an epoch: every image once, or as many images with balanced classes."""
     views: Annotated[int, Range(ge=0, le=1000)] = 0
     """Number of augmented views of each training image to cache in addition to the plain one."""
+    head_blocks: Annotated[int, Range(ge=0, le=1024)] = 0
+    """Maximum number of last blocks that a solved head reads; cross-validation on the training
+    images decides whether it reads more than one. 0 for as many as are fast to solve."""
     cache: str = ""
     """Folder of cached features; `none` to cache nothing. Empty for the default folder: `features`
     in VITFT_CACHE, or `vitft/features` in XDG_CACHE_HOME or ~/.cache."""

@@ -30,6 +30,7 @@ from vitft.export.snippets import (
     transformers_snippet,
 )
 from vitft.export.trained import TrainedRun
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import RunResults
 from vitft.models.card import Card, Provenance
 from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, entries_by_name
@@ -74,7 +75,7 @@ def write_readme(
     trained: TrainedRun, folder: Path, row: ExportComparison, plan: ExportPlan
 ) -> None:
     """Write the model card of an exported folder; with `plan.repo`, that of the repository."""
-    results = read_results(trained.run)
+    results = results_of(trained)
     data = data_name(trained.run)
     metadata = header_of(trained.card, row.name, results, data, plan)
     header = yaml.dump(metadata, Dumper=CardDumper, sort_keys=False, width=10**6)
@@ -88,6 +89,19 @@ def write_readme(
         ]
     )
     write_atomically(folder / "README.md", f"---\n{header}---\n\n{body}\n")
+
+
+def results_of(trained: TrainedRun) -> RunResults | None:
+    """Return the results of the run, with the accuracy of the head that is exported."""
+    results, shape = read_results(trained.run), trained.card.architecture
+    choice = results.get("head") if results else None
+    if not results or not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
+        return results
+    top1, images = choice["last_block_top1"], results["images"]
+    if top1 is None:
+        return results
+    bounds = wilson_interval(round(top1 * images), images)
+    return cast("RunResults", {**results, "top1": top1, "top1_interval": bounds})
 
 
 def read_results(run: Path) -> RunResults | None:

@@ -1,9 +1,10 @@
 """Export of a run: write each format, reopen it, compare it with the run, keep or remove it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.export.card import write_readme
+from vitft.export.card import read_results, write_readme
 from vitft.export.compare import (
     MAX_ERROR,
     MAX_ERROR_RESIZED,
@@ -60,7 +61,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
     """
     trained, formats = load_trained(run), formats_of(plan)
     for name, each in formats.items():
-        if reason := each.obstacle(trained.card):
+        if reason := each.obstacle(each.source(trained).card):
             raise RunError(
                 f"--{name} cannot represent this model exactly: {reason}",
                 fix="use --with-preprocessing instead of --with-resize"
@@ -74,14 +75,16 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
             folder = fresh if len(formats) == 1 else fresh / name
             with writing(folder):
                 folder.mkdir(exist_ok=True)
-            each.write(trained, folder)
+            each.write(each.source(trained), folder)
             opened[name] = each.open(folder)
             sizes[name] = sum(path.stat().st_size for path in folder.rglob("*"))
             if small := each.open_int8(folder):
                 opened[f"{name}, int8"], sizes[f"{name}, int8"] = small, sizes[name]
-        original = open_module(trained.model, trained.card, by="vitft")
-        images = comparison_images(trained, plan.images)
-        rows = compare_exports(original, opened, images, sizes)
+        rows: list[ExportComparison] = []
+        for source in {id(one): one for one in (trained, trained.of_last_block)}.values():
+            names = {n for n, one in formats.items() if one.source(trained) is source}
+            group = {n: one for n, one in opened.items() if n.removesuffix(", int8") in names}
+            rows += compare_with(source, group, sizes, plan)
         for row in rows:
             is_resized = plan.with_resize or row.name == "transformers-js"
             check_comparison(row, max_error=MAX_ERROR_RESIZED if is_resized else MAX_ERROR)
@@ -89,14 +92,30 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         for row in rows:
             if row.name in formats:
                 folder = fresh if len(formats) == 1 else fresh / row.name
-                write_readme(trained, folder, row, plan)
+                write_readme(formats[row.name].source(trained), folder, row, plan)
     return Exported(folder=plan.out, rows=tuple(rows), notes=tuple(notes))
+
+
+def compare_with(
+    source: TrainedRun,
+    opened: Mapping[str, OpenedModel],
+    sizes: Mapping[str, int],
+    plan: ExportPlan,
+) -> list[ExportComparison]:
+    """Compare exports with the model that they represent."""
+    if not opened:
+        return []
+    original = open_module(source.model, source.card, by="vitft")
+    images = comparison_images(source, plan.images)
+    return compare_exports(original, opened, images, sizes)
 
 
 def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportComparison]) -> list[str]:
     """Return notes for the user on a successful export."""
     notes = [row.cost for row in rows if row.cost]
-    reason = timm_obstacle(trained.card)
+    if any(each.reads_last_block for each in formats_of(plan).values()):
+        notes += last_block_note(trained)
+    reason = timm_obstacle(trained.of_last_block.card)
     if "safetensors" in plan.formats and reason:
         notes.append(f"only vitft can open the file, and no config.json is written: {reason}")
     if "transformers" in plan.formats:
@@ -113,6 +132,21 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
             "of the values"
         )
     return notes
+
+
+def last_block_note(trained: TrainedRun) -> list[str]:
+    """Return a note if the exported head reads fewer blocks than the head of the run."""
+    if trained.of_last_block is trained:
+        return []
+    cost, results = "", read_results(trained.run)
+    accuracy = results["head"]["last_block_top1"] if results and "head" in results else None
+    if results and accuracy is not None:
+        whole = percent(results["top1"])
+        cost = f" (validation accuracy {percent(accuracy)} instead of {whole})"
+    return [
+        "models of other libraries read the last block only, so the exported head does so too"
+        f"{cost}; --onnx and --torch-export keep the head of the run"
+    ]
 
 
 def export_safetensors(run: str | None, out: Path) -> Exported:

@@ -23,6 +23,7 @@ from vitft.models.card import Card
 from vitft.models.checkpoint import build_model
 from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
+from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import Model
 from vitft.system.errors import ImageError, RunError, VitftError
 from vitft.system.rundir import RunDir
@@ -42,6 +43,18 @@ class TrainedRun:
     def model(self) -> Model:
         """Module in eval mode that maps normalised pixels (B, channels, S, S) to logits."""
         return build_model(dict(self.state), self.card.architecture)
+
+    @cached_property
+    def of_last_block(self) -> "TrainedRun":
+        """The run with the head that reads the last block only, for models of other libraries."""
+        shape = self.card.architecture
+        if isinstance(shape, TimmConfig) or shape.read_blocks == 1:
+            return self
+        state = {n: t for n, t in self.state.items() if not n.startswith(("head.", "last_head."))}
+        for part in ("weight", "bias"):
+            state[f"head.{part}"] = self.state[f"last_head.{part}"]
+        card = replace(self.card, architecture=replace(shape, read_blocks=1))
+        return TrainedRun(self.run, state, card)
 
 
 def load_trained(run: str | None) -> TrainedRun:

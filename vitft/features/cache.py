@@ -221,6 +221,35 @@ class Store:
         self.open_shard(path)
 
 
+class JoinedStore:
+    """Two stores as one, whose rows are the rows of both, one behind the other.
+
+    So the leading values are shared with those who need nothing else.
+    """
+
+    def __init__(self, leading: Store, rest: Store) -> None:
+        self.leading, self.rest = leading, rest
+
+    def get(self, key: bytes) -> CachedRows | None:
+        """Return the row of a key, or None if a part of it is missing or damaged."""
+        parts = [self.leading.get(key), self.rest.get(key)]
+        if parts[0] is None or parts[1] is None:
+            return None
+        return np.concatenate([parts[0], parts[1]])
+
+    def add(self, key: bytes, row: CachedRows) -> None:
+        """Add a row, to be written by the next `flush`."""
+        count = self.leading.shape[0]
+        if self.leading.get(key) is None:
+            self.leading.add(key, row[:count])
+        self.rest.add(key, row[count:])
+
+    def flush(self) -> None:
+        """Write the pending rows of both stores."""
+        self.leading.flush()
+        self.rest.flush()
+
+
 def checksum(key: bytes, row: CachedRows) -> int:
     """Return the CRC-32 of a row and its key, so that a misplaced row is detected too."""
     return zlib.crc32(np.ascontiguousarray(row).view(np.uint8).data, zlib.crc32(key))

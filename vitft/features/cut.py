@@ -6,6 +6,7 @@ epoch. The suffix shares its parameters with the model: training it trains the m
 
 import copy
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -23,15 +24,10 @@ class Prefix(nn.Module):
         super().__init__()
         self.model, self.stop, self.autocast = model, stop, autocast
         self.pooled = stop == model.config.depth
+        self.shape, self.leading = output_shape(model, pooled=self.pooled)
+        """Shape of the output for one image, (D,) or (N, D), and how many of the D dimensions, the
+        leading ones, belong to the last block."""
         self.eval()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the output for one image: (D,) or (N, D)."""
-        if isinstance(self.model, TimmModel) or self.pooled:
-            return (self.model.feature_size,)
-        config = self.model.config
-        return (config.num_prefix + math.prod(config.grid), config.width)
 
     def forward(self, pixels: Tensor) -> Tensor:
         if isinstance(self.model, TimmModel) or self.pooled:
@@ -65,6 +61,16 @@ class Prefix(nn.Module):
         if isinstance(self.model, TimmModel):
             return Prefix(self.model, self.stop, autocast=True)
         return copy.deepcopy(self).to(torch.bfloat16)
+
+
+def output_shape(model: Model, *, pooled: bool) -> tuple[tuple[int, ...], int]:
+    """Return the shape of the output of a `Prefix`, and the dimensions of its last block."""
+    if isinstance(model, TimmModel):
+        return (model.feature_size,), model.feature_size
+    config = model.config
+    if pooled:
+        return (config.feature_size,), replace(config, read_blocks=1).feature_size
+    return (config.num_prefix + math.prod(config.grid), config.width), config.width
 
 
 class Suffix(nn.Module):

@@ -4,6 +4,7 @@ Workers process whole batches: they read, hash and decode the files and, on a CP
 A second pass over the same images only reads and hashes their bytes.
 """
 
+import copy
 import functools
 import os
 import shutil
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from vitft.data.inspection import (
 from vitft.data.jpeg import can_resize, resized
 from vitft.data.loading import Pixels, in_order
 from vitft.data.transforms import View
-from vitft.features.cache import Store, key_of, open_store
+from vitft.features.cache import JoinedStore, Store, key_of, open_store
 from vitft.features.cut import Prefix, run_prefix
 from vitft.features.fingerprints import (
     FACTS_BYTES,
@@ -40,6 +41,7 @@ from vitft.features.fingerprints import (
     encode_facts,
     facts_key,
 )
+from vitft.models.vit import VisionTransformer
 from vitft.system.errors import DataError, DivergedError, ImageError
 
 LARGEST_FEATURE = 1e15
@@ -49,6 +51,7 @@ FEATURES_VERSION = "1"
 BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
 """Number of images per forward pass; more do not help on one CPU thread (docs/experiments.md)."""
 IN_MEMORY_BYTES = 2**31
+AnyStore = Store | JoinedStore
 
 
 @dataclass(slots=True)
@@ -105,16 +108,40 @@ class Extractor:
         self.folder = folder
         space = {"vitft": FEATURES_VERSION, "what": "facts of images"}
         self.facts = open_store(folder, space, (FACTS_BYTES,), "uint8")
-        self.stores: dict[str, Store] = {}
+        self.stores: dict[str, AnyStore] = {}
         self.computed = 0  # number of rows not found in the cache
 
-    def store(self, view: View) -> Store:
+    def store(self, view: View) -> AnyStore:
         """Return the store that holds the rows of a view."""
         if view.settings not in self.stores:
-            space = {**self.space, "view": view.settings}
-            dtype = "uint16" if self.precision == "bf16" else "float32"
-            self.stores[view.settings] = open_store(self.folder, space, self.prefix.shape, dtype)
+            self.stores[view.settings] = self.open_view(view)
         return self.stores[view.settings]
+
+    def open_view(self, view: View) -> AnyStore:
+        """Open the store of a view; features of earlier blocks are in a store of their own."""
+        space, shape = {**self.space, "view": view.settings}, self.prefix.shape
+        dtype = "uint16" if self.precision == "bf16" else "float32"
+        more = shape[-1] - self.prefix.leading
+        if not more:
+            return open_store(self.folder, space, shape, dtype)
+        leading = open_store(self.folder, space, (self.prefix.leading,), dtype)
+        space["cut"] = f"{more} values of the blocks before the last"
+        return JoinedStore(leading, open_store(self.folder, space, (more,), dtype))
+
+    def of_last_block(self) -> Self:
+        """Return an extractor of the last block's features, with the rows that this one has.
+
+        This one must not compute features any more, as both use the same model.
+        """
+        found = copy.copy(self)
+        if isinstance(self.prefix.model, VisionTransformer):
+            self.prefix.model.read_last_blocks(1)
+        found.prefix = Prefix(self.prefix.model, self.prefix.stop, autocast=self.prefix.autocast)
+        found.stores = {
+            settings: store.leading if isinstance(store, JoinedStore) else store
+            for settings, store in self.stores.items()
+        }
+        return found
 
     def inspect(
         self,
@@ -157,7 +184,7 @@ class Extractor:
         """Yield every file in order, once its row has been cached."""
         store, on_cpu = self.store(view), self.device.type == "cpu"
         fast = not self.is_exact and view.crop is None and can_resize(view.transform)
-        size = batch_size(self.device.type, self.prefix.shape[-1])
+        size = batch_size(self.device.type, self.prefix.leading)
         chunks = (files[i : i + size] for i in range(0, len(files), size))
         load = functools.partial(self.load, view=view, store=store, fingerprints=fingerprints)
 
@@ -188,7 +215,7 @@ class Extractor:
                 fingerprints.flush()
 
     def load(
-        self, opened: OpenedImage, view: View, store: Store, fingerprints: Fingerprints | None
+        self, opened: OpenedImage, view: View, store: AnyStore, fingerprints: Fingerprints | None
     ) -> ExtractedImage:
         """Look up an image in the caches, and decode it only if something is missing.
 
@@ -231,7 +258,7 @@ class Extractor:
             image.row, image.pixels = row, None
 
     def save(
-        self, image: ExtractedImage, view: View, store: Store, fingerprints: Fingerprints | None
+        self, image: ExtractedImage, view: View, store: AnyStore, fingerprints: Fingerprints | None
     ) -> None:
         """Add newly computed values to the caches."""
         if isinstance(image.found, ImageError):

@@ -160,7 +160,7 @@ def cross_validate(
     (n,). The result is None if there are too few images for the classes (see
     `cross_validation_rows`).
     """
-    most = METHOD_IMAGES if method.reads_several else CV_IMAGES
+    most = min(METHOD_IMAGES, CV_IMAGES) if method.reads_several else CV_IMAGES
     total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most)
     if rows is None:
         return None
@@ -310,7 +310,8 @@ def solve_head(
             groups=some.groups,
         )
     method, candidates = HeadMethod(l2=l2, read=read), list[HeadCandidate]()
-    some = sample_rows(y, METHOD_IMAGES, views=views, groups=groups, seed=seed)
+    most = min(METHOD_IMAGES, CV_IMAGES)
+    some = sample_rows(y, most, views=views, groups=groups, seed=seed)
     if read < x.shape[1] and len(some.first) >= min(images, CV_FOLDS * classes):
         fold_id = stratified_folds(some.first, CV_FOLDS, seed, some.groups)
         kept = training_weights(fold_id, weights[:, some.rows], views)

@@ -10,7 +10,7 @@ The leading columns of `x` are the features of the last block.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from vitft.features.discriminant import solve_discriminant
 from vitft.features.lbfgs import minimise
 from vitft.features.logistic import held_out_logits, rough_fit
-from vitft.metrics.calibration import fit_temperature
 from vitft.metrics.results import HeadCandidate
 
 SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
@@ -31,6 +30,8 @@ PRIOR = (0.0, -2.5)
 PRIOR_STRENGTH = 3.0
 """Weight of the prior, in images and per squared unit of the logarithms."""
 
+FACTOR_EXPONENTS = (-4.0, 2.0)
+"""Smallest and largest decimal logarithm of the factor that calibrates logits."""
 LAST_BLOCK, SEVERAL_BLOCKS, MIXTURE = "last block", "several blocks", "mixture"
 
 
@@ -47,6 +48,9 @@ class HeadMethod:
     discriminant: float = 0.0
     """Factor of the logits of the discriminant analysis; 0 for a head that does without."""
     shrinkage: float = 0.0
+    name: str = LAST_BLOCK
+    alone: float = 1.0
+    """Factor that calibrates the logits of the logistic regression if it is used by itself."""
 
     @property
     def reads_several(self) -> bool:
@@ -139,6 +143,37 @@ def choose_head_method(
     today = Candidate(LAST_BLOCK, plain, scores)
     if images < MIN_IMAGES:
         return plain, [today.described(truth)]
+    shrinkage, factor, several_scores = choose_shrinkage(
+        x, y, sample_weight, fold_id, classes=classes
+    )
+    alone = HeadMethod(
+        l2=l2,
+        read=read,
+        logistic=0.0,
+        discriminant=factor,
+        shrinkage=shrinkage,
+        name=SEVERAL_BLOCKS,
+        alone=sharpness,
+    )
+    several = Candidate(SEVERAL_BLOCKS, alone, several_scores)
+    one, other = mixture_weights(today.scores, several.scores, truth)
+    both = replace(alone, logistic=one * sharpness, discriminant=other * factor, name=MIXTURE)
+    summed = (one * today.scores + other * several.scores).log_softmax(dim=-1)
+    mixture = Candidate(MIXTURE, both, summed)
+    chosen = choose_candidate(today, several, mixture, truth)
+    return chosen.method, [c.described(truth) for c in (today, several, mixture)]
+
+
+def choose_shrinkage(
+    x: Tensor, y: Tensor, sample_weight: Tensor, fold_id: Tensor, *, classes: int
+) -> tuple[float, float, Tensor]:
+    """Return the shrinkage with the lowest cross-validated loss for the discriminant analysis.
+
+    The factor that calibrates its logits and the log-probabilities (n, C) of the images follow. The
+    arguments are those of `choose_head_method`.
+    """
+    images = len(fold_id)
+    first, truth = x[:images], y[:images]
     found = [
         solve_discriminant(x, y, one, classes=classes, shrinkages=SHRINKAGES)
         for one in sample_weight
@@ -149,32 +184,41 @@ def choose_head_method(
     ]
     losses = [F.cross_entropy(scores, truth).item() for _, scores in tried]
     best = losses.index(min(losses))
-    factor, several_scores = tried[best]
-    several = Candidate(
-        SEVERAL_BLOCKS,
-        HeadMethod(l2=l2, read=read, logistic=0.0, discriminant=factor, shrinkage=SHRINKAGES[best]),
-        several_scores,
-    )
-    one, other = mixture_weights(today.scores, several.scores, truth)
-    mixture = Candidate(
-        MIXTURE,
-        HeadMethod(
-            l2=l2,
-            read=read,
-            logistic=one * sharpness,
-            discriminant=other * factor,
-            shrinkage=SHRINKAGES[best],
-        ),
-        (one * today.scores + other * several.scores).log_softmax(dim=-1),
-    )
-    chosen = choose_candidate(today, several, mixture, truth)
-    return chosen.method, [c.described(truth) for c in (today, several, mixture)]
+    return SHRINKAGES[best], *tried[best]
 
 
 def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
-    """Return the factor of the logits (n, C) with the lowest loss, and the log-probabilities."""
-    factor = 1 / (fit_temperature(logits.double().numpy(), y.numpy()) or 1.0)
+    """Return the factor of the logits (n, C) with the lowest loss, and the log-probabilities.
+
+    The loss is that of labels which are wrong with probability 1 / n. The loss of the given labels
+    has no minimum if no image is misclassified: the head would become certain.
+    """
+    images, classes = logits.shape
+    target = F.one_hot(y, classes) * (1 - 1 / images) + 1 / (images * classes)
+
+    def loss(exponent: float) -> float:
+        log_probabilities = (10**exponent * logits).log_softmax(dim=-1)
+        return -(target * log_probabilities).sum().item()
+
+    factor = 10 ** smallest(loss, *FACTOR_EXPONENTS)
     return factor, (factor * logits).log_softmax(dim=-1)
+
+
+def smallest(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a function with one minimum in an interval is smallest, to 1e-3."""
+    ratio = (5**0.5 - 1) / 2  # golden-section search
+    a, b = high - ratio * (high - low), low + ratio * (high - low)
+    at_a, at_b = function(a), function(b)
+    while high - low > 1e-3:
+        if at_a < at_b:
+            high, b, at_b = b, a, at_a
+            a = high - ratio * (high - low)
+            at_a = function(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + ratio * (high - low)
+            at_b = function(b)
+    return (low + high) / 2
 
 
 def choose_candidate(

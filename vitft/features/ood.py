@@ -266,7 +266,7 @@ def read_reference(run: Path, width: int) -> Reference | None:
     """Read the reference of a run directory, or return None if it has none.
 
     Raises:
-        RunError: The file is damaged or belongs to a model of a different width.
+        RunError: The file is damaged or belongs to a model of fewer than its dimensions.
     """
     path = run / REFERENCE_FILE
     try:
@@ -281,8 +281,8 @@ def read_reference(run: Path, width: int) -> Reference | None:
     except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise damaged_reference(path, str(error)) from error
     shapes = (found.centre.shape, found.within.shape, found.means.shape[1:])
-    used = found.centre.size if found.centre.size == width else min(width, MAX_DIMENSIONS)
-    if shapes != ((used,), (used, used), (used,)) or not np.isfinite(found.limit):
+    size = min(width, found.centre.size)  # of the last block, if the head reads several
+    if shapes != ((size,), (size, size), (size,)) or not np.isfinite(found.limit):
         raise damaged_reference(path, f"expected {width}-dimensional features")
     return found
 

@@ -7,30 +7,38 @@ import functools
 import logging
 import math
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from vitft.config.schema import require
 from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFolder, inspect_folder
 from vitft.data.transforms import EvalTransform, View, eval_view
-from vitft.features.cache import default_folder
+from vitft.features.cache import Store, default_folder
 from vitft.features.cut import Cut, cut_model
 from vitft.features.extract import Extractor
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder, usable_cores
+from vitft.features.logistic import LARGE_VALUES
 from vitft.models.freeze import freeze_model
 from vitft.models.initial import load_initial_model
 from vitft.models.lora import add_adapters
 from vitft.models.pretrained.report import LoadReport
-from vitft.models.timm_model import Model
+from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console
 from vitft.system.device import pick_device, pick_precision
 from vitft.system.errors import ResourceError, RunError
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
+
+HEAD_BLOCKS = 6
+"""Maximum number of blocks that a solved head reads by default."""
+MAX_HEAD_DIMENSIONS = 3_100
+"""Maximum number of feature dimensions that a solved head reads by default: the time to solve it
+grows with the cube."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +114,47 @@ def load_pipeline(
     ), report
 
 
+def read_several_blocks(
+    pipeline: FrozenPipeline, spec: TrainSpec, *, images: int
+) -> FrozenPipeline:
+    """Return the pipeline with a new head that may read several blocks of the frozen model.
+
+    Raises:
+        UsageError: `train.head_blocks` is above 1, but the model has no such head.
+    """
+    model = pipeline.model
+    blocks = blocks_to_read(model, spec, images=images)
+    if blocks == 1 or isinstance(model, TimmModel):
+        return pipeline
+    model.read_last_blocks(blocks)
+    trained = freeze_model(model, "head")
+    log.info(
+        f"features: {model.feature_size:,} dimensions of the last {count(blocks, 'block')}; "
+        "cross-validation chooses how many the head reads"
+    )
+    return replace(pipeline, trained=tuple(trained), cut=cut_model(model, "head"))
+
+
+def blocks_to_read(model: Model, spec: TrainSpec, *, images: int) -> int:
+    """Return the number of last blocks whose features the solved head of a run may read."""
+    if isinstance(model, TimmModel):
+        require(
+            spec.head_blocks < 2,
+            f"train.head_blocks={spec.head_blocks} cannot be used with timm models",
+            fix="use train.head_blocks=1, or weights of vitft's own Vision Transformers",
+        )
+        return 1
+    config = model.config
+    if spec.head_blocks:
+        return spec.head_blocks
+    if config.pool != "cls" or config.pre_logits or config.distilled:
+        return 1
+    fast = 1 + (MAX_HEAD_DIMENSIONS - config.width) // (2 * config.width)
+    blocks = max(1, min(HEAD_BLOCKS, config.depth, fast))
+    dimensions = replace(config, read_blocks=blocks).feature_size
+    return 1 if images * (1 + spec.views) * dimensions > LARGE_VALUES else blocks
+
+
 def build_pipeline(
     model: Model,
     transform: EvalTransform,
@@ -179,6 +228,7 @@ def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
     if len(shape) == 1:
         return
     store = extractor.store(view)
+    assert isinstance(store, Store)
     each, here = math.prod(shape) * store.dtype.itemsize, min(images, len(store.places))
     sizes = [count(images, "image"), count(shape[0], "token"), count(shape[1], "value")]
     words = " x ".join([*sizes, f"{store.dtype.itemsize} bytes"])

@@ -110,12 +110,23 @@ class CrossValidation(TypedDict):
     weak_spots: list[WeakClass]  # the three classes with the lowest recall, lowest first
 
 
+class HeadChoice(TypedDict):
+    """Blocks that a solved head reads, and the scores by which they were chosen."""
+
+    blocks: int  # number of last blocks that the head reads
+    reads: str  # the candidate that was chosen
+    candidates: list[HeadCandidate]
+    last_block_top1: float | None
+    """Validation accuracy of the head that reads the last block only; None if it is the head."""
+
+
 class SolvedHeadResults(TypedDict):
     """Additional results for a solved head."""
 
     first_loss: float  # training loss of the zero head
     l2: float  # penalty on the weights of the head
     knn_top1: float  # accuracy of nearest neighbours in feature space
+    head: NotRequired[HeadChoice]  # absent if only the last block could be read
     cross_validation: NotRequired[CrossValidation]  # absent with too few images per class
 
 
@@ -134,6 +145,7 @@ class RunResults(Metrics):
     first_loss: NotRequired[float]  # like the next three, from `SolvedHeadResults`
     l2: NotRequired[float]
     knn_top1: NotRequired[float]
+    head: NotRequired[HeadChoice]
     cross_validation: NotRequired[CrossValidation]
     confirmed_in_float32: NotRequired[int]  # number of images with logits recomputed in float32
     test: NotRequired[FinalTestResults]  # absent without test images, and if the run did not finish

@@ -17,6 +17,7 @@ and 2103.17239; Darcet et al. 2024 (registers), 2309.16588; timm's `VisionTransf
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -284,6 +285,21 @@ class VisionTransformer(nn.Module):
         # The last block's output for the patches is not used.
         tokens, earlier = self.encode_read(tokens, start, last)
         return self.pool(cast("Block", self.blocks[last]).for_class_token(tokens), earlier)
+
+    def read_last_blocks(self, count: int) -> None:
+        """Replace the heads by zero heads that read the last `count` blocks.
+
+        Raises:
+            UsageError: A head cannot read several blocks of this architecture.
+        """
+        self.config = config = replace(self.config, read_blocks=count)
+        self.head = linear_head(config, config.feature_size)
+        self.last_head = linear_head(config, config.width) if count > 1 else None
+        for head in (self.head, self.last_head):
+            if isinstance(head, nn.Linear):
+                nn.init.zeros_(head.weight)
+                nn.init.zeros_(head.bias)
+                head.to(self.cls_token.device)
 
     @torch.no_grad()
     def init_weights(self) -> None:

@@ -8,7 +8,7 @@ Touvron et al. 2021 (DeiT), 2012.12877, and Steiner et al. 2021 (AugReg), 2106.1
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NamedTuple, Self
 
 from vitft.config.sections import MAX_IMAGE_SIDE
@@ -90,7 +90,8 @@ class ViTConfig:
     """Bottlenecks per stage of a hybrid's ResNet stem; () for the root alone."""
     convs: Annotated[tuple[int, ...], Range(ge=2, le=65536)] = ()
     """Output channels of the 3x3 convolutions of a convolutional stem, used instead of a ResNet."""
-    read_blocks: Annotated[int, Range(ge=0, le=1024)] = 1
+    # Not in the repr, by which cached features of the last block are found.
+    read_blocks: Annotated[int, Range(ge=0, le=1024)] = field(default=1, repr=False)
     """Number of last blocks that the head reads. Above 1, it reads the class token and the mean of
     the patch tokens of each block before the last, beside the class token of the last."""
 
@@ -185,7 +186,7 @@ class ViTConfig:
 
     def without_head(self) -> Self:
         """Return the configuration without head, pre_logits layer and stochastic depth."""
-        return replace(self, num_classes=0, pre_logits=False, drop_path=0.0)
+        return replace(self, num_classes=0, pre_logits=False, drop_path=0.0, read_blocks=1)
 
 
 def as_pair(side: int | tuple[int, int]) -> tuple[int, int]:

@@ -175,6 +175,12 @@ def cautions(run: Run) -> str:
             f"Epoch {run.results['best_epoch']} of {run.results['epochs']} was selected on the "
             "validation images, so the accuracy is slightly optimistic."
         )
+    if (head := run.results.get("head")) and head["last_block_top1"] is not None:
+        texts.append(
+            f"The head reads the last {head['blocks']} blocks. A head that reads the last block "
+            "only, as in exports for timm and transformers, classifies "
+            f"{percent(head['last_block_top1'])} correctly."
+        )
     return " ".join(texts)
 
 

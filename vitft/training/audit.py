@@ -90,7 +90,7 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
     """
     data = inputs.data
     distinct = data.distinct
-    x, y = inputs.features(distinct), data.labels(distinct).cpu()
+    x, y = inputs.last_features(distinct), data.labels(distinct).cpu()
     rows = cross_validation_rows(y, len(data.manifest.classes), seed, most=CV_IMAGES)
     if rows is None:
         return ScoredImages(features=x, held_out=None)

@@ -138,6 +138,11 @@ class StageInputs:
     images: ImageTable | None = None
     """Decoded images; None if they are too large to keep in memory."""
 
+    def last_features(self, rows: Sequence[Row]) -> Tensor:
+        """Return cached pooled features (n, D) of the last block."""
+        assert self.extractor is not None
+        return self.features(rows)[:, : self.extractor.prefix.leading]
+
     def features(self, rows: Sequence[Row], view: View | None = None) -> Tensor:
         """Return cached outputs of the prefix, (n, D) or (n, N, D), in float32 on the CPU."""
         assert self.extractor is not None

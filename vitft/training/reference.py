@@ -86,7 +86,7 @@ def sample(rows: Sequence[Row], most: int, seed: int) -> list[Row]:
 def head_inputs(inputs: StageInputs, model: Model, rows: Sequence[Row]) -> Features:
     """Return the pooled features (n, D) that the trained model computes for images."""
     if inputs.cut.pooled:
-        return inputs.features(rows).numpy()
+        return inputs.last_features(rows).numpy()
     parts: list[Tensor] = []
     with console.Progress("features of the trained model", len(rows)) as progress:
         for batch in evaluation_batches(inputs, rows):

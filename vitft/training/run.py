@@ -177,7 +177,6 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
     """Train, evaluate and write the results; a stopped run writes what it has so far."""
     run, best, held = context.run, context.best, context.stopper.deferred_locally
     config, model = context.config, context.best.model
-    card = model_card(model, start.setup.report, start.inputs.data.manifest)
     saved = load_saved(context)
     write_environment(context, "running")
     status, exit_code, is_evaluated = "failed", 1, False
@@ -186,6 +185,7 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
         try:
             train_stages(context, saved)
         finally:  # the best weights are saved first, however training ended
+            card = model_card(model, start.setup.report, start.inputs.data.manifest)
             with held():
                 best.restore()
                 adapter = merge_adapters(model) if best.epochs else {}

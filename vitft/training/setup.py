@@ -31,6 +31,7 @@ from vitft.features.pipeline import (
     check_disk_space,
     inspect_dataset,
     load_pipeline,
+    read_several_blocks,
 )
 from vitft.models.freeze import freeze_model
 from vitft.models.lora import add_adapters
@@ -100,6 +101,8 @@ def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
         max_pixels=config.data.max_pixels,
         local_rank=group.local_rank,
     )
+    if config.optim.solver == "lbfgs":
+        pipeline = read_several_blocks(pipeline, config.train, images=len(folder.files))
     model, precision = pipeline.model, pipeline.precision
     if config.optim.lr is None and config.optim.solver != "lbfgs":
         lr = default_lr(config.train.freeze, model.feature_size)

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import cast
 
 import torch
@@ -16,12 +16,14 @@ from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import batch_augmentation
 from vitft.data.split import Row
 from vitft.data.transforms import View, eval_view
+from vitft.features.cut import cut_model
 from vitft.features.head import HeldOutLogits, SolvedHead, cross_validate, solve_head
 from vitft.features.mixture import HeadMethod
 from vitft.features.neighbours import nearest_neighbours
 from vitft.metrics.classification import classification_metrics
-from vitft.metrics.results import CrossValidation
+from vitft.metrics.results import CrossValidation, HeadChoice
 from vitft.models.timm_model import Model, TimmModel
+from vitft.models.vit import VisionTransformer
 from vitft.system import console
 from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
@@ -31,7 +33,7 @@ from vitft.system.text import count, percent
 from vitft.training.batches import epoch_size, evaluation_batches, training_batches, training_views
 from vitft.training.best import BestWeights, RunningMetrics
 from vitft.training.dataset import Dataset, StageInputs
-from vitft.training.distributed import ProcessGroup, shard_module, unshard_into
+from vitft.training.distributed import shard_module, unshard_into
 from vitft.training.loop import StepResult, Trainer, diverged, predict_logits
 from vitft.training.state import State, StateFacts, load_trainer_state, save_state, trainer_state
 from vitft.training.trackers import Trackers
@@ -78,6 +80,7 @@ def solve_head_stage(context: RunContext) -> None:
     if config.solvable:
         views = training_views(data.transform, config.train, config.optim)
     training, validation, distinct = head_features(best.model, inputs, views)
+    read = training.shape[1] if inputs.extractor is None else inputs.extractor.prefix.leading
     labels = data.labels(manifest.train).cpu()
     solved = solve_head(
         training,
@@ -88,13 +91,18 @@ def solve_head_stage(context: RunContext) -> None:
         seed=seed,
         views=len(views),
         groups=data.group_ids(manifest.train),
+        read=read,
     )
+    solved = data.group.broadcast(solved)
+    if not solved.method.reads_several:
+        training, validation = training[:, :read], validation[:, :read]
+        context.inputs = inputs = of_last_block(inputs, best.model)
     plain = training[: len(labels)]
-    first_loss = set_head(best.model, solved, plain, labels, data.group)
+    first_loss = set_head(best.model, solved, plain, labels)
     for tried in solved.path:
         context.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1})
     best.update(classification_metrics(*validation_logits(inputs), classes))
-    votes = nearest_neighbours(plain, labels, validation, classes=len(classes))
+    votes = nearest_neighbours(plain[:, :read], labels, validation[:, :read], classes=len(classes))
     truth = data.labels(manifest.val).cpu()
     cross_validation, context.scored = cross_validate_images(data, distinct, config, solved.method)
     best.head_results = {
@@ -104,6 +112,46 @@ def solve_head_stage(context: RunContext) -> None:
     }
     if cross_validation is not None:
         best.head_results["cross_validation"] = cross_validation
+    if solved.candidates:
+        best.head_results["head"] = head_choice(best.model, solved, validation[:, :read], truth)
+        log.info(describe_choice(best.head_results["head"]))
+
+
+def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
+    """Return inputs with the features of the last block only, and let the new head read these."""
+    if isinstance(model, TimmModel) or model.config.read_blocks == 1 or inputs.extractor is None:
+        return inputs
+    extractor = inputs.extractor.of_last_block()
+    model.read_last_blocks(1)
+    return replace(inputs, extractor=extractor, cut=cut_model(model, "head"))
+
+
+def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadChoice:
+    """Return what the solved head reads and why.
+
+    `x` (n, D) and `y` (n,) are the validation images' features of the last block and classes.
+    """
+    weight, bias = solved.last
+    right = (x @ weight.T + bias).argmax(dim=-1) == y
+    blocks = model.config.read_blocks if isinstance(model, VisionTransformer) else 1
+    return {
+        "blocks": blocks,
+        "reads": solved.method.name,
+        "candidates": list(solved.candidates),
+        "last_block_top1": right.float().mean().item() if blocks > 1 else None,
+    }
+
+
+def describe_choice(choice: HeadChoice) -> str:
+    """Return a log line about the blocks that the head reads, and why."""
+    last = choice["candidates"][0]["cv_top1"]
+    if choice["blocks"] == 1:
+        return f"head: reads the last block (cross-validated accuracy {percent(last)})"
+    best = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
+    return (
+        f"head: reads {count(choice['blocks'], 'block')} (cross-validated accuracy "
+        f"{percent(best['cv_top1'])}; the last block alone: {percent(last)})"
+    )
 
 
 def cross_validate_images(
@@ -123,7 +171,8 @@ def cross_validate_images(
         groups=data.group_ids(data.distinct),
     )
     results, held_out = scores or (None, None)
-    return results, ScoredImages(features=distinct, held_out=held_out)
+    features = distinct[:, : method.read]
+    return results, ScoredImages(features=features, held_out=held_out)
 
 
 def representative_scores(context: RunContext, first: StageInputs) -> ScoredImages | None:
@@ -164,18 +213,18 @@ def head_features(
     return training, validation, distinct
 
 
-def set_head(
-    model: Model, solved: SolvedHead, x: Tensor, labels: Tensor, group: ProcessGroup
-) -> float:
+def set_head(model: Model, solved: SolvedHead, x: Tensor, labels: Tensor) -> float:
     """Load the solved head into the model; return the training loss of the previous head."""
-    head = model.head
+    head, last_head = model.head, getattr(model, "last_head", None)
     assert isinstance(head, nn.Linear)
-    weight, bias = group.broadcast(solved.weight), group.broadcast(solved.bias)
     device = head.weight.device
     with torch.no_grad():
         first_loss = F.cross_entropy(head(x.to(device)), labels.to(device)).item()
-        head.weight.copy_(weight)
-        head.bias.copy_(bias)
+        head.weight.copy_(solved.weight)
+        head.bias.copy_(solved.bias)
+        if last_head is not None:
+            last_head.weight.copy_(solved.last[0] * solved.method.alone)
+            last_head.bias.copy_(solved.last[1] * solved.method.alone)
     return first_loss
 
 

@@ -40,6 +40,13 @@ class OpenedModel:
 class ExportFormat(ABC):
     """A file format for trained models."""
 
+    reads_last_block: bool = False
+    """Whether heads in this format can read the last block only."""
+
+    def source(self, trained: TrainedRun) -> TrainedRun:
+        """Return the run as this format represents it."""
+        return trained.of_last_block if self.reads_last_block else trained
+
     def obstacle(self, card: Card) -> str:  # noqa: ARG002 - for subclasses
         """Return why this format cannot represent a model exactly, or an empty string if it can."""
         return ""

@@ -38,6 +38,8 @@ HYBRIDS: Mapping[tuple[int, ...], str] = {
 class SafetensorsFormat(ExportFormat):
     """The file model.safetensors with its card, and config.json if timm can build the model."""
 
+    reads_last_block = True
+
     def write(self, trained: TrainedRun, folder: Path) -> None:
         save_checkpoint(folder / MODEL, trained.state, trained.card)
         if not timm_obstacle(trained.card):

@@ -49,6 +49,8 @@ PROCESSOR = "TimmWrapperImageProcessor"
 class TransformersFormat(ExportFormat):
     """The files config.json, preprocessor_config.json and model.safetensors of transformers."""
 
+    reads_last_block = True
+
     def obstacle(self, card: Card) -> str:
         shape = card.architecture
         if isinstance(shape, TimmConfig):

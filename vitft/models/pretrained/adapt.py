@@ -98,7 +98,9 @@ def adapt(
     """
     result, dropped, notes = dict(tensors), [], []
     is_headless = new_head or not target.num_classes
-    gone = [n for n in result if is_headless and n.startswith(("head.", "head_dist."))]
+    gone = [
+        n for n in result if is_headless and n.startswith(("head.", "head_dist.", "last_head."))
+    ]
     if source.distilled and not target.distilled:
         registers = [result.pop(n) for n in ("dist_token", "reg_token") if n in result]
         result["reg_token"] = torch.cat(registers, dim=1)
@@ -143,7 +145,12 @@ def target_config(
     """
     if num_classes is not None:
         registers = source.registers + source.distilled
-        changes |= {"num_classes": num_classes, "distilled": False, "registers": registers}
+        changes |= {
+            "num_classes": num_classes,
+            "distilled": False,
+            "registers": registers,
+            "read_blocks": 1,
+        }
     if image_size is not None:
         changes["image_size"] = as_pair(image_size)
     return replace(source, **changes)

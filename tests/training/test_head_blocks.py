@@ -1,0 +1,165 @@
+"""Runs whose head may read several blocks: training, prediction, export and continued training."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import draw_folder, tiny_home
+from vitft.config.run import config_from_table
+from vitft.explain.attribution import relevance_map
+from vitft.export.job import export_run
+from vitft.export.plan import ExportPlan
+from vitft.features import mixture
+from vitft.models.checkpoint import build_model, load_checkpoint
+from vitft.models.pretrained.load import load_backbone
+from vitft.models.vit import VisionTransformer
+from vitft.predict.numpy_engine import NumpyEngine
+from vitft.predict.torch_engine import Predictor
+from vitft.report.run_page import write_report
+from vitft.system.errors import UsageError
+from vitft.system.text import percent
+from vitft.training.run import run_finetuning
+
+Choose = Callable[[str], None]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Return a folder with data (3 classes of 12 images) and weights of two blocks."""
+    tiny_home(tmp_path / "small")
+    draw_folder(tmp_path / "data", per_class=12)
+    (tmp_path / "small" / "w.safetensors").rename(tmp_path / "w.safetensors")
+    return tmp_path
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Choose:
+    """Return a function that makes cross-validation choose a candidate by name."""
+
+    def force(name: str) -> None:
+        def chosen(*candidates: Any) -> Any:
+            return next(c for c in candidates[:3] if c.name == name)
+
+        monkeypatch.setattr(mixture, "choose_candidate", chosen)
+
+    return force
+
+
+def train(home: Path, name: str, **settings: Any) -> Path:
+    table = {
+        "data": {"path": str(home / "data")},
+        "weights": {"name": str(home / "w.safetensors")},
+        "train": {"precision": "fp32", **settings},
+    }
+    return run_finetuning(config_from_table(table), out=home / name).run
+
+
+def images_of(home: Path) -> list[str]:
+    return [str(path) for path in sorted((home / "data").rglob("*.png"))]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", [mixture.MIXTURE, mixture.SEVERAL_BLOCKS])
+def test_every_engine_predicts_with_all_blocks_that_the_head_reads(
+    home: Path, choose: Choose, name: str, precision: str
+) -> None:
+    choose(name)
+
+    run = train(home, "run", precision=precision)
+
+    state, card = load_checkpoint(run / "model.safetensors")
+    results = json.loads((run / "eval.json").read_text())
+    assert card.architecture.read_blocks == results["head"]["blocks"] == 2
+    assert results["head"]["reads"] == name
+    assert state["head.weight"].shape == (3, 3 * 32)
+    views = np.stack([card.transform.pixels(Image.open(path)) for path in images_of(home)])
+    numpy_engine = NumpyEngine.open(run / "model.safetensors")
+    assert numpy_engine is not None
+    logits = numpy_engine.scores(views).logits
+    assert Predictor.from_run(str(run)).scores(views).logits == pytest.approx(logits, abs=1e-4)
+    assert (logits.argmax(axis=1) == np.repeat([0, 1, 2], 12)).mean() > 0.9
+
+
+def test_a_head_on_the_last_block_is_the_same_to_the_bit_whether_others_were_tried(
+    home: Path, choose: Choose
+) -> None:
+    choose(mixture.LAST_BLOCK)
+
+    tried, alone = train(home, "tried"), train(home, "alone", head_blocks=1)
+
+    one, card = load_checkpoint(tried / "model.safetensors")
+    other, _ = load_checkpoint(alone / "model.safetensors")
+    assert card.architecture.read_blocks == 1
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert json.loads((tried / "eval.json").read_text())["head"]["blocks"] == 1
+    assert "head" not in json.loads((alone / "eval.json").read_text())
+
+
+def test_features_of_the_last_block_are_shared_with_runs_that_read_no_others(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(home, "several")
+    capsys.readouterr()
+
+    train(home, "one", head_blocks=1)
+
+    assert "features from the cache: 36 of 36 images" in capsys.readouterr().err
+
+
+def test_other_libraries_get_the_head_on_the_last_block_with_its_accuracy(
+    home: Path, choose: Choose
+) -> None:
+    choose(mixture.MIXTURE)
+    run = train(home, "run")
+
+    done = export_run(str(run), ExportPlan(formats=("timm", "torch-export"), out=home / "out"))
+
+    state, card = load_checkpoint(run / "model.safetensors")
+    exported, narrow = load_checkpoint(home / "out" / "timm" / "model.safetensors")
+    assert narrow.architecture.read_blocks == 1
+    assert torch.equal(exported["head.weight"], state["last_head.weight"])
+    assert card.architecture.read_blocks == 2
+    assert {row.name: row.changed for row in done.rows} == {"timm": 0, "torch-export": 0}
+    (note,) = (note for note in done.notes if "last block only" in note)
+    assert "validation accuracy" in note
+    last = json.loads((run / "eval.json").read_text())["head"]["last_block_top1"]
+    assert f"Accuracy {percent(last)}" in (home / "out" / "timm" / "README.md").read_text()
+
+
+def test_a_head_that_reads_several_blocks_can_be_explained_and_reported(
+    home: Path, choose: Choose
+) -> None:
+    choose(mixture.MIXTURE)
+    run = train(home, "run")
+    state, card = load_checkpoint(run / "model.safetensors")
+    model = build_model(state, card.architecture)
+
+    heat = relevance_map(model, torch.randn(2, 3, 16, 16))
+
+    assert heat.shape == (2, 4, 4)
+    assert heat.max() == 1.0
+    assert "The head reads the last 2 blocks." in write_report(run).read_text()
+
+
+def test_training_continues_from_such_a_run_with_a_new_head(home: Path, choose: Choose) -> None:
+    choose(mixture.MIXTURE)
+    run = train(home, "run")
+
+    model, _ = load_backbone(run / "model.safetensors", num_classes=4)
+
+    assert isinstance(model, VisionTransformer)
+    assert model.config.read_blocks == 1
+    assert model.head.weight.shape == (4, 32)
+    assert model.last_head is None
+
+
+def test_more_blocks_than_the_model_has_are_refused(home: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read 3 blocks"):
+        train(home, "run", head_blocks=3)
