@@ -116,6 +116,17 @@ def test_a_card_without_a_split_lists_the_classes_all_the_same(tmp_path: Path) -
     assert "for training" not in card
 
 
+def test_images_kept_for_a_test_are_counted_apart(tmp_path: Path) -> None:
+    kept = make_run(tmp_path)
+    rows = (kept / "split.csv").read_text()
+    (kept / "split.csv").write_text(rows.replace(",val,", ",test,", 2))
+
+    write_readme(load_trained(str(kept)), tmp_path, compared(), plan())
+
+    text = (tmp_path / "README.md").read_text()
+    assert "3 images for training and 4 for validation, 2 for a test" in text
+
+
 LICENCES: list[Any] = [
     pytest.param({"licence": "cc-by-nc-4.0"}, "", ("cc-by-nc-4.0", None), id="of the weights"),
     pytest.param({"licence": "cc-by-nc-4.0"}, "MIT", ("mit", None), id="chosen"),

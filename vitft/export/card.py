@@ -6,7 +6,7 @@ characters that might have a special meaning are replaced by character reference
 
 import json
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -251,8 +251,10 @@ def data_section(trained: TrainedRun, results: RunResults | None, data: str) -> 
     classes = trained.card.classes
     images = count_images(trained.run)
     figures: Mapping[str, Any] = {} if results is None else results.get("per_class", {})
-    sizes = {part: sum(images[part].values()) for part in ("train", "val")}
+    sizes = {part: images[part].total() for part in ("train", "val", "test")}
     counted = f": {count(sizes['train'], 'image')} for training and {sizes['val']} for validation"
+    if sizes["test"]:
+        counted += f", {sizes['test']} for a test"
     rows = [
         f"| {markdown_text(name)} | {images['train'][name] or '–'} | {images['val'][name] or '–'} "
         f"| {percent(figures.get(name, {}).get('recall'))} "
@@ -276,8 +278,8 @@ def data_section(trained: TrainedRun, results: RunResults | None, data: str) -> 
 
 
 def count_images(run: Path) -> dict[str, Counter[str]]:
-    """Return the numbers of training and validation images by class, zero without split.csv."""
-    found = {"train": Counter[str](), "val": Counter[str]()}
+    """Return the numbers of images by part of the split and class, zero without split.csv."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
     try:
         manifest = Manifest.read(RunDir(run).split, run)
     except VitftError:

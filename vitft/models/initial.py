@@ -4,7 +4,7 @@
 """
 
 import logging
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -14,9 +14,10 @@ from vitft.data.folder import Folder
 from vitft.data.inspection import OpenedImage, inspect_file
 from vitft.data.transforms import EvalTransform
 from vitft.models.pretrained.load import load_backbone
+from vitft.models.pretrained.locate import RANDOM
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.registry import describe_vit
-from vitft.models.timm_model import Model, untrained
+from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig, as_pair
 from vitft.system.errors import DataError, ImageError
@@ -45,7 +46,6 @@ def load_initial_model(
         DataError: A new model cannot be built for these images.
         UsageError: The image size is not a multiple of the patch size.
     """
-    name = weights.name.removeprefix("random:")
     model: Model
     if weights.name == "none":
         model, report = new_model(
@@ -53,7 +53,7 @@ def load_initial_model(
         )
     else:
         model, report = load_backbone(
-            name,
+            weights.name,
             num_classes=len(folder.classes),
             image_size=weights.image_size,
             pre_logits=weights.pre_logits,
@@ -62,15 +62,15 @@ def load_initial_model(
             std=weights.std,
             allow_pickle=weights.allow_pickle,
             drop_path=drop_path,
+            seed=seed,
         )
-    if name == weights.name:
-        for line in report.lines():
-            log.info(line)
+    name = weights.name.removeprefix(RANDOM)
+    if name != weights.name:
+        log.info(f"using the architecture of {name} with random weights")
         return model, report
-    log.info(f"using the architecture of {name} with random weights")
-    torch.manual_seed(seed)
-    model = untrained(model.config).eval()
-    return model, replace(report, provenance={"name": weights.name}, positions="random")
+    for line in report.lines():
+        log.info(line)
+    return model, report
 
 
 def new_model(

@@ -5,6 +5,7 @@ The interface consists of `config` (with `num_classes`, `image_size` and `in_cha
 layers); `forward` is `classify(features(pixels))`. The names in a `state_dict` are timm's.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,26 @@ class TimmModel(nn.Module):
         config: Architecture.
         file: Weights in timm's format, which timm adapts to the image size (default: random
             weights). A classifier in the file is ignored.
+        tensors: Weights in timm's format, instead of a file. All parameters must be among them,
+            except for the classifier's.
 
     Raises:
         UsageError: timm does not have this model at this size, or its head is not a linear layer.
     """
 
-    def __init__(self, config: TimmConfig, *, file: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: TimmConfig,
+        *,
+        file: Path | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
-        self.net = create_timm(config, file)
+        source: dict[str, Any] = {"file": str(file)} if file is not None else {}
+        if tensors is not None:
+            source = strict_source(config, tensors)
+        self.net = create_timm(config, source)
         outer = self.net.get_classifier()
         names = [name for name, module in self.net.named_modules() if module is outer]
         if not isinstance(outer, nn.Linear | nn.Conv2d) or not names:
@@ -44,6 +56,7 @@ class TimmModel(nn.Module):
         self.is_conv = isinstance(outer, nn.Conv2d)
         self.feature_size = outer.in_channels if isinstance(outer, nn.Conv2d) else outer.in_features
         self.net.reset_classifier(0)
+        self.net.pretrained_cfg.pop("state_dict", None)  # a second copy of the weights
         self.pre_logits = nn.Identity()
         self.head: nn.Module = nn.Identity()
         if config.num_classes:
@@ -65,8 +78,8 @@ class TimmModel(nn.Module):
         return self.classify(self.features(pixels))
 
 
-def create_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 - timm's own type
-    """Return timm's network, including its classifier."""
+def create_timm(config: TimmConfig, source: Mapping[str, Any]) -> Any:  # noqa: ANN401 - timm's type
+    """Return timm's network, including its classifier, with weights from `source`, if any."""
     import timm  # takes seconds to import
 
     if not timm.is_model(config.timm):
@@ -75,10 +88,11 @@ def create_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 -
             fix="check the name, or update timm",
         )
     options: dict[str, Any] = {"img_size": config.image_size} if config.sized else {}
-    if file is not None:
-        overlay = {"file": str(file), "custom_load": False}
+    if source:
+        overlay = {**source, "custom_load": False}
         options |= {"pretrained": True, "pretrained_cfg_overlay": overlay}
-    options |= {"num_classes": max(1, config.num_classes), "in_chans": config.in_channels}
+    num_classes = source.get("num_classes", max(1, config.num_classes))
+    options |= {"num_classes": num_classes, "in_chans": config.in_channels}
     try:
         return timm.create_model(config.timm, **options).eval()
     except TypeError as error:
@@ -88,6 +102,22 @@ def create_timm(config: TimmConfig, file: Path | None) -> Any:  # noqa: ANN401 -
             f"timm cannot build {config.timm} with a different image size",
             fix="omit --image-size, or choose another model",
         ) from error
+
+
+def strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return settings with which timm loads all tensors or raises RuntimeError.
+
+    timm silently keeps random weights for missing tensors unless the numbers of classes are equal,
+    so the network gets the classifier of the tensors, which `TimmModel` replaces.
+    """
+    net, state = create_timm(config, {}), dict(tensors)
+    outer = net.get_classifier()
+    names = [name for name, module in net.named_modules() if module is outer]
+    if not isinstance(outer, nn.Linear | nn.Conv2d) or not names:
+        return {"state_dict": state}
+    for leaf, value in outer.state_dict().items():
+        state.setdefault(f"{names[0]}.{leaf}", value)
+    return {"state_dict": state, "num_classes": len(state[f"{names[0]}.weight"])}
 
 
 def rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:

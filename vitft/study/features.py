@@ -20,12 +20,9 @@ from vitft.data.loading import in_order
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.extract import vanished_error
 from vitft.features.pipeline import build_pipeline, inspect_dataset
-from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.load import load_backbone
-from vitft.models.pretrained.locate import locate
-from vitft.models.pretrained.timm_weights import complete_entry, timm_transform
-from vitft.models.timm_config import TimmConfig
-from vitft.models.timm_model import Model, untrained
+from vitft.models.pretrained.locate import RANDOM
+from vitft.models.timm_model import Model
 from vitft.study.plan import FeatureSource
 from vitft.system import console
 from vitft.system.device import describe_device, pick_device, pick_precision
@@ -100,24 +97,14 @@ class BackboneFeatures:
 def load_source(
     weights: str, classes: int, *, seed: int = 0, allow_pickle: bool = False
 ) -> tuple[Model, EvalTransform]:
-    """Load a model and its preprocessing, without a download for random weights of timm models.
+    """Load a model and its preprocessing.
 
     Random weights are the same as in `finetune --weights random:NAME --seed 0`.
     """
-    name = weights.removeprefix("random:")
-    is_random, found = name != weights, locate(name)
-    if is_random and isinstance(found, CatalogEntry) and found.is_timm:
-        entry = complete_entry(found)
-        wanted = TimmConfig(
-            timm=entry.architecture, image_size=entry.image_size, num_classes=classes
-        )
-        torch.manual_seed(seed)
-        return untrained(wanted).eval(), timm_transform(entry, entry.image_size, None, None)
-    model, report = load_backbone(name, num_classes=classes, allow_pickle=allow_pickle)
-    if is_random:
-        torch.manual_seed(seed)
-        model = untrained(model.config).eval()
-    else:
+    model, report = load_backbone(
+        weights, num_classes=classes, allow_pickle=allow_pickle, seed=seed
+    )
+    if not weights.startswith(RANDOM):
         for line in report.lines():
             log.info(line)
     return model, report.transform

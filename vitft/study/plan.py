@@ -73,7 +73,7 @@ def check_study(
     sources = resolve_sources(weights)
     for one in sources:
         if not one.is_baseline:
-            check_weights_name(one.weights.removeprefix("random:"), allow_pickle=allow_pickle)
+            check_weights_name(one.weights, allow_pickle=allow_pickle)
     folder = assign_parts(scan(Path(data).expanduser()), "test")
     counts = Counter(file.label for file in folder.files if file.part != "val")
     fitting, left_out = fitting_shots(shots, counts.values(), has_tests=folder.layout == "split")

@@ -1,17 +1,25 @@
 """`timm:NAME` from a hub on loopback, through a run, to predictions and an export."""
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
-from safetensors.torch import save
+from safetensors.torch import save, save_file
 
+from tests.conftest import draw_folder
 from tests.support.hub_server import HubServer, Repo
+from vitft.cli.main import main
+from vitft.models.pretrained.load import load_backbone
+from vitft.models.pretrained.locate import check_weights_name
+from vitft.models.timm_model import TimmModel
+from vitft.system.errors import WeightsError
 
 RUN = """
 import json, sys
@@ -51,8 +59,6 @@ def content(name: str, **options: Any) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a fresh process prints that fine-tunes both models from the hub."""
-    from tests.conftest import draw_folder
-
     home = tmp_path_factory.mktemp("timm")
     data = draw_folder(home / "data", per_class=6)
     repos = {
@@ -107,3 +113,119 @@ def test_a_model_of_timm_is_fine_tuned_from_the_hub(
 def test_colours_are_told_apart_even_by_random_convolutions(told: dict[str, Any]) -> None:
     assert told["resnet18"]["figures"]["top1"] == 1.0
     assert told["resnet18"]["answer"] == ["red"]
+
+
+# a file of the user, and random weights -----------------------------------------------------------
+
+
+@pytest.fixture
+def resnet(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A file in timm's format whose name says nothing."""
+    torch.manual_seed(1)
+    state = timm.create_model("test_resnet", num_classes=7).state_dict()
+    path = tmp_path / "mine.safetensors"
+    save_file({key: value.contiguous() for key, value in state.items()}, path)
+    return path, state
+
+
+def test_a_local_file_of_a_timm_model_is_loaded_without_a_network(
+    resnet: tuple[Path, dict[str, torch.Tensor]],
+) -> None:
+    path, state = resnet
+
+    model, report = load_backbone(f"timm:test_resnet={path}", num_classes=3)
+
+    assert isinstance(model, TimmModel)
+    loaded = model.net.state_dict()
+    assert all(torch.equal(loaded[name], state[name]) for name in loaded)
+    assert not bool(model.head.weight.any())
+    assert report.provenance["source"] == str(path)
+    assert report.provenance["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert "licence" not in report.provenance  # of a file of unknown origin
+    assert "state_dict" not in model.net.pretrained_cfg
+
+
+def test_a_pickle_of_a_timm_model_needs_permission(
+    tmp_path: Path, resnet: tuple[Path, dict[str, torch.Tensor]]
+) -> None:
+    path = tmp_path / "mine.pth"
+    torch.save({f"module.{name}": tensor for name, tensor in resnet[1].items()}, path)
+    name = f"timm:test_resnet={path}"
+
+    with pytest.raises(WeightsError, match="is a Python pickle"):
+        check_weights_name(name, allow_pickle=False)
+    with pytest.raises(WeightsError, match="is a Python pickle"):
+        load_backbone(name, num_classes=3)
+
+    model, _ = load_backbone(name, num_classes=3, allow_pickle=True)
+    assert isinstance(model, TimmModel)
+    assert torch.equal(model.net.state_dict()["conv1.0.weight"], resnet[1]["conv1.0.weight"])
+
+
+WRONG_FILES = [
+    pytest.param("timm:test_resnet=", "no file after timm:test_resnet", id="no file"),
+    pytest.param("timm:test_resnet=nowhere.safetensors", "weights not found", id="missing"),
+    pytest.param("timm:test_resnet=x.npz", "NumPy archive", id="npz"),
+    pytest.param("timm:test_resnet=x.txt", "is not a weight file", id="another kind"),
+    pytest.param("timm:Test Resnet=x.npz", "invalid timm name", id="name"),
+]
+
+
+@pytest.mark.parametrize(("name", "problem"), WRONG_FILES)
+def test_a_wrong_file_of_a_timm_model_is_refused_before_torch_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for suffix in ("npz", "txt"):
+        (tmp_path / f"x.{suffix}").touch()
+
+    with pytest.raises(WeightsError, match=problem):
+        check_weights_name(name)
+
+
+def test_a_file_without_a_classifier_and_one_with_missing_tensors(
+    tmp_path: Path, resnet: tuple[Path, dict[str, torch.Tensor]]
+) -> None:
+    _, state = resnet
+    body = {name: t.contiguous() for name, t in state.items() if not name.startswith("fc.")}
+    save_file(body, tmp_path / "body.safetensors")
+    save_file({n: t for n, t in body.items() if "layer2" not in n}, tmp_path / "part.safetensors")
+
+    model, _ = load_backbone(f"timm:test_resnet={tmp_path}/body.safetensors", num_classes=3)
+
+    assert isinstance(model, TimmModel)
+    assert torch.equal(model.net.state_dict()["conv1.0.weight"], state["conv1.0.weight"])
+    with pytest.raises(WeightsError, match=r"part.safetensors does not match .* Missing key"):
+        load_backbone(f"timm:test_resnet={tmp_path}/part.safetensors", num_classes=3)
+
+
+def test_a_file_of_another_model_is_refused_with_its_name(
+    resnet: tuple[Path, dict[str, torch.Tensor]],
+) -> None:
+    with pytest.raises(WeightsError, match=r"mine.safetensors does not match timm's test_vit"):
+        load_backbone(f"timm:test_vit={resnet[0]}", num_classes=3)
+
+
+def test_random_weights_of_a_timm_model_need_neither_hub_nor_file() -> None:
+    model, report = load_backbone("random:timm:test_resnet", num_classes=3, seed=5)
+    again, _ = load_backbone("random:timm:test_resnet", num_classes=3, seed=5)
+    other, _ = load_backbone("random:timm:test_resnet", num_classes=3, seed=6)
+
+    state, same, different = (m.state_dict() for m in (model, again, other))
+    assert all(torch.equal(state[name], same[name]) for name in state)
+    assert not torch.equal(state["conv1.0.weight"], different["conv1.0.weight"])
+    assert report.provenance == {"name": "random:timm:test_resnet"}
+
+
+@pytest.mark.parametrize("form", ["timm:test_resnet={}", "random:timm:test_resnet"])
+def test_finetune_and_study_take_the_same_names(
+    tmp_path: Path, resnet: tuple[Path, dict[str, torch.Tensor]], form: str
+) -> None:
+    data = draw_folder(tmp_path / "data", per_class=6)
+    name = form.format(resnet[0])
+
+    run = ["--data", str(data), "--weights", name, "--out"]
+    assert main(["finetune", *run, str(tmp_path / "run")]) == 0
+    assert main(["study", *run, str(tmp_path / "study"), "--shots", "1", "--seeds", "1"]) == 0
+    assert main(["check", str(data), "--weights", name]) == 0
+    assert (tmp_path / "run" / "report.html").exists()

@@ -50,6 +50,8 @@ class CatalogEntry:
     note: str = ""
     sha256: str = ""
     """Digest stated by the publisher; if empty, the hub states one."""
+    local: str = ""
+    """Path of the user's own file, which replaces the published one (timm:NAME=FILE)."""
     was: str = ""
     """File name of the same weights in older tools."""
 

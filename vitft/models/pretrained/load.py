@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
+from vitft.models.card import Provenance
 from vitft.models.checkpoint import build_model, holds_timm
 from vitft.models.pretrained.adapt import (
     Adapted,
@@ -18,12 +21,12 @@ from vitft.models.pretrained.adapt import (
     target_config,
 )
 from vitft.models.pretrained.catalog import CatalogEntry
-from vitft.models.pretrained.locate import locate
+from vitft.models.pretrained.locate import RANDOM, locate
 from vitft.models.pretrained.report import LoadReport, describe_positions
 from vitft.models.pretrained.timm_weights import load_timm, reload_timm
 from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
 from vitft.models.registry import describe_vit
-from vitft.models.timm_model import Model
+from vitft.models.timm_model import Model, untrained
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import Pool, ViTConfig, as_pair
 from vitft.system.errors import UsageError, WeightsError
@@ -102,19 +105,25 @@ def load_backbone(
     *,
     num_classes: int,
     image_size: int | tuple[int, int] | None = None,
+    seed: int = 0,
     **options: Any,  # noqa: ANN401 - those of load_pretrained
 ) -> tuple[Model, LoadReport]:
     """Load a model of either kind with a new zero-initialised head, ready for fine-tuning.
 
-    The arguments are those of `load_pretrained`, but the name can also be `timm:NAME` or a run of
-    a timm model. For timm models, options that would change the architecture are refused.
+    The arguments are those of `load_pretrained`, but the name can also be `timm:NAME`,
+    `timm:NAME=FILE` or a run of a timm model. For timm models, options that would change the
+    architecture are refused. `random:NAME` is the architecture and transform of NAME with new
+    random weights drawn with `seed`; for `random:timm:NAME`, nothing is downloaded.
 
     Raises:
         WeightsError: The weights are not found, refused, damaged or unsuited to the options.
         UsageError: The image size is invalid, or timm models do not support an option.
     """
+    if isinstance(name_or_path, str) and name_or_path.startswith(RANDOM):
+        sizes: Any = {"num_classes": num_classes, "image_size": image_size}
+        return load_random(name_or_path, seed=seed, **sizes, **options)
     found = locate(name_or_path)
-    sizes: Any = {"num_classes": num_classes, "image_size": image_size}
+    sizes = {"num_classes": num_classes, "image_size": image_size}
     if not (found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found)):
         return load_pretrained(name_or_path, **sizes, **options)
     if options.get("pre_logits") == "keep" or options.get("pos_embed", "bicubic") != "bicubic":
@@ -123,8 +132,27 @@ def load_backbone(
             fix="omit these settings; timm resizes position embeddings itself",
         )
     if isinstance(found, CatalogEntry):
-        return load_timm(found, **sizes, mean=options.get("mean"), std=options.get("std"))
+        known: Any = {key: options.get(key) for key in ("mean", "std")}
+        is_allowed = bool(options.get("allow_pickle"))
+        return load_timm(found, **sizes, **known, allow_pickle=is_allowed)
     return reload_timm(found, **sizes)
+
+
+def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadReport]:  # noqa: ANN401
+    """Return the model of `random:NAME` and its report; `options` are those of `load_backbone`."""
+    original = name.removeprefix(RANDOM)
+    found = locate(original)
+    model: Model
+    torch.manual_seed(seed)
+    if isinstance(found, CatalogEntry) and found.is_timm:
+        sizes: Any = {key: options.get(key) for key in ("num_classes", "image_size", "mean", "std")}
+        model, report = load_timm(found, **sizes, is_random=True)
+    else:
+        pretrained, report = load_backbone(original, **options)
+        torch.manual_seed(seed)
+        model = untrained(pretrained.config)
+    provenance: Provenance = {"name": name}
+    return model.eval(), replace(report, provenance=provenance, positions="random")
 
 
 def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int | None) -> None:

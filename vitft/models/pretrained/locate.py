@@ -17,18 +17,26 @@ FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".ckpt", ".gguf", ".zip")
 """Suffixes that identify a string as a path rather than a name if nothing matches it."""
 
 
+RANDOM = "random:"
+"""Prefix of a name that stands for its architecture and transform with random weights."""
+
+
 def check_weights_name(name_or_path: str | Path, *, allow_pickle: bool = True) -> None:
     """Check that `load_backbone` can load these weights, without torch or network access.
+
+    The name may begin with `random:`.
 
     Raises:
         WeightsError: The name is unknown, or the file is missing or of an unsupported kind.
     """
+    if isinstance(name_or_path, str):
+        name_or_path = name_or_path.removeprefix(RANDOM)
     found = locate(name_or_path)
     if isinstance(found, CatalogEntry):
         if found.path:
             bundled_file(found)
-    elif not allow_pickle:
-        check_pickle(found, allowed=False)
+        found = Path(found.local)
+    check_pickle(found, allowed=allow_pickle)
 
 
 def locate(name_or_path: str | Path) -> CatalogEntry | Path:
@@ -89,13 +97,32 @@ def parse_hub_name(name: str) -> CatalogEntry:
 
 
 def parse_timm_name(name: str) -> CatalogEntry:
-    """Return a catalogue entry for timm:NAME or timm:NAME.TAG, without timm's metadata."""
-    if not re.fullmatch(r"timm:[a-z0-9_]{1,100}(\.[\w-]{1,100})?", name, re.ASCII):
+    """Return a catalogue entry for timm:NAME[.TAG] or timm:NAME=FILE, without timm's metadata.
+
+    Raises:
+        WeightsError: The name is invalid, or the file is missing or of an unsupported kind.
+    """
+    model, has_file, file = name.partition("=")
+    if not re.fullmatch(r"timm:[a-z0-9_]{1,100}(\.[\w-]{1,100})?", model, re.ASCII):
         raise WeightsError(
-            f"invalid timm name {name!r}",
-            fix="use timm:NAME or timm:NAME.TAG, e.g. timm:convnext_tiny.in12k_ft_in1k",
+            f"invalid timm name {model!r}",
+            fix="use timm:NAME, timm:NAME.TAG or timm:NAME=FILE, e.g. "
+            "timm:convnext_tiny.in12k_ft_in1k",
         )
-    return CatalogEntry(name=name, licence="as stated by timm", file="model.safetensors")
+    if not has_file:
+        return CatalogEntry(name=name, licence="as stated by timm", file="model.safetensors")
+    path = Path(file).expanduser()
+    if not file or not path.exists():
+        raise WeightsError(
+            f"weights not found: {path if file else 'no file after ' + name}",
+            fix="check the path: timm:NAME=FILE takes a weight file with timm's parameter names",
+        )
+    if path.suffix.lower() == ".npz":
+        raise WeightsError(
+            f"{path} cannot be used for a timm model: it is a NumPy archive",
+            fix="use a .safetensors file, or a .pth file with --allow-pickle",
+        )
+    return CatalogEntry(name=model, licence="", local=str(check_weight_file(path)))
 
 
 def check_weight_file(path: Path) -> Path:

@@ -13,7 +13,9 @@ from vitft.models.card import Provenance
 from vitft.models.checkpoint import build_model, load_checkpoint
 from vitft.models.pretrained.adapt import Sides, Statistics, check_statistics
 from vitft.models.pretrained.catalog import CatalogEntry
+from vitft.models.pretrained.convert import strip_prefixes
 from vitft.models.pretrained.fetch import fetch
+from vitft.models.pretrained.read import read_weights
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.pretrained.weights import descended, provenance_of
 from vitft.models.registry import format_size
@@ -24,16 +26,24 @@ from vitft.system.errors import RunError, UsageError, WeightsError
 
 
 def load_timm(
-    entry: CatalogEntry, *, num_classes: int, image_size: Sides, mean: Statistics, std: Statistics
+    entry: CatalogEntry,
+    *,
+    num_classes: int,
+    image_size: Sides,
+    mean: Statistics,
+    std: Statistics,
+    allow_pickle: bool = False,
+    is_random: bool = False,
 ) -> tuple[TimmModel, LoadReport]:
     """Return a timm model with pretrained weights and a zero-initialised head, and a report.
+
+    With `is_random`, the weights are random and nothing is downloaded or read.
 
     Raises:
         WeightsError: timm or the hub does not have the model, or the file does not match it.
         UsageError: The model cannot be built at this size, or it has no linear head.
     """
-    entry = complete_entry(entry)
-    fetched = fetch(entry)
+    entry = complete_entry(entry, is_published=not (is_random or entry.local))
     sides = entry.image_size if image_size is None else as_pair(image_size)
     config = TimmConfig(
         timm=entry.architecture,
@@ -41,23 +51,47 @@ def load_timm(
         sized=sides != entry.image_size and bool(entry.options["fixed_input_size"]),
         num_classes=num_classes,
     )
-    try:
-        model = TimmModel(config, file=fetched.path)
-    except (RuntimeError, ValueError, KeyError, AssertionError) as error:
-        reason = " ".join(str(error).strip().splitlines()[:2])[:200]
-        raise WeightsError(
-            f"{fetched.path} does not match timm's {config.timm} at {sides[0]}x{sides[1]} pixels: "
-            f"{reason}",
-            fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
-            "other weights",
-        ) from error
     transform = timm_transform(entry, sides, mean, std)
-    report = timm_report(model, entry.num_classes, transform, provenance_of(entry, fetched))
+    if is_random:
+        model = TimmModel(config)
+        return model, timm_report(model, 0, transform, {"name": entry.name, "source": "random"})
+    model, provenance = pretrained_timm(entry, config, allow_pickle=allow_pickle)
+    report = timm_report(model, entry.num_classes, transform, provenance)
     return model, replace(
         report,
         positions="resized by timm" if config.sized else "as loaded",
         statistics_source="given by --mean and --std" if mean else "from timm",
     )
+
+
+def pretrained_timm(
+    entry: CatalogEntry, config: TimmConfig, *, allow_pickle: bool
+) -> tuple[TimmModel, Provenance]:
+    """Return a timm model with the weights of the hub or of the user's file, and their origin.
+
+    Raises:
+        WeightsError: The file is refused or damaged, or does not match the model.
+    """
+    source: dict[str, Any]
+    if entry.local:
+        path = Path(entry.local)
+        raw = read_weights(path, allow_pickle=allow_pickle)
+        source = {"tensors": strip_prefixes(raw.tensors)}
+        provenance: Provenance = {"name": entry.name, "source": str(path), "sha256": raw.sha256}
+    else:
+        fetched = fetch(entry)
+        path, source = fetched.path, {"file": fetched.path}
+        provenance = provenance_of(entry, fetched)
+    try:
+        return TimmModel(config, **source), provenance
+    except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        sides = config.image_size
+        raise WeightsError(
+            f"{path} does not match timm's {config.timm} at {sides[0]}x{sides[1]} pixels: {reason}",
+            fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
+            "other weights",
+        ) from error
 
 
 def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[TimmModel, LoadReport]:
@@ -108,11 +142,12 @@ def timm_report(
     )
 
 
-def complete_entry(entry: CatalogEntry) -> CatalogEntry:
+def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> CatalogEntry:
     """Return the entry of a `timm:NAME`, completed with timm's metadata.
 
     Raises:
-        WeightsError: timm has no weights of this name, or does not publish them on the hub.
+        WeightsError: timm has no weights of this name, or with `is_published`, does not publish
+            them on the hub.
     """
     import timm
     from timm.models import get_pretrained_cfg
@@ -131,7 +166,7 @@ def complete_entry(entry: CatalogEntry) -> CatalogEntry:
             if near
             else "choose a name from timm.list_pretrained()",
         )
-    if not known.hf_hub_id:
+    if is_published and not known.hf_hub_id:
         raise WeightsError(
             f"timm has no hub repository for {name}",
             fix="choose another name from timm.list_pretrained()",
@@ -139,11 +174,11 @@ def complete_entry(entry: CatalogEntry) -> CatalogEntry:
     return replace(
         entry,
         name=f"timm:{architecture}{'.' + known.tag if known.tag else ''}",
-        licence=known.license or "not stated",
+        licence=known.license or "not stated" if is_published else "",
         architecture=architecture,
         options={"fixed_input_size": known.fixed_input_size, "crop_mode": known.crop_mode or ""},
         data=known.tag or "",
-        repo=known.hf_hub_id,
+        repo=known.hf_hub_id or "",
         file=known.hf_hub_filename or "model.safetensors",
         image_size=tuple(known.input_size[1:]),
         mean=tuple(known.mean),
