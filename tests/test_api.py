@@ -268,7 +268,7 @@ def test_the_example_runs(
 @pytest.mark.parametrize(
     ("picture", "top_k", "message"),
     [
-        pytest.param(None, 1, "of type NoneType", id="not an image"),
+        pytest.param(None, 1, "unsupported type NoneType", id="not an image"),
         pytest.param(np.zeros((8, 8, 3), np.uint8), 0, "invalid top_k=0", id="no classes"),
     ],
 )

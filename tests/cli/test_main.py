@@ -38,6 +38,7 @@ def test_finetune_predict_export_is_three_commands(
     assert main(["export", "--safetensors"]) == 0
     assert "0 changed predictions on 6 validation images" in capsys.readouterr().out
     assert sorted(p.name for p in (here / "export").iterdir()) == [
+        "README.md",
         "config.json",
         "model.safetensors",
     ]
