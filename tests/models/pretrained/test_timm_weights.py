@@ -219,8 +219,12 @@ def test_random_weights_of_a_timm_model_need_neither_hub_nor_file() -> None:
 
 @pytest.mark.parametrize("form", ["timm:test_resnet={}", "random:timm:test_resnet"])
 def test_finetune_and_study_take_the_same_names(
-    tmp_path: Path, resnet: tuple[Path, dict[str, torch.Tensor]], form: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resnet: tuple[Path, dict[str, torch.Tensor]],
+    form: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # check writes fixes.csv into the current folder
     data = draw_folder(tmp_path / "data", per_class=6)
     name = form.format(resnet[0])
 
