@@ -22,7 +22,8 @@ def add_evaluate(parser: Parser) -> None:
     """Add the options of `vitft evaluate`."""
     parser.description = (
         "Evaluate a trained model on labelled images. Classes are matched by name. Images that "
-        "the model was trained on are excluded. The exit code is 3 if an image cannot be read."
+        "the model was trained on, and their near-duplicates, are excluded. The exit code is 3 if "
+        "an image cannot be read."
     )
     parser.add_argument(
         "--data",
