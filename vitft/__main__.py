@@ -41,7 +41,7 @@ def run() -> NoReturn:
 
 
 def open_closed_descriptors() -> None:
-    """Open the null device as stdin, stdout or stderr, where the caller has closed them.
+    """Open the null device in place of the standard streams that the caller has closed.
 
     Otherwise the next file that is opened would get the number of a standard stream, and libraries
     that write to stderr would damage it.

@@ -160,7 +160,7 @@ def propose_fixes(
 def identical_file_fixes(
     members: Sequence[CopyMember], probabilities: Mapping[str, ClassProbabilities]
 ) -> list[Fix]:
-    """Return fixes for identical files: keep one per label, or only the probable label.
+    """Return fixes for identical files: keep one per label, or only that with the probable label.
 
     Validation images are preferred, so that the validation set does not change.
     """

@@ -141,7 +141,7 @@ def print_tables(results: Mapping[str, Any]) -> None:
 
 
 def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print recall, precision and F1 of the classes with images, or of those with lowest recall."""
+    """Print recall, precision and F1 of the classes that have images, or of the weakest ones."""
     occurring = [(name, row) for name, row in per_class.items() if row["images"]]
     if len(occurring) > MOST_LISTED:
         occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:MOST_LISTED]

@@ -18,7 +18,7 @@ from vitft.system.redaction import redacted
 
 @contextlib.contextmanager
 def safe_streams() -> Iterator[Stdout]:
-    """Replace stdout and stderr by streams that outlast write errors; yield the one for results."""
+    """Replace stdout and stderr with streams that survive write errors; yield stdout's."""
     before = sys.stdout, sys.stderr
     results, messages = Stdout(sys.stdout), SafeStream(sys.stderr)
     sys.stdout, sys.stderr = cast("TextIO", results), cast("TextIO", messages)
@@ -41,7 +41,7 @@ def exact(text: str) -> None:
 
 
 def row(text: str) -> None:
-    """Print one of many rows unchanged, and end the command if stdout cannot be written."""
+    """Print one of many rows unchanged, and end the command if stdout cannot be written to."""
     print(text)
     if isinstance(sys.stdout, Stdout):
         sys.stdout.check()

@@ -1,7 +1,8 @@
-"""Standard streams that outlast a full disk, a closed descriptor and a closed pipe.
+"""Standard streams that survive a full disk, a closed descriptor and a closed pipe.
 
-Text that stderr cannot take is dropped: no command ends because of its log. What stdout cannot
-take is dropped too, so that a command still does the rest of its work; then it exits with 6.
+Text that stderr cannot accept is dropped: no command fails because of its log. Text that stdout
+    cannot accept is dropped too, so that the command completes its work before it exits with code
+    6.
 """
 
 import contextlib
@@ -15,13 +16,13 @@ from vitft.system.errors import ResourceError
 from vitft.system.text import describe_os_error
 
 CLOSED_PIPE = 141
-"""Exit code that shells give to a program whose reader, such as `head`, has ended (SIGPIPE)."""
+"""Exit code that shells report for a program whose reader, such as `head`, has exited (SIGPIPE)."""
 SUCCESSES = (0, 3)
 """Exit codes with results; 3 if some inputs could not be read."""
 
 
 class StdoutLostError(Exception):
-    """Exception that ends a command of which only the output on stdout was wanted."""
+    """Exception that ends a command whose only purpose is its output on stdout."""
 
 
 class SafeStream:
@@ -58,7 +59,7 @@ class SafeStream:
 
     @contextlib.contextmanager
     def keeping_failure(self) -> Iterator[None]:
-        """Keep an error of the stream in place of raising it."""
+        """Keep an error of the stream instead of raising it."""
         try:
             yield
         except OSError as error:
@@ -67,8 +68,8 @@ class SafeStream:
     def finish(self) -> None:
         """Flush the stream for the last time.
 
-        What could not be written is discarded: Python would write it again at exit, and end with
-        the code 120.
+        What could not be written is discarded: Python would try to write it again at exit, and end
+            with code 120.
         """
         self.flush()
         if self.is_missing:
@@ -92,8 +93,8 @@ class Stdout(SafeStream):
     def exit_code(self, code: int) -> int:
         """Return the exit code of a command that ended with `code`.
 
-        After a closed pipe, whose reader wants nothing more, the command ends without a message, as
-        programs that SIGPIPE kills do.
+        If the reader has closed the pipe, the command ends without a message, as a program killed
+        by SIGPIPE does.
 
         Raises:
             ResourceError: The results of a successful command could not be written.

@@ -1,4 +1,4 @@
-"""`vitft study`: compare weights by accuracy over the number of training images."""
+"""`vitft study`: compare pretrained weights by accuracy with few training images."""
 
 import argparse
 import shlex

@@ -1,4 +1,4 @@
-"""Default settings, which depend on the parts of the model that train.
+"""Default settings, which depend on the parts of the model that are trained.
 
 Sources: AdamW with layer-wise decay and label smoothing, as in published fine-tuning of ViTs
 (Touvron et al. 2021, 2012.12877; Bao et al. 2022, 2106.08254; Steiner et al. 2021, 2106.10270),
@@ -79,7 +79,7 @@ def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
 
 
 def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the table with missing settings filled in, depending on what trains."""
+    """Return the table with missing settings filled in, depending on what is trained."""
     train, optim = table.get("train", {}), table.get("optim", {})
     if not isinstance(train, Mapping) or not isinstance(optim, Mapping):
         return table  # rejected by `config_from_table`

@@ -111,16 +111,16 @@ class Config:
 
     @property
     def solvable(self) -> bool:
-        """Whether only a linear head trains, on features that never change."""
+        """Whether only a linear head is trained, on features that never change."""
         return self.train.freeze == "head" and self.train.augment == "none"
 
     def solves(self, stage: str) -> bool:
-        """Return whether L-BFGS fits a stage, as it always does for a head before other stages."""
+        """Return whether L-BFGS fits a stage; it always fits a head that precedes other stages."""
         return stage == "head" and (self.optim.solver == "lbfgs" or self.train.freeze != "head")
 
 
 def config_from_table(table: Mapping[str, Any]) -> Config:
-    """Return the settings from nested tables, with defaults that depend on what trains.
+    """Return the settings from nested tables, with defaults that depend on what is trained.
 
     Raises:
         UsageError: A key is unknown, or a value has the wrong type or is not allowed.

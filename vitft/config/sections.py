@@ -69,7 +69,7 @@ class WeightsSpec:
     pre_logits: Literal["keep", "drop"] = "drop"
     """Whether to keep a Linear + Tanh layer before the pretrained head."""
     pos_embed: Literal["bicubic", "jax"] = "bicubic"
-    """Resampling of the position embedding: as in timm, or as in Google's code."""
+    """Resampling of the position embeddings: as in timm, or as in Google's code."""
     mean: tuple[float, ...] | None = None
     """Channel means for normalisation, from 0 to 1; default: those of the weights."""
     std: tuple[float, ...] | None = None
@@ -105,7 +105,7 @@ class ModelSpec:
     pool: Literal["cls", "mean"] = "cls"
     """Input of the head: the class token, or the mean of the patch tokens."""
     positions: Literal["noise", "waves"] = "noise"
-    """Initial values of the trained position embedding: small noise, or sines and cosines of row
+    """Initial values of the learned position embeddings: small noise, or sines and cosines of row
     and column at the scale of the patch embedding, which help with few blocks or epochs."""
     convs: Annotated[tuple[int, ...], Range(ge=2, le=16384)] = ()
     """Channels of 3x3 convolutions before the patch embedding (a convolutional stem), e.g. [32, 48,
@@ -219,7 +219,8 @@ class TrainSpec:
     drop_path: BelowOne = 0.0
     """Stochastic depth rate of the last block; it grows linearly over the blocks."""
     sampling: Literal["shuffled", "balanced"] = "shuffled"
-    """Sampling in an epoch: every image once, or as many images with balanced classes."""
+    """Sampling in an epoch: every image once, or the same total number of images with balanced
+    classes."""
     views: Annotated[int, Range(ge=0, le=1000)] = 0
     """Number of augmented views of each training image to cache in addition to the plain one."""
     head_blocks: Annotated[int, Range(ge=0, le=1024)] = 0
@@ -291,7 +292,7 @@ class TrainSpec:
 
 
 def stage_rank(stage: str) -> float:
-    """Return a sort key that grows with the parameters a stage trains, or -1 if it is invalid."""
+    """Return a sort key that grows with the number of trained parameters, or -1 if invalid."""
     number = stage.removeprefix("blocks:")
     if number != stage and number.isdecimal() and int(number) > 0:
         return 2 + int(number)

@@ -79,8 +79,8 @@ def find_arrays(root: Path) -> ArraySet | None:
     """Return the array data set at a path, or None if there is none.
 
     Raises:
-        DataError: The files are damaged, the labels do not fit the images, or the torchvision data
-            set cannot be loaded.
+        DataError: The files are damaged, the labels do not match the images, or the torchvision
+            data set cannot be loaded.
     """
     if root.name.startswith(TORCHVISION):
         folder = DEFAULT_ROOT if root.parent == Path() else root.parent

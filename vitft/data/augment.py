@@ -99,10 +99,11 @@ def fits(count: int, size: tuple[int, int], channels: int) -> bool:
 def draw_shifts(
     images: Tensor, turns: Tensor, *, count: int, seed: int, epoch: int, padding: int, flip: float
 ) -> Shifts:
-    """Draw the shifts in an epoch of those of `count` images whose indices (B,) are given.
+    """Draw the shifts in an epoch of images, given their indices (B,) among `count` images.
 
-    `turns` (B,) are the number of earlier uses of each image in this epoch: every use gets a
-    different shift. `padding` is the maximum shift in pixels, `flip` the probability of a flip.
+    `turns` (B,) holds the number of earlier uses of each image in this epoch, so that every use
+    gets a different shift. `padding` is the maximum shift in pixels, and `flip` is the probability
+    of a flip.
     """
     moves = torch.empty((3, len(images)), dtype=torch.long)
     for turn in turns.unique().tolist():
@@ -115,7 +116,7 @@ def draw_shifts(
 
 
 def shift_and_flip(pixels: Tensor, moves: Shifts, padding: int) -> Tensor:
-    """Pad uint8 images (B, H, W, C) with zeros, crop them to their size again, and flip some.
+    """Pad uint8 images (B, H, W, C) with zeros, crop them to their original size, and flip some.
 
     Source: the augmentation of He et al. 2016 for CIFAR, https://arxiv.org/abs/1512.03385, section
     4.2, implemented as a gather over the whole batch.

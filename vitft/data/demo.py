@@ -1,4 +1,4 @@
-"""Drawn flowers: a small labelled data set for trying vitft without a download.
+"""Drawings of flowers: a small labelled data set for trying vitft without a download.
 
 The five kinds differ only in shape: colours, backgrounds, light, size, position and clutter are
 drawn from the same ranges for all of them, so that neither colour histograms nor raw pixels

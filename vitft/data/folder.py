@@ -35,7 +35,7 @@ class File:
     """Path relative to the data folder, with slashes."""
     label: int
     part: Part = ""
-    """Part in which the file lies; empty if the split has not been drawn yet."""
+    """Part that contains the file; empty if the split has not been drawn yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Folder:
     reference: bool = False
     """Whether the reference script's rules apply: four suffixes, no sub-folders, nothing hidden."""
     bad: tuple[tuple[str, str], ...] = ()
-    """Paths that have the name of an image but are not files, with the reasons."""
+    """Paths that have an image's suffix but are not files, with the reasons."""
     unused: Mapping[str, int] = field(default_factory=dict)
     """Number of files that are neither images nor hidden, by suffix."""
     notes: tuple[str, ...] = ()

@@ -128,7 +128,7 @@ def read_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Image
 def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> bytes:
     """Read a regular file; pipes, devices and oversized files are refused.
 
-    The path may also lead into an array data set (see `arrays.array_member`).
+    The path may also point into an array data set (see `arrays.array_member`).
 
     Raises:
         ImageError: The file is refused or cannot be read.
@@ -216,7 +216,7 @@ def silence_pillow() -> None:
 
 @functools.cache
 def silence_libtiff() -> None:
-    """Keep libtiff from writing its messages to stderr; Pillow raises its errors in any case.
+    """Keep libtiff from printing to stderr; Pillow raises libtiff's errors in any case.
 
     The handler belongs to the copy of libtiff that Pillow is linked with, whose functions are found
     through Pillow's own module; on Windows they are not exported, and the messages remain.

@@ -30,7 +30,7 @@ class LabelledImages:
     images: tuple[tuple[str, str], ...]
     """Path and class name of each image."""
     bad: tuple[tuple[str, str], ...] = ()
-    """Paths that have the name of an image but are not files, with the reasons."""
+    """Paths that have an image's suffix but are not files, with the reasons."""
     notes: tuple[str, ...] = ()
 
     def locate(self, path: str) -> str:

@@ -18,8 +18,8 @@ Order = np.ndarray[Any, np.dtype[np.int64]]
 def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
     """Return the number of images in an epoch.
 
-    A balanced epoch has the same number of images of each class; in total, that of the data set
-    rounded down to a multiple of the number of classes.
+    A balanced epoch has the same number of images of each class. Its total is the size of the data
+    set, rounded down to a multiple of the number of classes.
     """
     total = len(labels)
     return total - total % len({*labels}) if balanced and total else total
@@ -34,10 +34,10 @@ def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool
 
 
 def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
-    """Return the indices of the same number of images from each class, grouped by class.
+    """Return the indices of an equal number of images from each class, grouped by class.
 
     Images of a class are drawn from a permutation, which is reshuffled whenever it is used up; the
-    next epoch continues where this one ended. Over a run, the numbers of uses of a class's images
+    next epoch continues where this one ended. Over a run, the use counts of a class's images
     therefore differ by at most one.
     """
     known = np.asarray(labels)

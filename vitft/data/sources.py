@@ -148,7 +148,7 @@ def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[I
     """Yield all image files in and below a folder, sorted by path as a string.
 
     Only one folder's names are in memory at a time. Files that may be images despite their suffix,
-    and entries that have the name of an image but are not files, are included, because opening them
+    and entries that have an image's suffix but are not files, are included, because opening them
     gives the reason; documents, videos and archives are only counted. A folder without read
     permission becomes one error row, and circular links are not followed.
     """
@@ -209,8 +209,8 @@ def is_list(name: str) -> bool:
 def from_list(name: str) -> Iterable[ImageSource]:
     """Return the images in a list.
 
-    Relative paths are relative to the list's folder or, if the first path exists only relative to
-    the current folder, all to that.
+    Relative paths are resolved against the list's folder or, if the first path exists only relative
+    to the current folder, against the current folder.
 
     Raises:
         DataError: The list cannot be read or is empty.
@@ -325,7 +325,7 @@ def is_image(head: bytes) -> bool:
 
 
 def split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
-    """Yield the names between separators; `head` is what has already been read."""
+    """Yield the names between separators; `head` holds what has already been read."""
     rest, piece = b"", head
     while piece:
         *whole, rest = (rest + piece).split(mark)

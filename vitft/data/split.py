@@ -136,11 +136,11 @@ def split(
     """Assign every readable image to training, validation or the final test.
 
     Images in a test part are always for the test, and a folder with its own train and val parts
-    keeps them. `random` draws from the readable images,
-    at least one from every class of two or more; every group of near-duplicates then joins the
-    side of its first image. `reference` draws from all files, readable or not, exactly as the
-    reference script does, and drops the unreadable ones afterwards. `groups` maps digests to group
-    names; without it, only identical files are grouped.
+    keeps them. `random` draws from the readable images, at least one from every class with two or
+    more; every group of near-duplicates then joins the side of its first image. `reference` draws
+    from all files, readable or not, exactly as the reference script does, and drops the unreadable
+    ones afterwards. `groups` maps digests to group names; without it, only identical files are
+    grouped.
 
     Raises:
         DataError: A class has no training images, or there are no validation images.
@@ -178,8 +178,8 @@ def draw(
 ) -> list[list[int]]:
     """Return the indices of the validation images in each class's sorted list, as drawn.
 
-    `counts` are the numbers of files per class. The fraction `val_rate` of each class is rounded
-    down but is at least `at_least` images; a whole class is never drawn.
+    `counts` holds the number of files of each class. The fraction `val_rate` of each class is
+    rounded down but is at least `at_least` images; a whole class is never drawn.
     """
     stream = random.Random(seed)
     return [

@@ -27,7 +27,7 @@ class Walk:
     reference: bool = False
     """Whether the reference script's rules apply: four suffixes, any entry type, no sub-folders."""
     bad: list[tuple[str, str]] = field(default_factory=list)
-    """Paths that have the name of an image but are not files, with the reasons."""
+    """Paths that have an image's suffix but are not files, with the reasons."""
     left_out: dict[str, Counter[str]] = field(default_factory=dict)
     """Number of files that are not used, by suffix or one of the kinds above, for each folder."""
     nested: dict[str, int] = field(default_factory=dict)

@@ -5,5 +5,5 @@ attribution    attribution maps of a batch of images
 heatmaps       heat maps over images and contact sheets, without torch
 model          loading of the model to explain, from a run or from pretrained weights
 explainer      explanation of image files, written as pictures and arrays
-model_figures  figures of a model: filters, position similarities, attention distances
+model_figures  figures of a model: filters, position embeddings, attention distances
 """

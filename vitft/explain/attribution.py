@@ -186,7 +186,7 @@ def rollout(
 
 
 def discard_weakest(fused: Tensor, fraction: float) -> Tensor:
-    """Return connections (B, N, N) with the weakest set to 0, except the class token to itself."""
+    """Return connections (B, N, N) with the weakest set to 0, except class token to class token."""
     count = int(fused[0].numel() * fraction)
     if not count:
         return fused

@@ -1,7 +1,7 @@
 """Figures of a model as in the ViT paper: filters, position embeddings, attention distances.
 
 The figures are drawn by `report.plots`. Shapes use the notation of `models.vit`; gh and gw are the
-rows and columns of the patch grid.
+numbers of rows and columns of the patch grid.
 
 Source: Dosovitskiy et al. 2021, figure 7 and appendix D.7, https://arxiv.org/abs/2010.11929
 """

@@ -21,7 +21,7 @@ from vitft.system.text import count, interval, percent
 BATCH_SIZE = 8
 """Number of images per batch."""
 MAX_ERROR = 1e-4
-"""Maximum difference of a float32 logit, relative to the larger of 1 and the largest logit."""
+"""Maximum difference in a float32 logit, relative to the larger of 1 and the largest logit."""
 MAX_ERROR_RESIZED = 1e-2
 """Maximum difference for graphs that resize, where views may differ by single grey levels."""
 MAX_CHANGED = 0.05

@@ -1,4 +1,4 @@
-"""Export of a run: write each format, reopen it, compare it with the run, keep or remove it."""
+"""Export of a run: write each format, reopen it, compare it with the run, and keep or remove it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

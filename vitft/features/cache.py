@@ -33,7 +33,8 @@ KEY_BYTES = 32
 ALIGN = 64
 MANY_SHARDS, SMALL_SHARD = 64, 2**24
 MAPPED_SHARDS = 64
-"""Maximum number of mapped shards per store; a run has a few stores, a process often 256 files."""
+"""Maximum number of mapped shards per store: a run has a few stores, and a process can often open
+only 256 files."""
 LIMIT_GB = 20.0
 """Total cache size in GB above which the least recently used spaces are removed."""
 
@@ -44,7 +45,7 @@ def default_folder() -> Path:
     It is `features` in the folder that VITFT_CACHE names, otherwise in `vitft` in the user's cache
     folder: XDG_CACHE_HOME, by default ~/.cache.
 
-    Source: XDG Base Directory Specification 0.8, which has relative paths ignored.
+    Source: XDG Base Directory Specification 0.8, which says that relative paths must be ignored.
     """
     if own := os.environ.get("VITFT_CACHE"):
         return Path(own).expanduser() / "features"
@@ -196,7 +197,7 @@ class Store:
         return row
 
     def add(self, key: bytes, row: CachedRows) -> None:
-        """Add a row, to be written by the next `flush`: at first within seconds, later minutes."""
+        """Add a row, to be written by the next `flush`: within seconds at first, then minutes."""
         assert row.shape == self.shape
         self.waiting[key] = np.ascontiguousarray(row, dtype=self.dtype)
         waiting_bytes = len(self.waiting) * self.waiting[key].nbytes

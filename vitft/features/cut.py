@@ -35,7 +35,7 @@ class Prefix(nn.Module):
         return self.model.encode(self.model.embed(pixels), stop=self.stop)
 
     def digest(self) -> str:
-        """Return the SHA-256 of everything but pixels and precision that determines the output."""
+        """Return the SHA-256 of all that determines the output, except pixels and precision."""
         if isinstance(self.model, TimmModel):
             return state_digest(str(self.model.config.without_head()), self.model.net.state_dict())
         frozen = (f"blocks.{i}." for i in range(self.stop, self.model.config.depth))
@@ -54,7 +54,8 @@ class Prefix(nn.Module):
         """Return this prefix, or a bf16 version of it; fp16 runs cache float32 features.
 
         Our own models are copied with bf16 weights, which needs less memory than autocast and is
-        equally accurate. timm models may need float32 in some layers (BatchNorm), so they use it.
+        equally accurate. timm models may need float32 in some layers (BatchNorm), so they use
+        autocast.
         """
         if precision != "bf16":
             return self

@@ -1,7 +1,8 @@
 """Linear discriminant analysis with a shrunken covariance, in closed form.
 
 All classes share one covariance matrix, which is shrunk towards a multiple of the identity. With
-few images per dimension this needs fewer images than logistic regression to find a good direction.
+few images per dimension, it finds a good direction from fewer images than logistic regression
+needs.
 
 Notation: n images, D dimensions of a feature, C classes, S shrinkages; `x` is (n, D), `y` is (n,).
 
@@ -56,7 +57,7 @@ def inverse_products(
         variance: Diagonal of the matrix towards which the covariance is shrunk.
         shrinkages: Fractions s; the covariance is (1 - s) R^T R + s * variance * I.
 
-    Of the two forms, this function solves the smaller: D equations, or n by Woodbury's identity.
+    The smaller of two systems is solved: D equations, or n equations by Woodbury's identity.
     """
     found = []
     is_dual = len(residual) < residual.shape[1]

@@ -71,7 +71,7 @@ class Extractor:
     Args:
         prefix: The frozen layers, of which a copy in `precision` is used.
         folder: Cache folder; None for a temporary folder of this process.
-        precision: `fp32` decodes and resizes as documented; `bf16` uses `data.jpeg`.
+        precision: `fp32` to decode and resize as documented; `bf16` to use `data.jpeg`.
         exact: Whether to decode and resize as documented in every precision.
         workers: Number of single-core threads (default: as many as torch would use).
     """

@@ -120,7 +120,7 @@ def fingerprint_folder(
     allow_bad: bool = True,
     progress: Callable[[int], None] = lambda _: None,
 ) -> InspectedFolder:
-    """Inspect every file of a folder like `inspection.inspect_folder`, and add its fingerprint.
+    """Inspect every file of a folder (see `inspection.inspect_folder`), and add its fingerprint.
 
     Raises:
         DataError: Too many files are unreadable.

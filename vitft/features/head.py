@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 
 CV_FOLDS = 5
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
-"""L2 penalties to try, from strong to weak, each fit starting at the previous solution."""
+"""L2 penalties to try, from strong to weak; each fit starts at the previous solution."""
 CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """Fractions of the training images on the learning curve."""
 CV_IMAGES = 20_000
-"""Maximum number of images to cross-validate; of more, a stratified subset is used."""
+"""Maximum number of images to cross-validate; if there are more, a stratified subset is used."""
 METHOD_IMAGES = 8_000
-"""Maximum number of images to choose between heads that read one and several blocks."""
+"""Maximum number of images used to choose between heads that read one block and several."""
 FLOAT64_VALUES = 10**7
 """Maximum number of values in a feature matrix for solving in float64."""
 DEFAULT_L2 = 0.1
@@ -79,8 +79,9 @@ def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
 def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> Tensor | None:
     """Return the sorted indices of the images to cross-validate: at most `most`.
 
-    None if a fold would have fewer images than classes to fit a head to, or if the subset has
-    fewer images per class than folds: the accuracy of such heads says nothing about the run's.
+    The result is None if a fold would leave fewer images than classes to fit a head to, or if the
+        subset has fewer images per class than there are folds: the accuracy of such heads would say
+        nothing about that of the run.
     """
     rows = stratified_subset(y, most, seed)
     least = classes * (CV_FOLDS if len(rows) < len(y) else CV_FOLDS / (CV_FOLDS - 1))
@@ -156,8 +157,8 @@ def cross_validate(
 ) -> tuple[CrossValidation, HeldOutLogits] | None:
     """Cross-validate a way to fit a head on increasing fractions of the images.
 
-    `balanced` gives every class the same total weight; near-duplicates share a number in `groups`
-    (n,). The result is None if there are too few images for the classes (see
+    With `balanced`, every class has the same total weight; near-duplicates share a number in
+    `groups` (n,). The result is None if there are too few images for the classes (see
     `cross_validation_rows`).
     """
     most = min(METHOD_IMAGES, CV_IMAGES) if method.reads_several else CV_IMAGES
@@ -235,7 +236,7 @@ def weakest_classes(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[Wea
 
 
 class SampledRows(NamedTuple):
-    """A stratified sample of images, all of their views included."""
+    """A stratified sample of images, with all of their views."""
 
     rows: Tensor  # positions of all views
     first: Tensor  # class indices (n,) of the images
@@ -286,9 +287,9 @@ def solve_head(
     """Fit a linear head to raw float32 features (n, D): `views` blocks of the same images.
 
     `l2` is the penalty on standardised features; if 0, cross-validation chooses it, unless the
-    subset that it would use has too few images per class. `balanced` gives every class the same
+    subset that it would use has too few images per class. With `balanced`, every class has the same
     total weight; a class may have no rows. Near-duplicates share a number in `groups` (n / views,).
-    If the features belong to several blocks, of which `read` columns to the last one,
+    If the features come from several blocks (the first `read` columns from the last one),
     cross-validation also chooses which blocks the head reads.
     """
     weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]

@@ -30,7 +30,7 @@ def is_large(x: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Standardizer:
-    """Scaling of features to zero mean and unit variance, with conversion of heads to raw ones."""
+    """Scaling of features to zero mean and unit variance, and its reversal for heads."""
 
     mean: Tensor
     std: Tensor
@@ -61,7 +61,7 @@ class Standardizer:
         return type(self)(self.mean[:count], self.std[:count])
 
     def unscale_head(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of the linear layer with the logits of a head on raw features.
+        """Return weight and bias of the linear layer on raw features with the logits of a head.
 
         The head (C, D + 1) is for standardised features; the result is in float32.
         """
@@ -155,8 +155,8 @@ def solve_logistic(
 
 
 rough_fit = functools.partial(solve_logistic, steps=60, tolerance=1e-4)
-"""Approximate solver for heads that only score a penalty or a fraction of the images; on real
-photos, the accuracies differ from the optimum's by at most 3 images in 1,000."""
+"""Approximate solver for heads that only serve to score a penalty or a fraction of the images; on
+real photos, their accuracies differ from those of the optimum by at most 3 images in 1,000."""
 
 
 def held_out_logits(x: Tensor, heads: Tensor, fold_id: Tensor) -> Tensor:

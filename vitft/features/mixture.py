@@ -1,9 +1,9 @@
 """Choice of a linear head that reads one or several blocks, by cross-validation.
 
-Candidates are today's head, logistic regression on the features of the last block; linear
-discriminant analysis on the features of several blocks; and a mixture of both, a weighted sum of
-their log-probabilities. As the normalisers are common to all classes, every candidate is one linear
-layer. The validation images take no part in the choice.
+The candidates are logistic regression on the features of the last block, linear discriminant
+    analysis on the features of several blocks, and a mixture of the two: a weighted sum of their
+    log-probabilities. Because the normalisers are the same for all classes, every candidate is a
+    single linear layer. The validation images take no part in the choice.
 
 Notation: n images, D dimensions of a feature, C classes, K folds; `x` is (n, D), `y` is (n,).
 The leading columns of `x` are the features of the last block.
@@ -26,7 +26,7 @@ SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
 MIN_IMAGES = 20
 """Number of images below which only the last block is read: the evidence is too weak."""
 PRIOR = (0.0, -2.5)
-"""Logarithms of the weights of both heads in a mixture before any evidence: almost the first."""
+"""Prior means of the logarithms of both heads' weights: almost only the first head is used."""
 PRIOR_STRENGTH = 3.0
 """Weight of the prior, in images and per squared unit of the logarithms."""
 
@@ -46,7 +46,7 @@ class HeadMethod:
     logistic: float = 1.0
     """Factor of the logits of the logistic regression."""
     discriminant: float = 0.0
-    """Factor of the logits of the discriminant analysis; 0 for a head that does without."""
+    """Factor of the logits of the discriminant analysis; 0 if the head does not use it."""
     shrinkage: float = 0.0
     name: str = LAST_BLOCK
     alone: float = 1.0
@@ -226,9 +226,9 @@ def choose_candidate(
 ) -> Candidate:
     """Return the candidate to use.
 
-    The mixture, unless discriminant analysis alone has a loss that is lower by more than a
-    standard error and an accuracy that is not lower; and either only if its loss is lower than
-    that of the last block alone by more than a standard error.
+    It is the mixture, or discriminant analysis alone if its loss is lower than the mixture's by
+    more than a standard error and its accuracy is not lower. Either is used only if its loss is
+    lower than that of the last block alone by more than a standard error.
     """
     better = mixture
     if is_lower(several, mixture, y) and several.top1(y) >= mixture.top1(y):

@@ -32,7 +32,7 @@ TEMPERATURES = (0.02, 50.0)
 PRIOR_SPREADS = (0.3, 0.5)
 """Standard deviations of the prior on the logarithm of the temperature, which is centred at 0:
 without and with cross-validated training images. Models that train in steps need temperatures near
-1, solved heads from 0.3 to 1.5 (docs/experiments.md). With 150 images it has hardly an effect."""
+1, solved heads from 0.3 to 1.5 (docs/experiments.md). With 150 images it has hardly any effect."""
 MAX_DIFFERENCE = 4.0
 """Maximum number of standard errors by which the mean losses of two comparable sets differ."""
 SIMULATIONS, TRIALS = 1000, 48
@@ -50,7 +50,7 @@ class ScoredSet(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTemperature:
-    """A temperature, with those fitted when each validation image was held out."""
+    """A temperature, and those fitted with each validation image held out."""
 
     value: float  # divisor of the logits; 1 if none was fitted
     held_out: Floats
@@ -94,10 +94,10 @@ def calibrate_temperature(
 
 
 def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
-    """Return whether the model does about equally well on both sets, as if drawn from the same one.
+    """Return whether the model's losses on two sets are similar enough to pool the sets.
 
-    The mean losses, at the temperature fitted to both, must not differ by more than chance. They
-    do if, for example, the training images contain copies of each other that nobody marked.
+    The mean losses, at the temperature fitted to both, must differ by no more than chance. They
+    differ by more if, for example, the training images contain unmarked copies of each other.
     """
     logits = np.concatenate([first.logits, second.logits])
     labels = np.concatenate([first.labels, second.labels])
@@ -112,10 +112,10 @@ def fit_temperature(
 ) -> float | None:
     """Return the most probable temperature, or None if it is out of range.
 
-    It minimises the summed log loss plus the prior's `log(T)^2 / (2 spread^2)`. The slope by
-    log(1 / T) changes its sign there; the root is found to a relative precision of 1e-4, far below
-    the statistical uncertainty. The search starts at `near`, which affects the time but not the
-    result.
+    It minimises the summed log loss plus the prior's `log(T)^2 / (2 spread^2)`. The derivative with
+    respect to log(1 / T) changes sign there; the root is found to a relative precision of 1e-4, far
+    below the statistical uncertainty. The search starts at `near`, which affects the time but not
+    the result.
     """
     below = (logits - logits.max(axis=1, keepdims=True)).astype(np.float32)  # the largest is 0
     truth = float(below[np.arange(len(labels)), labels].mean(dtype=np.float64))

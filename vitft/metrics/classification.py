@@ -71,7 +71,7 @@ def classification_metrics(logits: Tensor, labels: Tensor, classes: Sequence[str
 
 
 def class_metrics(right: int, images: int, predicted: int) -> ClassMetrics:
-    """Return a class's metrics from its numbers of images, correct ones and predictions."""
+    """Return a class's metrics, given its numbers of images, hits and predictions."""
     union = images + predicted - right
     f1, f1_interval = f1_with_interval(right, union) if union else (None, None)
     return {
@@ -88,7 +88,7 @@ def class_metrics(right: int, images: int, predicted: int) -> ClassMetrics:
 def calibrated_metrics(
     logits: Tensor, labels: Tensor, temperature: FittedTemperature
 ) -> ProbabilityMetrics:
-    """Return estimates for new images of the metrics that depend on the temperature.
+    """Estimate, for new images, the metrics that depend on the temperature.
 
     `logits` must not be scaled yet: each image is scored with a temperature fitted without it.
     """

@@ -75,9 +75,9 @@ def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
 def f1_with_interval(right: int, union: int) -> tuple[float, Interval]:
     """Return a class's F1 score and its 95 % interval.
 
-    `union` is the number of images that belong to the class or are predicted as it, and `right` the
-    number that are both. With s = right / union, F1 = 2 s / (1 + s) increases with s, so the bounds
-    of the Wilson interval of s give those of F1.
+    `union` is the number of images that belong to the class or are predicted as it, and `right` is
+    the number of those that are both. With s = right / union, F1 = 2 s / (1 + s) increases with s,
+    so the bounds of the Wilson interval of s give those of F1.
 
     Source of the formula: Hand, Christen & Kirielle 2021, "F*: an interpretable transformation of
     the F-measure", Machine Learning 110.
@@ -92,8 +92,9 @@ def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
 
     Each resample is studentised by its own standard error, so the interval is skewed like the
     long-tailed distribution of losses. (BCa intervals are skewed too little: in simulations with 60
-    images they covered the mean loss 73 to 93 times in 100, these 81 to 97 times.) Standard errors
-    of resamples that miss the tail are raised to at least a quarter of that of the data.
+    images, they covered the mean loss 73 to 93 times in 100, whereas these intervals covered it 81
+    to 97 times.) Standard errors of resamples that miss the tail are raised to at least a quarter
+    of that of the data.
 
     Source: Hall 1988, "Theoretical comparison of bootstrap confidence intervals", Annals of
     Statistics 16.

@@ -43,8 +43,8 @@ class CalibrationMetrics(TypedDict):
     temperature: float | None  # divisor of the logits; 1 if none was fitted
     note: str | None  # reason why no temperature was fitted
     cross_validated: NotRequired[int]
-    """Number of training images on whose cross-validated logits the temperature was fitted, besides
-    the validation images; absent from `vitft evaluate` and older runs."""
+    """Number of training images to whose cross-validated logits the temperature was fitted, in
+    addition to the validation images; absent from `vitft evaluate` and older runs."""
     bins: list[CalibrationBin]
 
 

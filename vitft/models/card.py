@@ -74,7 +74,7 @@ def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
 
 
 def as_float32(facts: TensorFacts) -> TensorFacts:
-    """Return the type and shape of a tensor once a half-precision one has become float32."""
+    """Return the type and shape of a tensor after converting half precision to float32."""
     return TensorFacts("F32", facts.shape) if facts.dtype in ("F16", "BF16") else facts
 
 
@@ -98,7 +98,7 @@ def check_card(card: Card) -> None:
     """Check that the parts of a card agree with each other.
 
     Raises:
-        StructureError: They contradict each other, or a class is named twice or not at all.
+        StructureError: They contradict each other, or a class name is repeated or empty.
     """
     shape, transform, classes = card.architecture, card.transform, card.classes
     if transform.image_size != shape.image_size:
@@ -123,7 +123,8 @@ def check_shapes(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFa
     """Check that tensors have exactly the wanted names, types and shapes.
 
     Raises:
-        StructureError: They do not. The message lists the first five of each kind of difference.
+        StructureError: The tensors differ. The message lists the first five differences of each
+            kind.
     """
     if mismatch := tensor_mismatch(found, wanted):
         raise StructureError(f"the tensors do not match the architecture: {mismatch}")

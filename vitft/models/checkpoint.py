@@ -79,7 +79,7 @@ def build_model(state: Mapping[str, Tensor], config: ViTConfig) -> VisionTransfo
 @overload
 def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model: ...
 def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
-    """Return a model in eval mode that uses the given tensors, without initialising or copying.
+    """Return a model in eval mode that uses the given tensors without copying them.
 
     (A timm model is first initialised by timm, because some of its buffers are not in its files.)
 
@@ -105,7 +105,7 @@ def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
 
 
 def timm_on_meta(config: TimmConfig) -> TimmModel:
-    """Return a timm model that allocates nothing, however large it is.
+    """Return a timm model whose tensors take up no memory.
 
     Raises:
         RunError: timm cannot build it.

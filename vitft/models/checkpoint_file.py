@@ -49,7 +49,7 @@ class CheckpointFile:
         """Compare the digest of the contents with the recorded one.
 
         Raises:
-            RunError: They differ.
+            RunError: The digests differ.
         """
         if self.metadata != checkpoint_metadata(self.metadata["vitft.card"], digest):
             raise changed_checkpoint(self.path)

@@ -38,7 +38,7 @@ def load_initial_model(
     """Return the initial model, with a zero-initialised head, and its report; log the report.
 
     The name `none` means a new model as described by `shape`, which is otherwise ignored;
-    `random:NAME` is the architecture and transform of NAME with new random weights, the baseline
+    `random:NAME` means the architecture and transform of NAME with new random weights, a baseline
     that shows what pretraining contributes. Images with more than `max_pixels` are not read.
 
     Raises:
@@ -85,8 +85,8 @@ def new_model(
     """Return a randomly initialised model for the images of a folder, and its report.
 
     Raises:
-        DataError: No sampled image can be read, the images differ in size and no size is given,
-            or the number of channel statistics is not the number of channels.
+        DataError: No sampled image can be read, the images differ in size and no size is given, or
+            the number of channel statistics does not match the number of channels.
         UsageError: The image size is not a multiple of the patch size.
     """
     own_size, is_grey = sample_facts(folder, max_pixels)

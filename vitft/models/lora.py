@@ -1,4 +1,4 @@
-"""LoRA: add low-rank adapters to linear layers, merge them into the weights, write them as files.
+"""LoRA: add low-rank adapters to linear layers, merge them into the weights, and save them.
 
 peft implements the adapters. A saved checkpoint contains the merged weights only; the adapter
 folder for peft is written in addition, on request.
@@ -89,8 +89,8 @@ def write_adapter(
 ) -> None:
     """Write adapters and head to a new folder that `peft.PeftModel` can load.
 
-    `matrices` is the return value of `merge_adapters`, `model` the saved model with its
-    calibrated head, and `base` the name of the pretrained weights.
+    `matrices` is the return value of `merge_adapters`, `model` is the saved model with its
+    calibrated head, and `base` is the name of the pretrained weights.
 
     Raises:
         RunError: The folder cannot be written.

@@ -24,7 +24,7 @@ from vitft.models.vit_config import conv_strides
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad like TensorFlow's SAME: ceil(side / stride) outputs, extra pixels right and bottom."""
+    """Pad as TensorFlow's SAME does: ceil(side / stride) outputs, more at the right and bottom."""
     pads: list[int] = []
     for side in (x.shape[-1], x.shape[-2]):
         total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
@@ -81,7 +81,7 @@ class Bottleneck(nn.Module):
 def build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
     """Return a ResNet trunk from pixels (B, channels, S, S) to a feature map (B, F, h, w).
 
-    The first bottleneck of each stage but the first halves the sides of the feature map.
+    In each stage except the first, the first bottleneck halves the sides of the feature map.
     """
     trunk, inputs = nn.Sequential(), 64
     for i, depth in enumerate(stages):

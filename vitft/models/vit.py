@@ -199,7 +199,7 @@ class VisionTransformer(nn.Module):
             self.init_weights()
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return position-embedded tokens (B, N, D) of normalised pixels (B, channels, S, S)."""
+        """Return tokens (B, N, D), with position embeddings, of pixels (B, channels, S, S)."""
         patches = self.patch_embed(pixels)  # (B, P, D)
         tokens = [t for t in (self.cls_token, self.dist_token, self.reg_token) if t is not None]
         prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens]
@@ -242,7 +242,7 @@ class VisionTransformer(nn.Module):
             earlier: Outputs of the other blocks that the head reads, in order, each (B, N, D).
 
         Returns:
-            (B, D); of a distilled model, the features of both class tokens, (B, 2 * D); with
+            (B, D); for a distilled model, the features of both class tokens, (B, 2 * D); with
             `read_blocks` K, the class token of the last block, then class token and mean patch
             token of each earlier block, (B, D + 2 * (K - 1) * D).
         """
@@ -329,5 +329,5 @@ class VisionTransformer(nn.Module):
 
 
 def linear_head(config: ViTConfig, inputs: int) -> nn.Module:
-    """Return a classification head on `inputs` features, or the identity without classes."""
+    """Return a linear head on `inputs` features, or the identity if there are no classes."""
     return nn.Linear(inputs, config.num_classes) if config.num_classes else nn.Identity()

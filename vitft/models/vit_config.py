@@ -83,7 +83,7 @@ class ViTConfig:
     registers: Annotated[int, Range(ge=0, le=1024)] = 0
     """Number of register tokens (DINOv2)."""
     prefix_positions: bool = True
-    """Whether the position table has rows for the prefix tokens."""
+    """Whether the prefix tokens have position embeddings."""
     distilled: bool = False
     """Whether there is a distillation token with its own head (DeiT); the logits are averaged."""
     stem: Annotated[tuple[int, ...] | None, Range(ge=1, le=1024)] = None
@@ -92,8 +92,9 @@ class ViTConfig:
     """Output channels of the 3x3 convolutions of a convolutional stem, used instead of a ResNet."""
     # Not in the repr, by which cached features of the last block are found.
     read_blocks: Annotated[int, Range(ge=0, le=1024)] = field(default=1, repr=False)
-    """Number of last blocks that the head reads. Above 1, it reads the class token and the mean of
-    the patch tokens of each block before the last, beside the class token of the last."""
+    """Number of final blocks that the head reads. If it is above 1, the head reads the class token
+    and the mean of the patch tokens of each of the earlier ones, in addition to the class token of
+    the last."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -202,8 +203,8 @@ def stem_stride(stages: tuple[int, ...]) -> int:
 def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, ...]:
     """Return the strides of the 3x3 convolutions of a convolutional stem.
 
-    The last convolutions have stride 2, as many as there are factors of 2 in the patch side; the
-    others have stride 1.
+    The last convolutions, one for each factor of 2 in the patch side, have stride 2; the others
+    have stride 1.
     """
     side = math.gcd(*patch)
     halvings = min(len(convs), (side & -side).bit_length() - 1)

@@ -31,7 +31,7 @@ class Engine(Protocol):
     batch: int
     """Number of images per call."""
     workers: int
-    """Number of threads that read and decode images; 0: only the calling thread."""
+    """Number of threads that read and decode images; 0 for only the calling thread."""
     in_workers: bool
     """Whether each worker also scores the batch it has decoded, on one core."""
 

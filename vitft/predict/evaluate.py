@@ -103,7 +103,7 @@ class HashedImage(NamedTuple):
 
 
 def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> Evaluation:
-    """Evaluate the model of a run folder or checkpoint file on labelled images.
+    """Evaluate the model of a run directory or checkpoint file on labelled images.
 
     Log a warning about images that are left out and about anything that biases the results.
 

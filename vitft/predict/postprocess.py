@@ -43,7 +43,7 @@ class Postprocess:
     reference: Reference | None = None
     """Statistics of the training features, or None to omit out-of-distribution notes."""
     run: RunInfo | None = None
-    """The run that answers, or None if unknown."""
+    """The run that makes the predictions, or None if unknown."""
 
     @classmethod
     def for_run(
@@ -57,7 +57,7 @@ class Postprocess:
     ) -> Self:
         """Create an instance with the training feature statistics of a run, if it has any.
 
-        `run` is a run folder, a checkpoint or `hf:owner/name`; None is the latest run.
+        `run` is a run directory, a checkpoint or `hf:owner/name`; None means the latest run.
 
         A model whose engine returns no features (`feature_size` 0) gets no such notes.
 
@@ -79,7 +79,7 @@ class Postprocess:
         return "" if self.run is None else self.run.name
 
     def describe(self) -> str:
-        """Return a line on the run that answers; empty if unknown."""
+        """Return a line on the run that makes the predictions; empty if unknown."""
         if self.run is None:
             return ""
         if self.reference is None:

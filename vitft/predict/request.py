@@ -23,14 +23,15 @@ class PredictRequest:
     lists: Sequence[str] = ()
     """Files that list images."""
     run: str | None = None
-    """Run folder or checkpoint file; None: the latest run."""
+    """Run directory or checkpoint file; None for the latest run."""
     device: str = "auto"
     top_k: int = 1
     """Number of classes per image."""
     format: str | None = None
-    """One of `ROW_FORMATS`; None: inferred from the suffix of `out`, or table without a file."""
+    """One of `ROW_FORMATS`; None to infer it from the suffix of `out`, or use a table without a
+    file."""
     out: str | None = None
-    """Output file; None: lines are passed to the `write` argument of `run_prediction`."""
+    """Output file; None to pass lines to the `write` argument of `run_prediction`."""
     resume: bool = False
     threshold: float | None = None
     """Probability below which a prediction is marked `not sure`."""

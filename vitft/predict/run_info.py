@@ -1,4 +1,4 @@
-"""Facts about the run whose model answers: name, classes, accuracy and age.
+"""Facts about the run that makes the predictions: name, classes, accuracy and age.
 
 They are read from files beside the checkpoint. A missing or damaged file leaves a fact unknown,
 because predictions do not depend on it. This module does not import torch.

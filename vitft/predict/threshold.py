@@ -84,7 +84,7 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
 
     Raises:
         RunError: The run has no validation predictions, or they are damaged.
-        UsageError: Too few images, or too many mistakes, for any threshold.
+        UsageError: There are too few images or too many mistakes for any threshold.
     """
     validation = read_validation_predictions(run)
     if not validation:
@@ -151,8 +151,8 @@ def binomial_tail(least: int, trials: int, chance: float, log_factorial: Floats)
 def needed_images(answers: Answers, precision: float) -> int | None:
     """Return about how many images a threshold needs, or None if no number is enough.
 
-    With m times as many images of the same probabilities, the spare mistakes grow m times. The
-    number is rounded up to two digits.
+    With m times as many images with the same probabilities, the spare mistakes grow by a factor of
+    m. The number is rounded up to two digits.
     """
     most = float(spare_mistakes(answers, precision).max())
     if most <= 0:

@@ -46,8 +46,8 @@ class Predictor:
         model: Model of vitft or timm, with a head.
         card: Card of its checkpoint.
         device: Device name, as in `train.device`.
-        precision: `bf16` computes features with bf16 weights and uses the fast JPEG decoder; images
-            whose best class this could change are recomputed in float32.
+        precision: `fp32`, or `bf16` to compute features with bf16 weights and use the fast JPEG
+            decoder; images whose best class this could change are recomputed in float32.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Predictor:
         precision: str = "fp32",
         digest: Callable[[], str] | None = None,
     ) -> Self:
-        """Load the model of a run folder or checkpoint file, or of the latest run if `run` is None.
+        """Load the model of a run directory or checkpoint file (default: the latest run).
 
         Raises:
             RunError: The model does not exist or is damaged.

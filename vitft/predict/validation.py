@@ -183,7 +183,7 @@ def read_validation_predictions(run: Path) -> tuple[ValidationPrediction, ...]:
 def validation_predictions(
     run: Path, rows: Sequence[Row], classes: Sequence[str]
 ) -> tuple[ValidationPrediction, ...]:
-    """Return the predictions for given validation rows, or an empty tuple without logits."""
+    """Return the predictions for given validation rows; empty if there are no logits."""
     logits = read_logits(run, len(rows), len(classes)) if rows else None
     if logits is None:
         return ()

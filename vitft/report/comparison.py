@@ -242,8 +242,8 @@ def comparison_notes(
 ) -> list[str]:
     """Return sentences on the limits of the comparison.
 
-    `common` is the number of validation images shared by all runs, and `relabelled` the number of
-    these whose label differs between runs.
+    `common` is the number of validation images shared by all runs, and `relabelled` is the number
+    of those whose label differs between runs.
     """
     notes = []
     sizes = [len(table) for table in by_digest]

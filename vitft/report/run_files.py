@@ -97,7 +97,7 @@ class Thumbnails:
         self.budget = MAX_EMBEDDED
 
     def get(self, sha256: str, *, attention: bool = False) -> str:
-        """Return a thumbnail from the first run that has one, or an empty string past the limit."""
+        """Return a thumbnail from the first run that has one; empty beyond the limit."""
         if self.budget <= 0:
             return ""
         found = (run.thumbnail(sha256, attention=attention) for run in self.runs)

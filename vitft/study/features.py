@@ -1,6 +1,6 @@
 """Image features for a study: backbone features, small images and colour histograms.
 
-Backbone features use the same pipeline and cache as `finetune --freeze head`, so that none is
+Backbone features use the same pipeline and cache as `finetune --freeze head`, so that no feature is
 computed twice.
 """
 

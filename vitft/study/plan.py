@@ -91,7 +91,7 @@ def check_study(
 
 
 def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
-    """Return the source for each name; `none` is the untrained architecture of the first weights.
+    """Return the source for each name; `none` means the first architecture with random weights.
 
     Raises:
         UsageError: A name is given twice, or `none` is given without other weights.

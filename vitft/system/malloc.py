@@ -1,4 +1,4 @@
-"""glibc malloc tuning: keep freed memory during training, return it when idle.
+"""glibc malloc tuning: keep freed memory during training, and return it when idle.
 
 It has no effect with other C libraries, or if malloc is configured in the environment.
 

@@ -100,7 +100,7 @@ def map_tensors(path: Path, header: SafetensorsHeader) -> dict[str, memoryview]:
 
 
 def with_sorted_metadata(content: bytes) -> tuple[bytes, memoryview]:
-    """Return a safetensors file, in two parts, with its metadata in the order of their names.
+    """Return a safetensors file, in two parts, with its metadata sorted by name.
 
     The library writes them in a random order, so equal files would differ in their bytes.
     """

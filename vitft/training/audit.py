@@ -106,7 +106,7 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
 
 
 def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
-    """Return pairs of positions of near copies among the distinct images, given features (n, D)."""
+    """Return index pairs of near copies among the distinct images, given features (n, D)."""
     distinct = data.distinct
     most = min(500, round(0.1 * len(distinct)))
     pairs = most_similar(features, most) if len(distinct) <= CV_IMAGES else []

@@ -102,7 +102,7 @@ def is_better(new: Metrics, best: Metrics) -> bool:
 
 
 def accuracy_noise(top1: float, images: int) -> float:
-    """Return the binomial standard error of an accuracy, with two images added for 0 and 1.
+    """Return the binomial standard error of an accuracy; two added images keep it above 0.
 
     Source: Agresti & Coull 1998, "Approximate is better than exact for interval estimation of
     binomial proportions", The American Statistician 52.

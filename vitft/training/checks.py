@@ -24,7 +24,7 @@ from vitft.training.trackers import check_trackers
 RESUME_CHANGES = frozenset(
     {"data.path", "train.device", "train.cache", "train.tracker", "train.timeout"}
 )
-"""Settings that may change when a run is resumed; a new data path must hold the same images."""
+"""Settings that may change when a run is resumed; a new data path must contain the same images."""
 
 
 def check_request(config: Config, out: str | None) -> Path:

@@ -22,7 +22,7 @@ from vitft.system import console
 from vitft.training.distributed import ProcessGroup
 
 EVAL_BATCH = 32
-"""Number of images per evaluation batch; eight times as many if none need decoding."""
+"""Number of images per evaluation batch; eight times as many if no image needs decoding."""
 
 ImageBatches = Generator[tuple[Sequence[Row], Tensor], None, None]
 """Generator of rows and their views, uint8 of shape (B, S, S, channels)."""

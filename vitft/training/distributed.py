@@ -9,8 +9,8 @@ step uses the gradient of the whole batch. Only the main process (rank 0) logs a
 Models too large to be trained whole in every process are sharded with
 `torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277):
 every process stores a slice of each weight, gradient, average and optimiser state, and the weights
-of a block are gathered only while it is computed. The DTensor modules this needs take 0.4 s to
-import, so only sharded runs import them.
+of a block are gathered only while it is computed. The DTensor modules that this requires take 0.4 s
+to import, so only sharded runs import them.
 """
 
 import contextlib

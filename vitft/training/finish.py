@@ -166,7 +166,7 @@ def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEva
     """Divide the head by the temperature, and replace the weights and results on disk.
 
     eval.json is removed while the weights are replaced, so that it never describes different
-    weights. Call this function only while signals are held back.
+    weights. Call this function only while signals are deferred.
     """
     if run.writes:
         with writing(run.eval):

@@ -217,7 +217,7 @@ CONNECTION_HELP = {
 
 @contextlib.contextmanager
 def short_timeouts() -> Iterator[None]:
-    """Shorten MLflow's timeouts from minutes, during which training would stop, to seconds.
+    """Shorten MLflow's timeouts from minutes, during which training would stall, to seconds.
 
     MLflow reads its timeouts from environment variables, which are restored on exit.
     """

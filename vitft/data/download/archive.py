@@ -1,8 +1,9 @@
 """Safe unpacking of tar and zip archives from untrusted sources.
 
 All entries are checked before the first is written, and each again when it is written. An archive
-is refused if an entry has no place in an image folder: a link, a device, a path out of the folder
-or disproportionate contents. Only new regular files and folders are created, in an empty folder.
+is refused if an entry has no place in an image folder: a link, a device, a path that leads out of
+    the folder, or disproportionate contents. Only new regular files and folders are created, in an
+    empty folder.
 
 The entries are read by `download.entries`.
 """

@@ -1,8 +1,8 @@
 """Format --int8: an ONNX graph with 8-bit matrices.
 
 The output of a layer for a token depends on no other token's scale: each row of an activation is
-quantised by its own largest value, so an image is classified alike whatever else is in its batch
-(onnxruntime's own dynamic quantisation uses one scale for the whole batch).
+quantised by its own largest value, so an image is classified in the same way whatever else is in
+its batch (onnxruntime's own dynamic quantisation uses one scale for the whole batch).
 
 Notation: B images, N tokens, D inputs and F outputs of a linear layer.
 """
@@ -28,7 +28,7 @@ ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
 MAX_REMAINING = 0.7
 """Maximum ratio of int8 to float32 size that is worthwhile; convolutions stay float32."""
 ZERO = 128
-"""Byte that stands for zero in a quantised activation."""
+"""Byte that represents zero in a quantised activation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 Runtimes implement the operator Resize differently (OpenVINO ignores its antialiasing for bicubic
 and rounds bytes in another place), so the nodes compute Pillow's filter as two matrices, one for
-rows and one for columns, and multiply by them: the view is Pillow's except for single grey levels
-where a rounding is close, in every runtime. Differences are measured on the user's images and
-rejected above `MAX_GREY_LEVELS`. Decoding, EXIF rotation and thin images (`transforms.MAX_ASPECT`)
-are up to the caller.
+rows and one for columns, and multiply by them: in every runtime, the view equals Pillow's, except
+for differences of one grey level where a value is close to a rounding boundary. Differences are
+measured on the user's images and rejected above `MAX_GREY_LEVELS`. Decoding, EXIF rotation and thin
+images (`transforms.MAX_ASPECT`) are up to the caller.
 
 Notation: B images, C colours, h and w sides of an image (h' and w' of the part that matters), H and
 W sides after resizing, S sides of the view.
@@ -37,7 +37,7 @@ GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
 
 
 def resize_obstacle(card: Card) -> str:
-    """Return why a graph cannot resize like the model's transform, or an empty string if it can."""
+    """Return why a graph cannot resize as the model's transform does, or an empty string."""
     transform = card.transform
     if transform.interpolation not in RESIZED:
         return f"the graph cannot resize with {transform.interpolation} interpolation"
@@ -103,7 +103,7 @@ def resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> st
 
 
 class Window(NamedTuple):
-    """Names of the nodes that describe the centre crop; each holds one number for either axis."""
+    """Names of the nodes that describe the centre crop; each holds one number per axis."""
 
     corner: str
     """First row and column of the resized image in the view."""
@@ -133,8 +133,9 @@ def filter_matrix(
 ) -> str:
     """Add the weights of the pixels along one axis in each pixel of the view.
 
-    Pixel i of the image is weighted in pixel j of the resized one by the filter at the distance of
-    their centres, ((2i + 1) new - (2j + 1) old) / (2 max(old, new)), an exact integer above.
+    Pixel i of the image contributes to pixel j of the resized image with the filter's weight at the
+    distance of their centres, ((2i + 1) new - (2j + 1) old) / (2 max(old, new)), whose numerator is
+    an exact integer.
 
     Returns:
         The name of a matrix (S, h') for rows (axis 0) or (w', S) for columns (axis 1).

@@ -32,7 +32,7 @@ HYBRIDS: Mapping[tuple[int, ...], str] = {
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
-"""Mapping from the bottlenecks per stage of a ResNet stem to a hybrid of timm that has it."""
+"""Mapping from the bottlenecks per stage of a ResNet stem to a timm hybrid with this stem."""
 
 
 class SafetensorsFormat(ExportFormat):

@@ -50,9 +50,9 @@ def resize_positions(
 
     Args:
         pos: Position embeddings, (1, prefix + rows*columns, D), patches in row-major order.
-        grid: Target rows and columns in patches (image side / patch side), not in pixels.
+        grid: Target numbers of rows and columns of patches (image side / patch side).
         prefix: Number of leading rows for [CLS] and registers, which are left unchanged.
-        source_grid: Rows and columns with which `pos` was trained (default: a square).
+        source_grid: Numbers of rows and columns with which `pos` was trained (default: a square).
         mode: `bicubic` for timm's rule (antialiased), `jax` for Google's (scipy's order-1 zoom).
 
     Returns:
@@ -213,9 +213,9 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfi
 def fit_channels(kernel: Tensor, channels: int) -> Tensor:
     """Adapt kernels (F, old, height, width) to another number of input channels.
 
-    For one channel, the kernels are summed, so the response to a grey image equals the former one
-    to three equal channels. For more channels, they are repeated and scaled, so that equal channels
-    keep the magnitude of the response. This is timm's `adapt_input_conv`.
+    For one channel, the kernels are summed, so the response to a grey image equals the former
+    response to three equal channels. For more channels, they are repeated and scaled, so that equal
+    channels keep the magnitude of the response. This is timm's `adapt_input_conv`.
     """
     old = kernel.shape[1]
     if channels == 1:
@@ -227,7 +227,7 @@ def resize_kernel(kernel: Tensor, sides: tuple[int, int]) -> Tensor:
     """Resize patch kernels (D, channels, h, w) to another patch size.
 
     Resizing a patch is a linear map B. The kernels multiplied by the pseudo-inverse of B respond to
-    the resized patch as the old kernels to the original (exactly, if patches become larger).
+    the resized patch as the old kernels did to the original (exactly, if patches become larger).
 
     Source: Beyer et al. 2023 (FlexiViT), section 3.4, https://arxiv.org/abs/2212.08013
     """

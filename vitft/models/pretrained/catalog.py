@@ -155,7 +155,7 @@ def select_entries(
 ) -> list[CatalogEntry]:
     """Return the entries that match all filters; `data` is a substring of the training data.
 
-    The licence `commercial` stands for all licences without an -nc clause.
+    The licence `commercial` matches all licences without an -nc clause.
     """
     wanted = (licence or "").lower()
     return [

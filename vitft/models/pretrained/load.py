@@ -56,7 +56,8 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         name_or_path: A catalogue name; `hf:owner/name[@revision]`; a .safetensors, .npz or .pth
             file with the tensor names of timm, Hugging Face, Google or vitft; or a folder that
             contains model.safetensors.
-        num_classes: Number of classes of a new head of zeros; 0 for no head; None for the file's.
+        num_classes: Number of classes of a new, zero-initialised head; 0 for no head; None to keep
+            the head in the file.
         image_size: Side or (height, width) of the image in pixels (default: as trained).
         patch_size: Side or (height, width) of a patch in pixels (default: as trained).
         in_channels: Number of channels of the image (default: as trained).
@@ -64,7 +65,8 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         pool: Input of the head (default: as in the file).
         pos_embed: Resampling of position embeddings: timm's rule (bicubic) or Google's (jax).
         drop_path: Stochastic depth rate of the last block, in [0, 1).
-        mean: Channel means in [0, 1], specified together with `std` (default: of the weights).
+        mean: Channel means in [0, 1], specified together with `std` (default: those of the
+            weights).
         std: Channel standard deviations.
         allow_pickle: Whether to read .pth, .pt and .bin files too (with `weights_only=True`).
         sha256: Expected digest of the file.

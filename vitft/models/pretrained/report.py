@@ -65,7 +65,7 @@ def format_numbers(values: tuple[float, ...]) -> str:
 
 
 def describe_positions(source: ViTConfig, target: ViTConfig, pos_embed: PosEmbed) -> str:
-    """Return a description of how the position table was resampled."""
+    """Return a description of how the position embeddings were resampled."""
     before, after = (f"{rows}x{columns}" for rows, columns in (source.grid, target.grid))
     return f"{before} as loaded" if before == after else f"{before} -> {after}, {pos_embed}"
 

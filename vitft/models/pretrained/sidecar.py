@@ -100,7 +100,7 @@ def is_number(value: object) -> bool:
 
 
 def read_sidecar(path: Path) -> SidecarFacts:
-    """Return the facts stated in the folder of a weight file; defaults without a config.json.
+    """Return the facts stated in the folder of a weight file; defaults if there is no config.json.
 
     Raises:
         WeightsError: A file is not valid JSON, or a value (named by its key) has the wrong type.

@@ -124,7 +124,7 @@ def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[Tim
 def timm_report(
     model: TimmModel, old_classes: int, transform: EvalTransform, provenance: Provenance
 ) -> LoadReport:
-    """Return the report of a timm model; the pretrained head had `old_classes`, 0 for no head."""
+    """Return the report of a timm model; `old_classes` is 0 if there was no pretrained head."""
     config = model.config
     return LoadReport(
         source=provenance["source"],

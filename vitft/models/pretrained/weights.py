@@ -50,7 +50,7 @@ class PretrainedWeights:
     dropped: tuple[str, ...] = ()
     """Tensors that vitft does not use, each with its shape."""
     unusable_head: str = ""
-    """Reason that the head cannot be used; empty if it can."""
+    """Reason why the head cannot be used; empty if it can."""
     notes: tuple[str, ...] = ()
 
 
