@@ -1,8 +1,7 @@
 """Standard streams that survive a full disk, a closed descriptor and a closed pipe.
 
 Text that stderr cannot accept is dropped: no command fails because of its log. Text that stdout
-    cannot accept is dropped too, so that the command completes its work before it exits with code
-    6.
+cannot accept is dropped too, so that the command completes its work before it exits with code 6.
 """
 
 import contextlib
@@ -69,7 +68,7 @@ class SafeStream:
         """Flush the stream for the last time.
 
         What could not be written is discarded: Python would try to write it again at exit, and end
-            with code 120.
+        with code 120.
         """
         self.flush()
         if self.is_missing:

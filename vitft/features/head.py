@@ -80,8 +80,8 @@ def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> T
     """Return the sorted indices of the images to cross-validate: at most `most`.
 
     The result is None if a fold would leave fewer images than classes to fit a head to, or if the
-        subset has fewer images per class than there are folds: the accuracy of such heads would say
-        nothing about that of the run.
+    subset has fewer images per class than there are folds: the accuracy of such heads would say
+    nothing about that of the run.
     """
     rows = stratified_subset(y, most, seed)
     least = classes * (CV_FOLDS if len(rows) < len(y) else CV_FOLDS / (CV_FOLDS - 1))

@@ -1,9 +1,9 @@
 """Choice of a linear head that reads one or several blocks, by cross-validation.
 
 The candidates are logistic regression on the features of the last block, linear discriminant
-    analysis on the features of several blocks, and a mixture of the two: a weighted sum of their
-    log-probabilities. Because the normalisers are the same for all classes, every candidate is a
-    single linear layer. The validation images take no part in the choice.
+analysis on the features of several blocks, and a mixture of the two: a weighted sum of their
+log-probabilities. Because the normalisers are the same for all classes, every candidate is a single
+linear layer. The validation images take no part in the choice.
 
 Notation: n images, D dimensions of a feature, C classes, K folds; `x` is (n, D), `y` is (n,).
 The leading columns of `x` are the features of the last block.

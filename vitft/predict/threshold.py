@@ -1,8 +1,8 @@
 """A probability threshold that gives predictions a requested precision.
 
 It is chosen on predictions by models that were not fitted to the image: those for the validation
-    images and, if a head was solved, the cross-validated ones for the training images. Does not
-    import torch.
+images and, if a head was solved, the cross-validated ones for the training images. Does not import
+torch.
 
 Notation: n predictions at or above a threshold, k mistakes among them, e mistakes that their
 calibrated probabilities predict, p the requested precision.

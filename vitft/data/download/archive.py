@@ -2,8 +2,8 @@
 
 All entries are checked before the first is written, and each again when it is written. An archive
 is refused if an entry has no place in an image folder: a link, a device, a path that leads out of
-    the folder, or disproportionate contents. Only new regular files and folders are created, in an
-    empty folder.
+the folder, or disproportionate contents. Only new regular files and folders are created, in an
+empty folder.
 
 The entries are read by `download.entries`.
 """

@@ -3,7 +3,7 @@
 Pure functions over dictionaries of tensors. Every name in a file is converted, listed as dropped or
 listed in an error. Shapes are checked elsewhere (`infer`). Values do not change, with one
 exception: with register tokens, the class token's position embedding is added to the token, as in
-    timm.
+timm.
 
 Notation: D width, H heads, K head width.
 
