@@ -5,9 +5,10 @@
 
 A fault changes one expression or statement: a comparison, a number, a sign, a boolean, a call, a
 branch or a return value. It is planted in a copy of the checkout, and pytest runs there in a forked
-child that has torch loaded: first the test files of the module's package that import the module,
-then the others of the package. A fault survives if all of them pass. The faults in `equivalent.csv`
-change no promised behaviour (an equal result, another speed) and are counted apart.
+child that has torch loaded: the test file of the module and those of its package that import it,
+and with `--package` then the others of the package. A fault survives if all of them pass. The
+faults in `equivalent.csv` change no promised behaviour (an equal result, another speed) and are
+counted apart.
 
 Exits with 1 if fewer than 97 % of the other faults are detected, or if tests fail without a fault.
 """
@@ -223,21 +224,24 @@ class Checkout:
         self.log = folder / "pytest.log"
         self.texts = {path: path.read_text() for path in sorted(self.root.glob("tests/**/*.py"))}
 
-    def stages(self, module: str) -> Iterator[list[str]]:
-        """Yield the test files of a module's package that import it, and the others."""
+    def stages(self, module: str, *, package_too: bool) -> Iterator[list[str]]:
+        """Yield the test files of a module, and the others of its package."""
         package, _, stem = module.removesuffix(".py").replace("/", ".").rpartition(".")
-        name = re.compile(rf"{re.escape(package)}(\.{stem}\b| import .*\b{stem}\b)")
         folder = self.root / "tests" / package.removeprefix("vitft").strip(".").replace(".", "/")
-        inside = folder.glob("**/test_*.py" if package != "vitft" else "test_*.py")
-        files = [str(path.relative_to(self.root)) for path in sorted(inside)]
+        inside = sorted(folder.glob("**/test_*.py" if package != "vitft" else "test_*.py"))
+        stems = {stem}
+        if not any(path.stem == f"test_{stem}" for path in inside):  # tested through its importers
+            others = (self.root / module).parent.glob("*.py")
+            stems |= {p.stem for p in others if names(p.read_text(), package, stem)}
         near = [
             path
-            for path in files
-            if Path(path).stem == f"test_{stem}" or name.search(self.texts[self.root / path])
+            for path in inside
+            if path.stem.removeprefix("test_") in stems or names(self.texts[path], package, stem)
         ]
-        near.sort(key=lambda path: Path(path).stem != f"test_{stem}")
-        rest = [path for path in files if path not in near]
-        yield from filter(None, (near, rest))
+        near.sort(key=lambda path: path.stem != f"test_{stem}")
+        rest = [path for path in inside if path not in near] if package_too or not near else []
+        for paths in filter(None, (near, rest)):
+            yield [str(path.relative_to(self.root)) for path in paths]
 
     def plant(self, module: str, content: bytes) -> None:
         """Write a module and remove its compiled form."""
@@ -284,6 +288,11 @@ class Checkout:
         return found[1] if found else "no summary"
 
 
+def names(text: str, package: str, stem: str) -> bool:
+    """Return whether a file imports the module `stem` of a package."""
+    return bool(re.search(rf"{re.escape(package)}(\.{stem}\b| import .*\b{stem}\b)", text))
+
+
 @dataclass(slots=True)
 class Result:
     """Outcome of one fault."""
@@ -296,11 +305,13 @@ class Result:
     by: str = ""
 
 
-def campaign(checkout: Checkout, module: str, faults: list[Fault]) -> Iterator[Result]:
+def campaign(
+    checkout: Checkout, module: str, faults: list[Fault], *, package_too: bool
+) -> Iterator[Result]:
     """Plant the faults of a module in turn and run its tests, unless they fail without a fault."""
     source = (checkout.root / module).read_bytes()
     known = equivalents()
-    stages = list(checkout.stages(module))
+    stages = list(checkout.stages(module, package_too=package_too))
     limits: dict[int, float] = {}
     for fault in faults:
         result = Result(fault, *fault.change(source))
@@ -345,6 +356,7 @@ def main() -> int:
     parser.add_argument("--modules", type=int, default=30, help="number of modules to draw")
     parser.add_argument("--each", type=int, default=5, help="faults per module")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--package", action="store_true", help="run all tests of the package")
     parser.add_argument("--list", action="store_true", help="print the drawn faults only")
     args = parser.parse_args()
     os.nice(10)
@@ -359,7 +371,7 @@ def main() -> int:
             if args.list:
                 print("\n".join(f"{module}:{f.line} {f.kind}: {f.text}" for f in faults))
                 continue
-            for result in campaign(checkout, module, faults):
+            for result in campaign(checkout, module, faults, package_too=args.package):
                 counts[result.outcome] += 1
                 print(f"{result.outcome:<10} {module}:{result.fault.line} {result.fault.kind}\n"
                       f"    - {result.before[:300]}\n    + {result.after[:300]}\n"

@@ -1,10 +1,10 @@
-"""Detection of near-duplicates and of faulty photos."""
+"""Detection of near-duplicates."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFilter, ImageOps
+from PIL import Image, ImageOps
 
 from tests.support.pictures import encoded, read, scene
 from vitft.data.duplicates import (
@@ -22,7 +22,6 @@ from vitft.data.fingerprint import (
     FINGERPRINT_BYTES,
     fingerprint_of,
     is_blank,
-    quality_remarks,
 )
 
 
@@ -214,27 +213,10 @@ def test_an_image_of_a_long_film_is_compared_with_a_bounded_number_of_others() -
     assert 32 * 300 / 2 <= len(compared) <= 32 * 300 + 1024  # checked 1,024 pairs at a time
 
 
-# ---- groups and remarks
+# ---- groups
 
 
 def test_groups_are_named_by_their_first_member_and_single_images_have_none() -> None:
     names = group_names(["a", "b", "c", "d", "e"], [(1, 3), (3, 4)])
 
     assert names == {"b": "b", "d": "b", "e": "b"}
-
-
-def test_faulty_photos_get_remarks() -> None:
-    sharp, tall = scene(2), scene(4, (31, 64))
-    soft = sharp.resize((512, 384)).filter(ImageFilter.GaussianBlur(12))
-
-    found = [
-        quality_remarks(fingerprint_of(image), *image.size)
-        for image in (sharp, soft, Image.new("RGB", (99, 99), "teal"), tall)
-    ]
-
-    assert found == [[], ["blurry"], ["blank: one uniform colour"], ["tiny: 31x64 pixels"]]
-
-
-def test_the_smallest_image_has_a_fingerprint() -> None:
-    assert fingerprint_of(Image.new("RGB", (1, 1))).shape == (FINGERPRINT_BYTES,)
-    assert fingerprint_of(scene(1).resize((3000, 2))).shape == (FINGERPRINT_BYTES,)

@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from tests.data.test_folder import draw
+from tests.support.pictures import encoded, scene
 from vitft.config.sections import DataSpec
-from vitft.data.folder import scan
+from vitft.data.folder import File, scan
 from vitft.data.inspection import OpenedImage, inspect_file, inspect_folder
 from vitft.data.split import split
 from vitft.system.errors import DataError, ImageError
@@ -40,6 +41,18 @@ def test_every_image_is_decoded_hashed_and_measured_once(tmp_path: Path) -> None
     }
     assert done == [1] * 5
     assert len({f.sha256 for f in checked.good}) == 4
+
+
+def test_an_ordinary_jpeg_is_decoded_by_the_fast_decoder_only_on_request() -> None:
+    data, file = encoded(scene(1)), File("a/1.jpg", 0)
+    fast, usual = (
+        OpenedImage(file, data, max_pixels=10**6, fast=is_fast) for is_fast in (True, False)
+    )
+
+    assert fast.jpeg is not None
+    assert usual.jpeg is None
+    assert np.array_equal(np.asarray(fast.image), np.asarray(usual.image))
+    assert fast.facts() == usual.facts()
 
 
 def test_the_result_does_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:

@@ -125,6 +125,18 @@ def test_no_penalty_is_chosen_by_heads_that_have_not_seen_the_classes(
     assert torch.equal((x @ solved.weight.T + solved.bias).argmax(dim=-1), y)
 
 
+@pytest.mark.parametrize(("most", "is_chosen"), [(14, False), (15, True), (1000, True)])
+def test_a_penalty_is_chosen_if_the_subset_has_five_images_per_class(
+    monkeypatch: pytest.MonkeyPatch, most: int, is_chosen: bool
+) -> None:
+    monkeypatch.setattr(head, "CV_IMAGES", most)
+    x, y = blobs(per_class=20)
+
+    solved = solve_head(x, y, classes=3, l2=0, balanced=False, seed=0)
+
+    assert bool(solved.path) == is_chosen
+
+
 def test_copies_of_an_image_are_held_out_together() -> None:
     _, y = blobs()
     noisy = torch.randn(len(y), 30, generator=torch.Generator().manual_seed(3))

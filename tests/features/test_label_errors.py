@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from vitft.features.label_errors import find_mislabels, label_probabilities, out_of_fold_logits
+from vitft.data.inspection import InspectedFile
+from vitft.features.label_errors import (
+    check_labels,
+    find_mislabels,
+    label_probabilities,
+    out_of_fold_logits,
+)
 from vitft.features.neighbours import votes_outside_group
 
 
@@ -84,6 +90,35 @@ def test_a_label_is_reported_from_odds_of_thirty_to_one() -> None:
     assert found[1]["given_probability"] == pytest.approx(1 / 31)
     assert found[1]["suggested_probability"] == pytest.approx(30 / 31)
     assert (found[1]["label"], found[1]["suggested"]) == ("cat", "dog")
+
+
+def test_the_most_certain_errors_come_first() -> None:
+    probabilities = torch.tensor([[0.008, 0.4, 0.592], [0.012, 0.9, 0.088], [0.001, 0.099, 0.9]])
+    probabilities[0, 2] = 0.3  # odds of 50, 75 and 900 to one
+
+    found = find_mislabels(probabilities, torch.zeros(3, dtype=torch.long), "abc", "012")
+
+    assert [mislabel["path"] for mislabel in found] == ["c", "b", "a"]
+
+
+def test_an_image_with_two_labels_is_not_reported_but_its_probabilities_are() -> None:
+    x, truth = clouds(20)
+    labels = truth.tolist()
+    labels[3], labels[40] = 2, 0  # wrong: the first is of class 0, the other of class 1
+    files = [
+        InspectedFile(f"{row}.jpg", label, "", f"{row:064}", 4, 4)
+        for row, label in enumerate(labels)
+    ]
+    files.append(InspectedFile("copy.jpg", 1, "", f"{40:064}", 4, 4))  # the right label
+
+    found, by_path = check_labels(
+        files, ["a", "b", "c"], {}, lambda digests: x[[int(sha256) for sha256 in digests]], seed=0
+    )
+
+    assert [(m["path"], m["label"], m["suggested"]) for m in found] == [("3.jpg", "c", "a")]
+    assert by_path.keys() == {file.path for file in files}
+    assert by_path["40.jpg"] == by_path["copy.jpg"]
+    assert max(by_path["3.jpg"], key=by_path["3.jpg"].__getitem__) == "a"
 
 
 def test_images_without_paths_are_not_reported() -> None:

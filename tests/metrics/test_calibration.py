@@ -1,7 +1,10 @@
 """Calibration error and temperature scaling."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 from vitft.metrics.calibration import (
     PRIOR_SPREADS,
@@ -12,6 +15,7 @@ from vitft.metrics.calibration import (
     calibrate_temperature,
     calibration_error,
     confidence_and_correctness,
+    find_root,
     fit_temperature,
     log_losses,
 )
@@ -42,6 +46,28 @@ def test_the_temperature_of_overconfident_logits_is_recovered() -> None:
 
     assert found.value == pytest.approx(2.5, rel=0.08)
     assert not found.note
+
+
+@pytest.mark.parametrize(
+    "rising",
+    [
+        pytest.param(lambda x: x**9 - 100, id="convex"),
+        pytest.param(lambda x: 1 - 30 / x**4, id="concave"),
+        pytest.param(lambda x: x - 2, id="linear"),
+        pytest.param(lambda x: np.tanh(9 * (x - 1.3)), id="a step"),
+    ],
+)
+def test_few_evaluations_lead_to_a_root(rising: Callable[[float], float]) -> None:
+    visited: list[float] = []
+
+    def watched(x: float) -> float:
+        visited.append(x)
+        assert len(visited) <= 30
+        return rising(x)
+
+    found = find_root(watched, 0.2, 5.0)
+
+    assert found == pytest.approx(brentq(rising, 0.2, 5.0), rel=1e-4)
 
 
 @pytest.mark.parametrize("images", [10, 200])

@@ -12,6 +12,7 @@ from vitft.predict.threshold import (
     choose_threshold,
     needed_images,
     smallest_cover,
+    unreachable,
 )
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_json
@@ -68,6 +69,32 @@ def test_certain_and_correct_predictions_need_one_spare_mistake(
     assert smallest_cover(few, precision) == 0
     assert needed_images(few, precision) == images
     assert smallest_cover(enough, precision) == images
+
+
+def test_the_number_of_needed_images_is_rounded_up_to_two_digits() -> None:
+    answers = Answers.sorted([0.9908] * 100, [True] * 100)  # 0.08 spare mistakes of the one needed
+
+    assert needed_images(answers, 0.99) == 1300  # of 1,250
+
+
+@pytest.mark.parametrize(
+    ("images", "suggested"),
+    [(99, 0.98), (49, 0.97), (33, 0.95), (19, 0.9), (9, 0.8), (4, 0.7), (3, None)],
+)
+def test_the_highest_precision_that_is_reached_is_suggested(
+    images: int, suggested: float | None
+) -> None:
+    answers = Answers.sorted([1.0] * images, [True] * images)
+
+    fix = unreachable(answers, 0.99).fix
+
+    assert fix.startswith(f"use --precision {suggested}, or" if suggested else "set the threshold")
+
+
+def test_a_precision_of_99_percent_is_suggested_instead_of_more() -> None:
+    answers = Answers.sorted([1.0] * 150, [True] * 150)
+
+    assert unreachable(answers, 0.999).fix.startswith("use --precision 0.99, or")
 
 
 def test_the_number_of_needed_images_is_enough() -> None:
