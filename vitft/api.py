@@ -17,7 +17,9 @@ from PIL import Image
 from vitft.config.options import option_settings
 from vitft.config.run import config_from_table, merge_settings, read_recipe
 from vitft.data.demo import demo_data
-from vitft.data.images import DECODER_ERRORS, ORIENTATIONS, orientation_of, read_bytes, to_rgb
+from vitft.data.grey_levels import GreyRange, to_rgb
+from vitft.data.images import DECODER_ERRORS, ORIENTATIONS, orientation_of, read_bytes
+from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
 from vitft.models.find import find_model
@@ -144,6 +146,11 @@ class Trained:
         return self.predictor.classes
 
     @property
+    def transform(self) -> EvalTransform:
+        """Transform that prepares an image for the model."""
+        return self.predictor.transform
+
+    @property
     def run(self) -> RunInfo:
         """Name, accuracy and age of the run."""
         assert self.postprocess.run is not None
@@ -225,10 +232,10 @@ class Trained:
                 f"image {name} has the unsupported type {type(picture).__name__}",
                 fix="pass a path, the bytes of a file, a PIL image or a uint8 array",
             )
-        return self.predictor.transform.pixels(upright_rgb(picture, name))
+        return self.transform.pixels(upright_rgb(picture, name, self.transform.grey_range))
 
 
-def upright_rgb(picture: Image.Image, name: str) -> Image.Image:
+def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> Image.Image:
     """Convert a PIL image to RGB and apply its EXIF orientation.
 
     Raises:
@@ -237,7 +244,7 @@ def upright_rgb(picture: Image.Image, name: str) -> Image.Image:
     try:
         picture.load()
         turn = ORIENTATIONS.get(orientation_of(picture) or 1)
-        rgb = to_rgb(picture)
+        rgb = to_rgb(picture, grey_range)
         return rgb if turn is None else rgb.transpose(turn)
     except DECODER_ERRORS as error:
         raise ImageError(name, f"damaged image ({error})") from error

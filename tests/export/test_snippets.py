@@ -153,6 +153,29 @@ def test_programs_for_graphs_that_prepare_images_themselves_answer_as_predict(
     check(run, folders, photos, capsys, {"timm", "onnxruntime", "OpenVINO"})
 
 
+def test_programs_scale_wide_images_by_the_range_of_the_training_images(
+    tmp_path: Path, photos: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(3, image_size=(20, 20), width=64, heads=4)
+    run = made(tmp_path, config, grey_range=(120.0, 3900.0))
+    values = np.random.default_rng(0).integers(0, 4096, (5, 6)).astype(np.uint16)
+    for name, dtype in (("detector.png", np.uint16), ("map.tif", np.float32)):
+        Image.fromarray(values.astype(dtype)).save(tmp_path / name)
+    wide = [photos[0], tmp_path / "detector.png", tmp_path / "map.tif"]
+    plans = {
+        "timm": plan_export(["timm"], str(tmp_path / "timm")),
+        "resize": plan_export(["onnx"], str(tmp_path / "resize"), with_resize=True),
+    }
+    folders = {name: export_run(str(run), order).folder for name, order in plans.items()}
+
+    check(run, folders, wide, capsys, {"timm", "onnxruntime", "OpenVINO"})
+
+    assert "from 120 to 3,900, the range" in (folders["timm"] / "README.md").read_text()
+    plain = ours(made(tmp_path / "plain", config), wide[1:], capsys)
+    ranged = ours(run, wide[1:], capsys)
+    assert min(abs(a[1] - b[1]) for a, b in zip(plain, ranged, strict=True)) > 1e-3
+
+
 def test_opened_plainly_these_images_would_be_answered_otherwise(
     tmp_path: Path, photos: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ not imported.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,10 @@ from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.fingerprint import quality_remarks
 from vitft.data.fixes import Fix
 from vitft.data.folder import Folder, scan
+from vitft.data.grey_range import measure_grey_range
 from vitft.data.inspection import InspectedFolder
 from vitft.data.split import Manifest
-from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder, usable_cores
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.system import console
 from vitft.system.errors import DataError, RunError
@@ -66,7 +67,8 @@ def check_folder(
             f"none of the images in {root} is in the run's split",
             fix="use the folder that the model was trained on",
         )
-    fingerprints = Fingerprints(train.cache)
+    grey_range = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
+    fingerprints = Fingerprints(train.cache, grey_range)
     features = None
     if weights.name:
         inspected, features = inspect_with_features(
@@ -134,7 +136,8 @@ def inspect_with_features(
     pipeline, _ = load_pipeline(
         folder, "head", weights=weights, model=ModelSpec(), train=train, max_pixels=max_pixels
     )
-    view = eval_view(pipeline.transform)
+    transform = replace(pipeline.transform, grey_range=fingerprints.grey_range)
+    view = eval_view(transform)
     extractor = pipeline.open_extractor(train, max_pixels=max_pixels)
     assert extractor is not None
     inspected = inspect_dataset(

@@ -5,16 +5,8 @@ by its own Pillow decoder, HEIC by that of pillow-heif; no other decoder is trie
 started. The size is checked before pixels are decoded, and an incomplete file is an error, never a
 partial image.
 
-Each mode is converted to RGB as follows (ignoring colour profiles, as timm and torchvision do):
-
-    1, L, P            black and white, equal channels, palette lookup
-    16-bit grey        the upper 8 bits, as Pillow does for 16-bit colour: 65535 -> 255
-    12-bit grey TIFF   the upper 8 bits: 4095 -> 255
-    I (32-bit grey)    clipped to 0..65535, then treated as 16-bit grey
-    F (float grey)     0..1 -> 0..255 if no value is above 1, else unchanged; rounded, clipped
-    CMYK, YCCK, YCbCr  Pillow's formula
-    transparency       composited on white: alpha channels, transparent palette entries and greys
-    several frames     first frame only
+The pixels are converted to RGB by the rules of `data.grey_levels`, ignoring colour profiles (as
+timm and torchvision do), and of several frames only the first is used.
 """
 
 import contextlib
@@ -31,7 +23,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from PIL import (
     AvifImagePlugin,
     BmpImagePlugin,
@@ -40,13 +31,13 @@ from PIL import (
     ImageFile,
     JpegImagePlugin,
     PngImagePlugin,
-    TiffImagePlugin,
     WebPImagePlugin,
     _imaging,
     features,
 )
 
 from vitft.data.arrays import array_member
+from vitft.data.grey_levels import BITS_PER_SAMPLE, TIFF, GreyRange, to_rgb
 from vitft.data.signatures import (
     END_MARKERS,
     FORMAT_BY_SUFFIX,
@@ -61,8 +52,9 @@ from vitft.system.imports import require_extra
 from vitft.system.text import describe_os_error
 
 MAX_PIXELS = 100_000_000
-TIFF = TiffImagePlugin.TiffImageFile
 Decoder = Callable[[io.BytesIO, str], ImageFile.ImageFile]
+Convert = Callable[[Image.Image], Image.Image]
+"""Conversion of a decoded image of any mode to RGB."""
 DECODERS: Mapping[str, Decoder] = {
     "JPEG": JpegImagePlugin.JpegImageFile,  # decodes the first image of a multi-picture file (MPO)
     "PNG": PngImagePlugin.PngImageFile,
@@ -89,7 +81,7 @@ ORIENTATIONS: Mapping[int, Image.Transpose] = {
     8: Image.Transpose.ROTATE_90,
 }
 MISSING_AVIF = "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"
-ORIENTATION, BITS_PER_SAMPLE = 0x0112, 0x0102
+ORIENTATION = 0x0112
 OPEN_ERRORS: Mapping[int | None, str] = {
     errno.ENOENT: "not found",
     errno.ENOTDIR: "not found",
@@ -110,19 +102,23 @@ class Decoded:
     """Remarks such as `rotated by EXIF`, `converted from CMYK` or `animated, first frame used`."""
 
 
-def open_image(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def open_image(
+    path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, grey_range: GreyRange = ()
+) -> Image.Image:
     """Read an image file as an upright RGB image.
 
     Raises:
         ImageError: The file cannot be read or is not a complete image of a supported format.
     """
     data = read_bytes(path, max_pixels=max_pixels)
-    return decode(data, os.fspath(path), max_pixels=max_pixels).image
+    return read_image(data, os.fspath(path), max_pixels=max_pixels, grey_range=grey_range)
 
 
-def read_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def read_image(
+    data: bytes, name: str, *, max_pixels: int = MAX_PIXELS, grey_range: GreyRange = ()
+) -> Image.Image:
     """Decode the bytes of a file as `decode` does, but return only the upright RGB image."""
-    return decode(data, name, max_pixels=max_pixels).image
+    return decode(data, name, max_pixels=max_pixels, grey_range=grey_range).image
 
 
 def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> bytes:
@@ -152,12 +148,26 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
     raise ImageError(name, f"file too large: {size / 1e9:.1f} GB, limit {limit / 1e9:.1f} GB")
 
 
-def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Decoded:
-    """Decode the bytes of a file and collect remarks; `name` is used in messages.
+def decode(
+    data: bytes, name: str, *, max_pixels: int = MAX_PIXELS, grey_range: GreyRange = ()
+) -> Decoded:
+    """Decode the bytes of a file and collect remarks.
+
+    Args:
+        data: Contents of the file.
+        name: Name used in messages.
+        max_pixels: Largest number of pixels.
+        grey_range: Values shown as black and white if there are more than 8 bits per pixel.
 
     Raises:
         ImageError: The bytes are not a complete image of a supported format.
     """
+    convert = functools.partial(to_rgb, grey_range=grey_range)
+    return decode_with(convert, data, name, max_pixels=max_pixels)
+
+
+def decode_with(convert: Convert, data: bytes, name: str, *, max_pixels: int) -> Decoded:
+    """Decode as `decode` does, converting the pixels with another function than `to_rgb`."""
     kind = identify_format(data)
     if kind not in SUPPORTED:
         raise ImageError(name, kind if data else "empty file")
@@ -166,7 +176,7 @@ def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Decoded:
     for _ in range(3):
         silence_pillow()
         try:
-            return decode_as(kind, decoder, data, name, max_pixels)
+            return decode_as(kind, decoder, convert, data, name, max_pixels)
         except Image.DecompressionBombError as error:  # Pillow's own limit, inside a decoder
             number = re.search(r"\d+", str(error))
             found = f"{int(number[0]) / 1e6:,.0f} Mpx" if number else "too many pixels"
@@ -228,7 +238,9 @@ def silence_libtiff() -> None:
             set_handler(None)
 
 
-def decode_as(kind: str, decoder: Decoder, data: bytes, name: str, max_pixels: int) -> Decoded:
+def decode_as(
+    kind: str, decoder: Decoder, convert: Convert, data: bytes, name: str, max_pixels: int
+) -> Decoded:
     """Decode the bytes of a format with its decoder, letting its exceptions through."""
     check_size(declared_size(kind, data), name, max_pixels)
     if kind == "TIFF":
@@ -239,7 +251,9 @@ def decode_as(kind: str, decoder: Decoder, data: bytes, name: str, max_pixels: i
     image.load()
 
     odd = decoding_remarks(kind, image, name)
-    upright = to_rgb(image)
+    if has_wide_colour(kind, image, data):
+        odd.append("16-bit colour reduced to 8 bits")
+    upright = convert(image)
     orientation = orientation_of(image) or 1  # 1 for a TIFF, which Pillow has already rotated
     if orientation in ORIENTATIONS:
         upright = upright.transpose(ORIENTATIONS[orientation])
@@ -263,6 +277,14 @@ def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[s
     if orientation_of(image) is None:
         odd.append("damaged EXIF ignored")
     return odd
+
+
+def has_wide_colour(kind: str, image: ImageFile.ImageFile, data: bytes) -> bool:
+    """Return whether Pillow has dropped the lower bits of several channels."""
+    if kind == "PNG":
+        return data[24] == 16 and data[25] in (2, 4, 6)  # colour, or grey with alpha
+    bits = image.tag_v2.get(BITS_PER_SAMPLE, 8) if isinstance(image, TIFF) else 8
+    return isinstance(bits, tuple) and len(bits) > 1 and max(bits) > 8
 
 
 def check_size(size: tuple[int, int] | None, name: str, max_pixels: int) -> None:
@@ -289,36 +311,6 @@ def orientation_of(image: Image.Image) -> int | None:
     except DECODER_ERRORS:
         return None
     return orientation if isinstance(orientation, int) else None
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of any mode to RGB by the rules in the module's docstring."""
-    if image.mode == "F" or image.mode.startswith("I"):
-        return Image.fromarray(grey_levels(image)).convert("RGB")
-    if image.has_transparency_data:
-        layers = image.convert("RGBA")
-        white = Image.new("RGB", image.size, "white")
-        white.paste(layers, mask=layers.getchannel("A"))
-        return white
-    return image.convert("RGB") if image.mode != "RGB" else image
-
-
-def grey_levels(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Return the 8-bit grey levels (height, width) of an image in one of Pillow's wider modes."""
-    values = np.asarray(image)
-    if image.mode == "F":
-        values = np.nan_to_num(values, nan=0.0, posinf=255.0, neginf=0.0)
-        scale = 255 if values.max() <= 1 else 1
-        return np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)
-    bits = 16
-    if isinstance(image, TIFF):
-        sample = image.tag_v2.get(BITS_PER_SAMPLE, 16)
-        bits = min(max(8, sample[0] if isinstance(sample, tuple) else sample), 16)
-    greys = (np.clip(values, 0, 2**bits - 1) >> (bits - 8)).astype(np.uint8)
-    transparent = image.info.get("transparency")
-    if isinstance(transparent, int):
-        greys[values == transparent] = 255
-    return greys
 
 
 def reason_for(error: BaseException, kind: str, data: bytes) -> str:

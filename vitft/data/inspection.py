@@ -17,6 +17,7 @@ from typing import TypeVar
 from PIL import Image
 
 from vitft.data.folder import File, Folder, Part
+from vitft.data.grey_levels import GreyRange
 from vitft.data.images import MAX_PIXELS, Decoded, decode, read_bytes
 from vitft.data.jpeg import decode_upright, header_oddities
 from vitft.data.loading import Pixels, in_order
@@ -62,9 +63,11 @@ class OpenedImage:
     With `fast`, simplejpeg decodes ordinary upright JPEGs to the same pixels in less time.
     """
 
-    def __init__(self, file: File, data: bytes, *, max_pixels: int, fast: bool) -> None:
+    def __init__(
+        self, file: File, data: bytes, *, max_pixels: int, fast: bool, grey_range: GreyRange = ()
+    ) -> None:
         self.file, self.data = file, data
-        self.max_pixels, self.fast = max_pixels, fast
+        self.max_pixels, self.grey_range, self.fast = max_pixels, grey_range, fast
         self.sha256 = hashlib.sha256(data).hexdigest()
 
     @functools.cached_property
@@ -75,7 +78,9 @@ class OpenedImage:
     @functools.cached_property
     def decoded(self) -> Decoded:
         """Image as decoded by Pillow; an undecodable one raises an ImageError."""
-        return decode(self.data, self.file.path, max_pixels=self.max_pixels)
+        return decode(
+            self.data, self.file.path, max_pixels=self.max_pixels, grey_range=self.grey_range
+        )
 
     @property
     def image(self) -> Image.Image:
@@ -103,6 +108,7 @@ def inspect_file(
     function: Callable[[OpenedImage], Inspected],
     *,
     max_pixels: int = MAX_PIXELS,
+    grey_range: GreyRange = (),
     fast: bool = False,
 ) -> Inspected | ImageError:
     """Read one file and return the result of `function`, or the error if the file is unreadable.
@@ -111,7 +117,9 @@ def inspect_file(
     """
     try:
         data = read_bytes(f"{root}/{file.path}", max_pixels=max_pixels)
-        return function(OpenedImage(file, data, max_pixels=max_pixels, fast=fast))
+        return function(
+            OpenedImage(file, data, max_pixels=max_pixels, grey_range=grey_range, fast=fast)
+        )
     except ImageError as error:
         reason = error.reason
     return ImageError(file.path, reason)  # new: a traceback would keep the bytes in memory

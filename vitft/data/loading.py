@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from PIL import Image
 
+from vitft.data.grey_levels import GreyRange
 from vitft.data.images import MAX_PIXELS, open_image
 from vitft.system.errors import ImageError
 
@@ -27,6 +28,7 @@ def decode_images(
     *,
     workers: int = 2,
     max_pixels: int = MAX_PIXELS,
+    grey_range: GreyRange = (),
     ahead: int | None = None,
 ) -> Generator[Pixels | ImageError, None, None]:
     """Open each image and yield the result of `view` for its index and its upright RGB image.
@@ -38,7 +40,8 @@ def decode_images(
     def one(numbered: tuple[int, str | os.PathLike[str]]) -> Pixels | ImageError:
         number, path = numbered
         try:
-            return view(number, open_image(path, max_pixels=max_pixels))
+            image = open_image(path, max_pixels=max_pixels, grey_range=grey_range)
+            return view(number, image)
         except ImageError as error:
             reason = error.reason
         return ImageError(os.fspath(path), reason)  # new: a traceback would keep the bytes

@@ -6,6 +6,7 @@ messages can name them.
 
 import struct
 from collections.abc import Mapping
+from typing import Literal
 
 ACCEPTED_SIGNATURES: Mapping[bytes, str] = {
     b"\xff\xd8\xff": "JPEG",
@@ -137,6 +138,24 @@ def length_of_boxes(data: bytes) -> int:
             return len(data)
         place += max(size, start)
     return place
+
+
+def has_more_pages(data: bytes) -> bool:
+    """Return whether the bytes are a TIFF whose first page is followed by another one.
+
+    Source: TIFF 6.0, section 2; BigTIFF has offsets and counts of 8 bytes and entries of 20.
+    """
+    order: Literal["little", "big"] = "little" if data[:2] == b"II" else "big"
+    if identify_format(data) != "TIFF":
+        return False
+    is_big = data[2:4] in (b"+\0", b"\0+")
+    width, counter, entry = (8, 8, 20) if is_big else (4, 2, 12)
+
+    def number(place: int, size: int) -> int:
+        return int.from_bytes(data[place : place + size], order)
+
+    page = number(8 if is_big else 4, width)
+    return number(page + counter + entry * number(page, counter), width) > 0
 
 
 def declared_size(kind: str, data: bytes) -> tuple[int, int] | None:

@@ -58,7 +58,18 @@ class EvalTransform:
     fit: Fit = "crop"
     """Resizing method: `crop` keeps the aspect ratio and crops; `squash` changes the ratio."""
 
+    grey_range: Annotated[tuple[float, ...], Range(ge=-1e38, le=1e38)] = ()
+    """Values shown as black and white in images with more than 8 bits per pixel (see
+    `data.grey_levels`); empty for the fixed range of each type of file."""
+
     def __post_init__(self) -> None:
+        if self.grey_range and not (
+            len(self.grey_range) == 2 and self.grey_range[0] < self.grey_range[1]
+        ):
+            raise UsageError(
+                f"invalid grey range: {self.grey_range}",
+                fix="use two numbers, the lower one first",
+            )
         if not 0 < self.crop <= 1:
             raise UsageError(
                 f"the crop must be a fraction of the image side, but it is {self.crop}",
@@ -131,7 +142,8 @@ class EvalTransform:
         return values.sub_(mean[:, None, None]).div_(std[:, None, None])
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the fields, without an empty grey range."""
+        return {k: v for k, v in asdict(self).items() if k != "grey_range" or v}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:

@@ -73,7 +73,9 @@ class Explainer:
     def images(self, paths: Iterable[str]) -> Iterator[ExplainedImage]:
         """Yield one result per path, in order, after its files have been written."""
         paths, transform = list(paths), self.model.transform
-        views = decode_images(paths, lambda _, image: transform.pixels(image))
+        views = decode_images(
+            paths, lambda _, image: transform.pixels(image), grey_range=transform.grey_range
+        )
         done = 0
         for stack in stack_batches(views, 8):
             errors = {number: error.reason for number, error in stack.failed}

@@ -49,7 +49,10 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
     )
     figures = {"filters.png": filters, "positions.png": positions}
     some = images[:: max(1, len(images) // MAX_DISTANCE_IMAGES)][:MAX_DISTANCE_IMAGES]
-    views = decode_images(some, lambda _, image: model.transform.pixels(image))
+    transform = model.transform
+    views = decode_images(
+        some, lambda _, image: transform.pixels(image), grey_range=transform.grey_range
+    )
     stacks = list(stack_batches(views, 8))
     batches = (model.inputs(stack.pixels) for stack in stacks if len(stack.pixels))
     distance, count = attention_distance(model.vit, batches)

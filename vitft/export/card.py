@@ -20,10 +20,10 @@ from vitft.export.compare import ExportComparison
 from vitft.export.formats.timm import timm_obstacle
 from vitft.export.plan import ExportPlan
 from vitft.export.snippets import (
-    CAVEAT,
     GRAPH_SNIPPETS,
     GraphInput,
     Snippet,
+    caveat,
     command_line,
     javascript_snippet,
     timm_snippet,
@@ -225,7 +225,7 @@ def usage_section(card: Card, form: str, plan: ExportPlan) -> list[str]:
     if not plan.repo:
         lines += ["The programs run in this folder, with an image called photo.jpg in it.", ""]
     if any(snippet.language == "python" for snippet in snippets):
-        lines += [CAVEAT, ""]
+        lines += [caveat(card.transform), ""]
     for snippet in snippets:
         lines += snippet.lines()
     return lines

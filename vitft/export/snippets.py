@@ -16,19 +16,24 @@ OPEN = '''
 def open_rgb(path):
     """Open an image as 8-bit RGB, turned as EXIF says, with transparency on white."""
     image = ImageOps.exif_transpose(Image.open(path))
-    if image.mode.startswith("I"):  # 16-bit grey: the upper 8 bits
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+    WIDE
     if image.has_transparency_data:
         layers = image.convert("RGBA")
         image = Image.new("RGB", image.size, "white")
         image.paste(layers, mask=layers.getchannel("A"))
     return image.convert("RGB")
 '''
-CAVEAT = (
-    "Other libraries ignore the rotation in EXIF, show transparency in arbitrary colours and clip "
-    "16-bit grey to white. `open_rgb` converts such files as vitft does, which the model needs; "
-    "floating-point images and 12-bit TIFF need vitft itself."
-)
+UPPER_BITS = """
+if image.mode.startswith("I"):  # 16-bit grey: the upper 8 bits
+    image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+"""
+RANGE = """
+if image.mode == "F" or image.mode.startswith("I"):  # the range of the training images
+    low, high = {low!r}, {high!r}
+    values = np.nan_to_num(np.asarray(image) - low).clip(0, high - low)
+    image = Image.fromarray(np.rint(values * (255 / (high - low))).astype(np.uint8))
+"""
+"""Conversion of images with more than 8 bits per pixel, for a model without and with a range."""
 
 
 class Snippet(NamedTuple):
@@ -46,6 +51,31 @@ class Snippet(NamedTuple):
         code = re.sub(r"\n{3,}", "\n\n\n", self.code.strip())
         install = [f"Install with `{self.install}`.", ""] if self.install else []
         return [f"### {self.title}", "", *install, f"```{self.language}", code, "```", ""]
+
+
+def open_code(transform: EvalTransform) -> str:
+    """Return the function `open_rgb`, which opens an image as the transform expects it."""
+    wide = UPPER_BITS
+    if transform.grey_range:
+        low, high = transform.grey_range
+        wide = RANGE.format(low=low, high=high)
+    return OPEN.replace("    WIDE\n", textwrap.indent(wide.lstrip(), "    "))
+
+
+def caveat(transform: EvalTransform) -> str:
+    """Return a sentence on files that libraries open otherwise than vitft."""
+    rest = "floating-point images and 12-bit TIFF need vitft itself."
+    if transform.grey_range:
+        low, high = transform.grey_range
+        rest = (
+            f"values of more than 8 bits per pixel are scaled from {low:,.6g} to {high:,.6g}, the "
+            "range of the training images, to 0 to 255."
+        )
+    return (
+        "Other libraries ignore the rotation in EXIF, show transparency in arbitrary colours and "
+        "clip 16-bit grey to white. `open_rgb` converts such files as vitft does, which the model "
+        f"needs; {rest}"
+    )
 
 
 def command_line(run: str) -> Snippet:
@@ -68,7 +98,7 @@ model = timm.create_model("{source}", pretrained=True).eval()
 labels = model.pretrained_cfg["label_names"]
 view = create_transform(**resolve_data_config(model.pretrained_cfg))
 
-{OPEN}
+{open_code(transform)}
 
 def classify(path):
     """Return the most probable class of an image, and its probability."""
@@ -93,7 +123,7 @@ from transformers import pipeline
 
 classifier = pipeline("image-classification", "{repo or "."}")
 
-{OPEN}
+{open_code(transform)}
 
 def classify(path):
     """Return the most probable class of an image, and its probability."""
@@ -212,7 +242,7 @@ def graph_program(transform: EvalTransform, takes: GraphInput, load: str, call: 
 
 {rest}
 
-{OPEN}
+{open_code(transform)}
 
 {view_code(transform, takes)}
 

@@ -92,7 +92,7 @@ class LabelledImage:
 
 def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
     """Yield validation images that are unchanged since the run, or noise if there are none."""
-    found = islice(unchanged_images(trained.run, count), count)
+    found = islice(unchanged_images(trained.run, trained.card, count), count)
     first = next(found, None)
     if first is None:
         yield from noise_images(trained.card)
@@ -101,7 +101,7 @@ def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage
     yield from found
 
 
-def unchanged_images(run: Path, count: int) -> Iterator[LabelledImage]:
+def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImage]:
     """Yield up to `count` evenly spaced validation images; none if the data no longer exist."""
     try:
         data = Path(read_toml(run / "config.toml")["data"]["path"]).expanduser()
@@ -112,7 +112,8 @@ def unchanged_images(run: Path, count: int) -> Iterator[LabelledImage]:
         path = manifest.locate(row)
         with contextlib.suppress(ImageError):
             if hashlib.sha256(read_bytes(path)).hexdigest() == row.sha256:
-                yield LabelledImage(open_image(path), row.label)
+                image = open_image(path, grey_range=card.transform.grey_range)
+                yield LabelledImage(image, row.label)
 
 
 def evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:

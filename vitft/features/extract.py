@@ -191,7 +191,14 @@ class Extractor:
         def work(chunk: Sequence[File]) -> list[ExtractedImage]:
             torch.set_num_threads(1)  # for this thread: one core decodes and computes
             loaded = (
-                inspect_file(root, file, load, max_pixels=self.max_pixels, fast=fast)
+                inspect_file(
+                    root,
+                    file,
+                    load,
+                    max_pixels=self.max_pixels,
+                    grey_range=view.transform.grey_range,
+                    fast=fast,
+                )
                 for file in chunk
             )
             batch = [ExtractedImage(i) if isinstance(i, ImageError) else i for i in loaded]

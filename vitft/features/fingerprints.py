@@ -20,6 +20,7 @@ import simplejpeg
 from vitft.data.duplicates import group_names, near_pairs
 from vitft.data.fingerprint import FINGERPRINT_BYTES, fingerprint_of
 from vitft.data.folder import Folder
+from vitft.data.grey_levels import GreyRange
 from vitft.data.inspection import (
     InspectedFile,
     InspectedFolder,
@@ -66,10 +67,12 @@ class Fingerprints:
 
     Args:
         cache: Cache folder; empty for the default folder, `none` for no cache.
+        grey_range: Grey range of the data set (see `data.grey_levels`).
     """
 
-    def __init__(self, cache: str) -> None:
-        self.store = fingerprint_store(cache)
+    def __init__(self, cache: str, grey_range: GreyRange = ()) -> None:
+        self.grey_range = grey_range
+        self.store = fingerprint_store(cache, grey_range)
         self.by_digest: dict[str, FactsRow] = {}
         """Mapping from file digests to fingerprints (FINGERPRINT_BYTES,)."""
 
@@ -127,7 +130,13 @@ def fingerprint_folder(
     """
     root = os.fspath(folder.root)
     results = in_order(
-        lambda file: inspect_file(root, file, fingerprints.inspect, max_pixels=max_pixels),
+        lambda file: inspect_file(
+            root,
+            file,
+            fingerprints.inspect,
+            max_pixels=max_pixels,
+            grey_range=fingerprints.grey_range,
+        ),
         folder.files,
         workers=usable_cores(),
     )
@@ -144,11 +153,13 @@ def fingerprint_folder(
     return inspected
 
 
-def fingerprint_store(cache: str) -> Store | None:
+def fingerprint_store(cache: str, grey_range: GreyRange) -> Store | None:
     """Return the store of fingerprints, or None, with a warning, if the default is unusable."""
     if cache == "none":
         return None
     space = {"vitft": "1", "what": "sketches of images"}  # incremented if they change
+    if grey_range:
+        space["grey_range"] = str(grey_range)
     try:
         folder = Path(cache).expanduser() if cache else default_folder()
         return open_store(folder, space, (FACTS_BYTES + FINGERPRINT_BYTES,), "uint8")

@@ -55,7 +55,7 @@ class Card:
 
     def to_json(self) -> str:
         """Return the card as JSON, which `parse_card` reads."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps({**asdict(self), "transform": self.transform.to_json()}, sort_keys=True)
 
 
 def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:

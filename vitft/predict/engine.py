@@ -13,14 +13,17 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from vitft.data.download.web_image import WebLimits
-from vitft.data.images import MAX_PIXELS, decode
+from vitft.data.images import MAX_PIXELS, read_image
 from vitft.data.loading import in_order
+from vitft.data.signatures import has_more_pages
 from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
 from vitft.system.errors import ImageError
 
+FIRST_PAGE_NOTE = "first of several pages"
+"""Note on a TIFF file with more pages, which are not used."""
 Views = np.ndarray[Any, np.dtype[np.uint8]]
 """Preprocessed images before normalisation, (B, S, S, 3), or a single one, (S, S, 3)."""
 
@@ -58,6 +61,7 @@ class LoadedImage(NamedTuple):
     path: str
     view: Views | None
     error: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,25 +108,36 @@ class Pipeline:
         return [
             Prediction(path=item.path, error=item.error, run=self.postprocess.run_name)
             if item.view is None
-            else next(scored)
+            else with_notes(next(scored), item.notes)
             for item in loaded
         ]
+
+
+def with_notes(prediction: Prediction, notes: tuple[str, ...]) -> Prediction:
+    """Return the prediction with further notes."""
+    return replace(prediction, notes=(*prediction.notes, *notes)) if notes else prediction
 
 
 def load_image(engine: Engine, source: ImageSource) -> LoadedImage:
     """Read and preprocess one image; return it, or the reason it could not be loaded."""
     try:
         data = source_bytes(source, max_pixels=MAX_PIXELS)
-        return LoadedImage(source.name, engine.view(data, source.name))
+        return LoadedImage(source.name, engine.view(data, source.name), notes=notes_on(data))
     except ImageError as error:
         return LoadedImage(source.name, None, error.reason)
+
+
+def notes_on(data: bytes) -> tuple[str, ...]:
+    """Return notes on an image file of which only a part is used."""
+    return (FIRST_PAGE_NOTE,) if has_more_pages(data) else ()
 
 
 def decode_view(
     data: bytes, name: str, transform: EvalTransform, *, max_pixels: int = MAX_PIXELS
 ) -> Views:
     """Return an image file decoded and preprocessed (S, S, 3), or raise ImageError."""
-    return transform.pixels(decode(data, name, max_pixels=max_pixels).image)
+    image = read_image(data, name, max_pixels=max_pixels, grey_range=transform.grey_range)
+    return transform.pixels(image)
 
 
 class MirroredEngine:

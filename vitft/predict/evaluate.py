@@ -29,7 +29,7 @@ from vitft.metrics.calibration import (
 from vitft.metrics.classification import classification_metrics, probability_metrics
 from vitft.metrics.results import EvaluatedData, EvaluationResults
 from vitft.models.find import find_model
-from vitft.predict.engine import Views
+from vitft.predict.engine import FIRST_PAGE_NOTE, Views, notes_on, with_notes
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.output import format_csv_cell
 from vitft.predict.postprocess import Postprocess, ScoreArray
@@ -136,7 +136,9 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
                 validated += sum(image.is_validation for image in usable)
             for image in group:
                 left_out = Prediction(path=image.path, notes=image.notes, error=image.error)
-                prediction = left_out if image.view is None else next(scored)
+                prediction = (
+                    left_out if image.view is None else with_notes(next(scored), image.notes)
+                )
                 predictions.append(LabelledPrediction(image.label, prediction))
             progress.advance(len(group))
     if not logits:
@@ -153,6 +155,8 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
         "data": evaluated_data(data, predictions, digests, None if known is None else validated),
     }
     warn_of_bias(results)
+    if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
+        log.info(f"{FIRST_PAGE_NOTE} used: {count(pages, 'image')}")
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
@@ -203,8 +207,9 @@ def image_groups(
             found = Recognised() if known is None else known.recognise(path, content)
             if found.note:
                 return HashedImage(path, label, digest, notes=(found.note,))
-            view = engine.view(content, path)
-            return HashedImage(path, label, digest, view, is_validation=found.split == "val")
+            view, is_validation = engine.view(content, path), found.split == "val"
+            notes = notes_on(content)
+            return HashedImage(path, label, digest, view, notes, is_validation=is_validation)
         except ImageError as error:
             return HashedImage(path, label, digest, error=error.reason)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitft.data.images import MAX_PIXELS, read_image
+from vitft.data.images import read_image
 from vitft.data.transforms import EvalTransform
 from vitft.models.numpy_vit import normalise
 from vitft.predict.engine import Views, decode_view
@@ -61,7 +61,7 @@ class OnnxEngine:
     def view(self, data: bytes, name: str) -> Views:
         """Return the preprocessed image (S, S, 3), or the decoded one if the graph resizes it."""
         if self.any_size:
-            return np.asarray(read_image(data, name, max_pixels=MAX_PIXELS))
+            return np.asarray(read_image(data, name, grey_range=self.transform.grey_range))
         return decode_view(data, name, self.transform)
 
     def scores(self, views: Views) -> Scores:

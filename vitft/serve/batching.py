@@ -23,7 +23,14 @@ from PIL import Image
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
 from vitft.models.vit import VisionTransformer
-from vitft.predict.engine import LoadedImage, Pipeline, Views, decode_view
+from vitft.predict.engine import (
+    LoadedImage,
+    Pipeline,
+    Views,
+    decode_view,
+    notes_on,
+    with_notes,
+)
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
 from vitft.predict.torch_engine import Predictor
@@ -121,7 +128,7 @@ class BatchQueue:
         image = PendingImage(name, view, asyncio.get_running_loop().create_future())
         self.pending.append(image)
         self.has_pending.set()
-        return (await image.prediction).top(top_k)
+        return with_notes((await image.prediction).top(top_k), notes_on(data))
 
     async def explain(self, data: bytes, name: str, target: int | None) -> bytes:
         """Return a PNG of the view overlaid with its relevance for a class (default: the best).

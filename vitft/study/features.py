@@ -6,6 +6,7 @@ computed twice.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from vitft.config.sections import DataSpec, TrainSpec
 from vitft.data.folder import File, Folder
+from vitft.data.grey_levels import GreyRange
 from vitft.data.images import open_image
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.loading import in_order
@@ -43,17 +45,19 @@ class BackboneFeatures:
 
     def __init__(
         self,
-        source: FeatureSource,
         folder: Folder,
-        *,
         data: DataSpec,
         train: TrainSpec,
+        source: FeatureSource,
+        *,
         allow_pickle: bool,
+        grey_range: GreyRange = (),
     ) -> None:
         self.folder, self.data = folder, data
         model, transform = load_source(
             source.weights, len(folder.classes), seed=train.seed, allow_pickle=allow_pickle
         )
+        transform = replace(transform, grey_range=grey_range)
         device = pick_device(train.device)
         precision = pick_precision(train.precision, device)
         pipeline = build_pipeline(
@@ -111,7 +115,11 @@ def load_source(
 
 
 def baseline_features(
-    folder: Folder, files: Sequence[InspectedFile], *, max_pixels: int
+    folder: Folder,
+    files: Sequence[InspectedFile],
+    *,
+    max_pixels: int,
+    grey_range: GreyRange = (),
 ) -> dict[str, Tensor]:
     """Return a mapping from each baseline to its features (n, D), computed in one pass."""
 
@@ -119,7 +127,8 @@ def baseline_features(
         file: InspectedFile,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | ImageError:
         try:
-            image = open_image(f"{folder.root}/{file.path}", max_pixels=max_pixels)
+            path = f"{folder.root}/{file.path}"
+            image = open_image(path, max_pixels=max_pixels, grey_range=grey_range)
         except ImageError as error:
             return ImageError(file.path, error.reason)
         pixels = BASELINE_VIEW.pixels(image)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitft.config.sections import DataSpec, TrainSpec
+from vitft.data.grey_range import measure_grey_range
 from vitft.data.inspection import InspectedFile, InspectedFolder, log_inspection
 from vitft.features.cache import default_folder, prune
 from vitft.features.head import CV_FOLDS, choose_penalty
@@ -48,7 +49,7 @@ class FewShotSplit:
 
 
 def unique_images(inspected: InspectedFolder) -> list[InspectedFile]:
-    """Return each distinct image of a folder once, except images with two labels.
+    """Return each distinct image of a folder once, except images with two labels; log the rest.
 
     An image in both the training and the test part of the folder is kept in the test part.
     """
@@ -60,6 +61,10 @@ def unique_images(inspected: InspectedFolder) -> list[InspectedFile]:
     for file in inspected.good:
         if len(labels[file.sha256]) == 1 and (file.part == "val" or file.sha256 not in tests):
             kept.setdefault(file.sha256, file)
+    if left := len(inspected.good) - len(kept):
+        log.info(
+            f"skipped {count(left, 'file')}: duplicates, or identical images with different labels"
+        )
     return list(kept.values())
 
 
@@ -97,11 +102,12 @@ def run_study(
         WeightsError: The weights cannot be downloaded or read.
     """
     first = next((one for one in plan.sources if not one.is_baseline), None)
+    max_pixels, allow_bad = data.max_pixels, data.allow_bad
+    grey_range = measure_grey_range(plan.folder, max_pixels=max_pixels)
     load = functools.partial(
-        BackboneFeatures, folder=plan.folder, data=data, train=train, allow_pickle=allow_pickle
+        BackboneFeatures, plan.folder, data, train, allow_pickle=allow_pickle, grey_range=grey_range
     )
     backbone = load(first) if first else None
-    max_pixels, allow_bad = data.max_pixels, data.allow_bad
     inspected = (
         backbone.inspect()
         if backbone
@@ -109,10 +115,6 @@ def run_study(
     )
     log_inspection(inspected)
     files = unique_images(inspected)
-    if left := len(inspected.good) - len(files):
-        log.info(
-            f"skipped {count(left, 'file')}: duplicates, or identical images with different labels"
-        )
     plan = fit_plan(plan, files)
     splits = [
         few_shot_split(files, len(plan.folder.classes), most=plan.shots[-1], seed=seed)
@@ -121,7 +123,9 @@ def run_study(
     y = torch.tensor([file.label for file in files])
     baselines = {}
     if any(one.is_baseline for one in plan.sources):
-        baselines = baseline_features(plan.folder, files, max_pixels=max_pixels)
+        baselines = baseline_features(
+            plan.folder, files, max_pixels=max_pixels, grey_range=grey_range
+        )
     curves = []
     for one in plan.sources:
         if one.is_baseline:

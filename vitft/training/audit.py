@@ -111,7 +111,10 @@ def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Ind
     most = min(500, round(0.1 * len(distinct)))
     pairs = most_similar(features, most) if len(distinct) <= CV_IMAGES else []
     rows = sorted({row for pair in pairs for row in pair})
-    digests, fingerprints = [distinct[row].sha256 for row in rows], Fingerprints(cache)
+    digests, fingerprints = (
+        [distinct[row].sha256 for row in rows],
+        Fingerprints(cache, data.transform.grey_range),
+    )
     folder = Folder(
         root=data.manifest.root,
         classes=data.manifest.classes,

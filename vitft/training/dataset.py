@@ -98,6 +98,7 @@ class Dataset:
             (self.manifest.locate(row) for row in rows),
             view,
             max_pixels=self.max_pixels,
+            grey_range=self.transform.grey_range,
             workers=torch.get_num_threads(),
         )
         with contextlib.closing(images):

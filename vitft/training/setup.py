@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from vitft.config.defaults import FINE_TUNING, default_lr
 from vitft.config.run import Config, to_toml
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import File, Folder, assign_parts, scan
+from vitft.data.grey_range import measure_grey_range
 from vitft.data.inspection import InspectedFolder, log_inspection
 from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.split import Manifest, Row, draw, log_split, split
@@ -126,6 +129,7 @@ def count_parameters(model: Model, names: Sequence[str]) -> int:
 
 def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
     """Read all images once, extract features if part of the model is frozen, and split the data."""
+    setup = with_grey_range(setup, group)
     config, view = setup.config, eval_view(setup.report.transform)
     extractor = setup.pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
     if extractor is not None:
@@ -142,6 +146,22 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
     if not config.train.cache and extractor is not None:
         prune(default_folder(), idle_s=3600)
     return Start(setup=setup, inspected=inspected, inputs=inputs, extraction_s=extraction_s)
+
+
+def with_grey_range(setup: Setup, group: ProcessGroup) -> Setup:
+    """Return the setup with the range of the images' values in its transform."""
+    max_pixels, workers = setup.config.data.max_pixels, torch.get_num_threads()
+    measured = (
+        measure_grey_range(setup.folder, max_pixels=max_pixels, workers=workers)
+        if group.is_main
+        else ()
+    )
+    transform = replace(setup.report.transform, grey_range=group.broadcast(measured))
+    return replace(
+        setup,
+        report=replace(setup.report, transform=transform),
+        pipeline=replace(setup.pipeline, transform=transform),
+    )
 
 
 def extract_shard(folder: Folder, extractor: Extractor, view: View, group: ProcessGroup) -> None:
@@ -161,7 +181,9 @@ def inspect_images(
 ) -> tuple[InspectedFolder, Mapping[str, str]]:
     """Return the inspected images, and a mapping from digests to groups of near copies."""
     data = setup.config.data
-    fingerprints = Fingerprints(setup.config.train.cache) if data.group_duplicates else None
+    grey_range = setup.report.transform.grey_range
+    cache, groups = setup.config.train.cache, data.group_duplicates
+    fingerprints = Fingerprints(cache, grey_range) if groups else None
     inspected = inspect_dataset(
         setup.folder,
         max_pixels=data.max_pixels,

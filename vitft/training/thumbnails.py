@@ -99,7 +99,11 @@ class ThumbnailMaker:
     def decode(self, row: Row) -> Thumbnail | None:
         """Return the thumbnail of an image, or None if the file can no longer be read."""
         try:
-            image = open_image(self.manifest.locate(row), max_pixels=self.max_pixels)
+            image = open_image(
+                self.manifest.locate(row),
+                max_pixels=self.max_pixels,
+                grey_range=self.transform.grey_range,
+            )
         except ImageError:
             return None
         wanted = self.model is not None and row.sha256 in self.predicted

@@ -1,0 +1,280 @@
+"""More than 8 bits per pixel: one range for the data set, kept in the transform of the model."""
+
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.test_images import chunk, encoded, gradient
+from vitft.cli.main import main
+from vitft.data.folder import scan
+from vitft.data.grey_levels import grey_levels, to_rgb
+from vitft.data.grey_range import measure_grey_range
+from vitft.data.images import decode, read_image
+from vitft.data.signatures import has_more_pages
+from vitft.data.transforms import EvalTransform, eval_view
+from vitft.models.card import Card, parse_card
+from vitft.models.checkpoint_file import open_checkpoint
+from vitft.models.vit_config import ViTConfig
+from vitft.predict.engine import decode_view
+from vitft.system.errors import UsageError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+LIMIT = 10**8
+
+
+def picture(values: Array, kind: str = "PNG") -> bytes:
+    return encoded(Image.fromarray(values), kind)
+
+
+def twelve_bits(seed: int, *, darkest: int = 0, brightest: int = 4095) -> Array:
+    """A 12-bit image, as microscopes and X-ray detectors save them in 16-bit files."""
+    values = np.random.default_rng(seed).integers(darkest, brightest + 1, (20, 24))
+    values[0, :2] = darkest, brightest
+    return values.astype(np.uint16)
+
+
+def fill(root: Path, images: dict[str, Array], kind: str = "PNG") -> Path:
+    suffix = {"PNG": "png", "TIFF": "tif"}[kind]
+    for name, values in images.items():
+        path = root / f"{name}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(values, kind))
+    return root
+
+
+def measured(root: Path) -> tuple[float, ...]:
+    return measure_grey_range(scan(root), max_pixels=LIMIT)
+
+
+def test_twelve_bits_in_a_16_bit_file_keep_all_256_grey_levels() -> None:
+    ramp = Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64))
+
+    assert len(np.unique(grey_levels(ramp))) == 16  # the upper 8 of 16 bits
+    assert len(np.unique(grey_levels(ramp, (0, 4095)))) == 256
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "float32"])
+def test_a_range_maps_values_linearly_and_clips_the_rest(dtype: str) -> None:
+    values = np.array([[0, 1000, 1500, 2000, 60000]], dtype)
+    kind = "PNG" if dtype == "uint16" else "TIFF"
+
+    greys = np.asarray(read_image(picture(values, kind), "x", grey_range=(1000, 2000)))[0, :, 0]
+
+    assert greys.tolist() == [0, 0, 128, 255, 255]  # 127.5 rounds to even
+
+
+def test_values_that_are_not_finite_become_black_or_white() -> None:
+    values = np.array([[np.nan, np.inf, -np.inf, 5]], np.float32)
+
+    assert grey_levels(Image.fromarray(values), (0, 10)).tolist() == [[0, 255, 0, 128]]
+
+
+def test_a_range_leaves_8_bit_images_unchanged() -> None:
+    assert to_rgb(gradient(), (0, 10)).tobytes() == gradient().tobytes()
+    assert to_rgb(Image.new("L", (2, 2), 77), (0, 10)).getpixel((0, 0)) == (77, 77, 77)
+
+
+def test_the_range_covers_the_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = {
+        "a/1": twelve_bits(1, darkest=100, brightest=900),
+        "a/2": twelve_bits(2, darkest=300, brightest=4000),
+        "b/1": twelve_bits(3, darkest=200, brightest=2000),
+    }
+
+    assert measured(fill(tmp_path, images)) == (100, 4000)
+    assert capsys.readouterr().err == (
+        "3 images with more than 8 bits per pixel: values from 100 to 4,000, the range of the data "
+        "set, are scaled to 0 to 255\n"
+    )
+
+
+def test_floats_above_one_have_one_range_and_do_not_clip(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 1, 480, dtype=np.float32).reshape(20, 24)
+    root = fill(tmp_path, {"a/1": ramp * 812.5, "b/1": ramp * 0.5}, "TIFF")
+
+    low, high = measured(root)
+
+    assert (low, high) == (0, 812.5)
+    dim = decode((root / "b" / "1.tif").read_bytes(), "x", grey_range=(low, high)).image
+    bright = decode((root / "a" / "1.tif").read_bytes(), "x", grey_range=(low, high)).image
+    assert np.asarray(dim).max() == 0  # 0.5 of 812.5, not half of the range of its own file
+    assert len(np.unique(np.asarray(bright))) == 256
+
+
+def test_defective_pixels_do_not_stretch_the_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = np.random.default_rng(0)
+    values = random.integers(0, 4096, (100, 100)).astype(np.uint16)
+    hot = values.copy()
+    hot[50, 50] = 65535
+
+    low, high = measured(fill(tmp_path, {"a/1": hot, "b/1": values}))
+
+    assert 0 <= low < 20
+    assert 4075 < high <= 4095
+    assert "clipping outliers" in capsys.readouterr().err
+
+
+def test_only_training_images_set_the_range(tmp_path: Path) -> None:
+    train = {f"train/{c}/1": twelve_bits(1, brightest=1000) for c in "ab"}
+    val = {f"val/{c}/1": twelve_bits(1, brightest=4000) for c in "ab"}
+
+    assert measured(fill(tmp_path, {**train, **val})) == (0, 1000)
+
+
+def test_mixed_types_keep_their_own_ranges_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, {"a/1": twelve_bits(1)})
+    fill(tmp_path, {"b/1": np.ones((4, 4), np.float32)}, "TIFF")
+
+    assert measured(tmp_path) == ()
+    assert "several types (1 image of 16-bit and 1 image of float)" in capsys.readouterr().err
+
+
+def test_ordinary_damaged_and_constant_images_have_no_range(
+    image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = picture(twelve_bits(1))
+    (image_folder / "red" / "cut.png").write_bytes(data[: len(data) // 2])
+    (image_folder / "red" / "not.tif").write_bytes(b"II*\0" + b"\xff" * 40)
+    (image_folder / "red" / "page.png").write_bytes(b"<html>")
+    (image_folder / "red" / "loop.png").symlink_to("loop.png")
+
+    assert measured(image_folder) == ()
+    fill(image_folder, {"red/flat": np.full((4, 4), 700, np.uint16)})
+    assert measured(image_folder) == ()
+    assert not capsys.readouterr().err
+
+
+def test_at_most_a_thousand_images_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, {f"{c}/{i}": twelve_bits(i) for c in "ab" for i in range(9)})
+    monkeypatch.setattr("vitft.data.grey_range.MOST_MEASURED", 5)
+    opened: list[str] = []
+    monkeypatch.setattr("vitft.data.grey_range.read_facts", lambda path, _: opened.append(path))
+
+    measured(tmp_path)
+
+    assert len(opened) == 5
+    assert {Path(path).parent.name for path in opened} == {"a", "b"}
+
+
+# ---- the transform
+
+
+@pytest.mark.parametrize("bad", [(1.0,), (2.0, 1.0), (1.0, 1.0), (0.0, 1.0, 2.0)])
+def test_an_impossible_range_is_refused(bad: tuple[float, ...]) -> None:
+    with pytest.raises(UsageError, match="invalid grey range"):
+        EvalTransform(grey_range=bad)
+
+
+def test_a_range_is_part_of_the_card_and_of_the_cache_key() -> None:
+    shape = ViTConfig(image_size=(16, 16), patch_size=(8, 8), width=8, depth=1, heads=2)
+    plain = EvalTransform(image_size=(16, 16))
+    ranged = EvalTransform(image_size=(16, 16), grey_range=(0.0, 4095.0))
+
+    for transform in (plain, ranged):
+        assert EvalTransform.from_json(transform.to_json()) == transform
+        text = Card(architecture=shape, transform=transform).to_json()
+        assert parse_card(text).transform == transform
+    assert "grey_range" not in plain.to_json()  # older checkpoints and caches stay valid
+    assert eval_view(plain).settings != eval_view(ranged).settings
+
+
+# ---- whole runs
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    """Two classes of 12-bit images that the upper 8 of 16 bits do not tell apart."""
+    random = np.random.default_rng(0)
+    images = {
+        f"{name}/{i:02}": (random.integers(0, 60, (20, 24)) + level).astype(np.uint16)
+        for name, level in (("dark", 0), ("light", 150))
+        for i in range(12)
+    }
+    return fill(tmp_path / "scans", images)
+
+
+def test_a_run_learns_and_predicts_with_the_range_of_its_data(
+    scans: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = scans.parent / "run"
+    given = ["--data", str(scans), "--weights", str(tiny_weights), "--out", str(run)]
+    assert main(["finetune", *given, "--group-duplicates"]) == 0
+    shown = capsys.readouterr()
+
+    assert "24 images with more than 8 bits per pixel: values from 0 to 209" in shown.err
+    card = open_checkpoint(run / "model.safetensors").card
+    assert card.transform.grey_range == (0, 209)
+    files = [str(scans / name / "00.png") for name in ("dark", "light")]
+    answers = []
+    for engine in ("numpy", "torch"):
+        options = ["--run", str(run), "--engine", engine, "--format", "jsonl"]
+        assert main(["predict", *files, *options]) == 0
+        answers.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    assert [row["classes"][0]["class"] for row in answers[0]] == ["dark", "light"]
+    assert [row["classes"][0]["class"] for row in answers[1]] == ["dark", "light"]
+    view = decode_view(Path(files[1]).read_bytes(), "x", card.transform)
+    assert view.mean() > 150  # without the range: 0
+
+
+def test_a_check_compares_images_in_the_range_of_the_data_set(
+    scans: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(scans.parent)
+
+    assert main(["check", str(scans), "--out", out, "--format", "json"]) == 0
+
+    shown = capsys.readouterr()
+    assert "values from 0 to 209" in shown.err
+    assert not json.loads(shown.out)["duplicates"]  # the upper 8 bits are all black
+
+
+# ---- several pages, wide colour
+
+
+def pages(number: int, **options: Any) -> bytes:
+    others = [gradient(8 + i, 8) for i in range(1, number)]
+    return encoded(gradient(8, 8), "TIFF", save_all=True, append_images=others, **options)
+
+
+@pytest.mark.parametrize("big", [False, True])
+def test_further_pages_of_a_tiff_are_noticed(big: bool) -> None:
+    assert has_more_pages(pages(3, big_tiff=big))
+    assert not has_more_pages(pages(1, big_tiff=big))
+    assert not has_more_pages(encoded(gradient(), "PNG"))
+    assert not has_more_pages(b"II*\0\xff\xff\xff\xff")
+
+
+def test_predictions_and_evaluations_note_the_first_of_several_pages(
+    image_folder: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, scan_file = image_folder.parent / "run", image_folder / "red" / "scan.tif"
+    given = ["--data", str(image_folder), "--weights", str(tiny_weights), "--out", str(run)]
+    assert main(["finetune", *given, "--cache", "none"]) == 0
+    scan_file.write_bytes(pages(3))
+    capsys.readouterr()
+
+    assert main(["predict", str(scan_file), "--run", str(run), "--format", "csv"]) == 0
+    assert "first of several pages" in capsys.readouterr().out
+    assert main(["evaluate", "--data", str(image_folder), "--run", str(run)]) == 0
+    assert "first of several pages used: 1 image" in capsys.readouterr().err
+
+
+def test_colour_of_16_bits_is_noted() -> None:
+    size = struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0)
+    pixels = zlib.compress(b"\0" + struct.pack(">6H", *range(0, 60000, 10000)))
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", pixels)
+
+    assert decode(data + chunk(b"IEND", b""), "x").odd == ("16-bit colour reduced to 8 bits",)
+    assert decode(encoded(gradient(8, 8), "PNG"), "x").odd == ()

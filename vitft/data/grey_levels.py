@@ -1,0 +1,106 @@
+"""Conversion of decoded images to RGB, including those with more than 8 bits per pixel.
+
+1, L, P            black and white, equal channels, palette lookup
+more than 8 bits   linear from the grey range of the data set to 0..255, rounded, clipped;
+                   without a range, by the type of the file:
+  16-bit grey      the upper 8 bits, as Pillow does for 16-bit colour: 65535 -> 255
+  12-bit grey TIFF the upper 8 bits: 4095 -> 255
+  I (32-bit grey)  clipped to 0..65535, then treated as 16-bit grey
+  F (float grey)   0..1 -> 0..255 if no value is above 1, else unchanged; rounded, clipped
+CMYK, YCCK, YCbCr  Pillow's formula
+transparency       composited on white: alpha channels, transparent palette entries and greys
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image, TiffImagePlugin
+
+GreyRange = tuple[float, ...]
+"""Values shown as black and as white in images with more than 8 bits per pixel; may be empty."""
+Greys = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+TIFF = TiffImagePlugin.TiffImageFile
+BITS_PER_SAMPLE = 0x0102
+TAIL_PERCENT = 0.1
+"""Percentage of an image's values at either end that may be outliers, e.g. defective pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueFacts:
+    """Values of one image with more than 8 bits per pixel."""
+
+    kind: str
+    """Type of the values, e.g. `16-bit` or `float`."""
+    lowest: float
+    low: float
+    """Value below which `TAIL_PERCENT` of the values lie."""
+    high: float
+    """Value above which `TAIL_PERCENT` of the values lie."""
+    highest: float
+
+
+def to_rgb(image: Image.Image, grey_range: GreyRange = ()) -> Image.Image:
+    """Convert an image of any mode to RGB by the rules in the module's docstring."""
+    if is_wide(image):
+        return Image.fromarray(grey_levels(image, grey_range)).convert("RGB")
+    if image.has_transparency_data:
+        layers = image.convert("RGBA")
+        white = Image.new("RGB", image.size, "white")
+        white.paste(layers, mask=layers.getchannel("A"))
+        return white
+    return image.convert("RGB") if image.mode != "RGB" else image
+
+
+def is_wide(image: Image.Image) -> bool:
+    """Return whether an image has one channel of more than 8 bits."""
+    return image.mode == "F" or image.mode.startswith("I")
+
+
+def grey_levels(image: Image.Image, grey_range: GreyRange = ()) -> Greys:
+    """Return the 8-bit grey levels (height, width) of a wide image."""
+    values = np.asarray(image)
+    if grey_range:
+        greys = scaled(values, *grey_range)
+    elif image.mode == "F":
+        values = np.nan_to_num(values, nan=0.0, posinf=255.0, neginf=0.0)
+        scale = 255 if values.max() <= 1 else 1
+        return np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)
+    else:
+        bits = bits_of(image)
+        greys = (np.clip(values, 0, 2**bits - 1) >> (bits - 8)).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        greys[values == transparent] = 255
+    return greys
+
+
+def scaled(values: np.ndarray[Any, Any], low: float, high: float) -> Greys:
+    """Return values mapped linearly from `low`..`high` to 0..255, rounded and clipped."""
+    exact = np.float64 if values.dtype.itemsize == 4 and values.dtype.kind in "iu" else np.float32
+    scale = 255 / (high - low)
+    levels = np.subtract(values, low, dtype=exact)
+    np.nan_to_num(levels, copy=False, nan=0.0)
+    np.clip(levels, 0, high - low, out=levels)
+    levels *= scale
+    return np.rint(levels, out=levels).astype(np.uint8)
+
+
+def bits_of(image: Image.Image) -> int:
+    """Return the bits per pixel, from 8 to 16, that the header of a wide integer image states."""
+    if not isinstance(image, TIFF):
+        return 16
+    sample = image.tag_v2.get(BITS_PER_SAMPLE, 16)
+    return min(max(8, sample[0] if isinstance(sample, tuple) else sample), 16)
+
+
+def value_facts(image: Image.Image) -> ValueFacts | None:
+    """Return facts about the values of a wide image, or None if none of them is finite."""
+    values = np.asarray(image).ravel()
+    if image.mode == "F":
+        values = values[np.isfinite(values)]
+    if not len(values):
+        return None
+    kind = {"F": "float", "I": "32-bit"}.get(image.mode, f"{bits_of(image)}-bit")
+    low, high = np.percentile(values, (TAIL_PERCENT, 100 - TAIL_PERCENT))
+    return ValueFacts(kind, float(values.min()), float(low), float(high), float(values.max()))
