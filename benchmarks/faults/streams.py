@@ -4,7 +4,8 @@
 
 The first table has the exit code of each command with each fault of `STREAM_FAULTS`. For the second,
 stdout and then stderr is a file on a file system with room for a number of bytes, from none to
-slightly more than the command prints. A command must end with 0, with 6 and one sentence if results
+slightly more than the command prints. The third is for commands whose files are on a disk with room
+for a fraction of them (`full_disk` also resumes, for four of the commands). A command must end with 0, with 6 and one sentence if results
 are lost, with 141 if their reader has ended; never with a traceback, and never because of its log.
 """
 
@@ -15,7 +16,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.faults.full_disk import PAGE, disk, resize, used
+from benchmarks.faults.full_disk import AMPLE, PAGE, clear, disk, resize, used
 from benchmarks.timing import counts
 from tests.conftest import tiny_home
 from tests.support.forked_commands import STREAM_FAULTS, Ended, Launcher, launcher
@@ -35,6 +36,21 @@ COMMANDS = {
 }
 FILLING = ("finetune", "predict", "evaluate", "export", "check", "weights")
 """Commands that are run on the disk that fills."""
+
+OUTPUTS = {
+    "finetune": "finetune --data data --weights w.safetensors --out disk/out",
+    "evaluate": "evaluate --data data --run run --out disk/out",
+    "explain": "explain data/red --run run --out disk/out --arrays",
+    "check": "check data --out disk --weights w.safetensors --cache disk/cache",
+    "compare": "compare run run-2 --out disk/out.html",
+    "study": "study --data data --weights w.safetensors --shots 2 --seeds 2 --out disk/out",
+    "report": "report --run run --out disk/out.html",
+    "predict": "predict " + "data " * 10 + "--run run --top-k 3 --out disk/out.csv",
+    "predict (overlays)": "predict data/red --run run --explain disk/out",
+    "export (onnx)": "export --onnx --run run --out disk/out",
+    "export (transformers)": "export --transformers --run run --out disk/out",
+}
+FRACTIONS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 class Campaign:
@@ -107,10 +123,28 @@ class Campaign:
             flush=True,
         )
 
+    def outputs(self, name: str, folder: Path) -> None:
+        """Run a command with its files on a disk with room for some of them; print a line."""
+        words, codes = OUTPUTS[name].split(), []
+        resize(folder, AMPLE)
+        clear(folder)
+        assert self.launcher.run(words).code == 0
+        need = used(folder)
+        for fraction in FRACTIONS:
+            clear(folder)
+            resize(folder, max(PAGE, int(need * fraction) // PAGE * PAGE))  # 0 would be no limit
+            ended = self.launcher.run(words)
+            codes.append(ended.code)
+            self.number += 1
+            self.check(f"{name}, {fraction} of {need:,} bytes", ended, 6 if need > PAGE else 0)
+            resize(folder, AMPLE)
+        print(f"{name:24}{need:>9,}  {' '.join(map(str, codes))}", flush=True)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, default=50)
+    parser.add_argument("--only", choices=("streams", "filling", "outputs"))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="vitft-streams-") as name:
         home = tiny_home(Path(name))
@@ -119,12 +153,15 @@ def main() -> None:
             for run in ("run", "run-2"):
                 words = COMMANDS["finetune"].replace("OUT", run).split()
                 assert found.run(words).code == 0
-            campaign.matrix()
+            if args.only in (None, "streams"):
+                campaign.matrix()
             if not mounted:
                 parser.error("mounting a tmpfs is not permitted: run as root")
-            for command in FILLING:
+            for command in FILLING if args.only in (None, "filling") else ():
                 campaign.filling(command, home / "disk", args.sizes, stream="stdout")
                 campaign.filling(command, home / "disk", max(1, args.sizes // 5), stream="stderr")
+            for command in OUTPUTS if args.only in (None, "outputs") else ():
+                campaign.outputs(command, home / "disk")
         print(f"{campaign.number} commands, {campaign.bad} bad")
 
 
