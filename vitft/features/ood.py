@@ -61,8 +61,6 @@ class Reference:
     limit: float  # squared distance above which an image is out of distribution
     unknown: float = math.nan
     """Fraction of the images of classes left out that are above the limit; NaN if not measured."""
-    trained: bool = False
-    """Whether the features were trained on these classes: `unknown` is then an upper estimate."""
 
     def distances(self, features: Features) -> Distances:
         """Return the squared distances (n,) of features (n, D) from their nearest class means."""
@@ -82,24 +80,22 @@ class Reference:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Create a reference from the output of `arrays`; older runs lack the last two."""
+        """Create a reference from the output of `arrays`; older runs lack `unknown`."""
         fields = {name: arrays[name] for name in ("centre", "means", "within")}
         return cls(
             **fields,
             limit=float(arrays["limit"]),
             unknown=float(arrays["unknown"]) if "unknown" in arrays else math.nan,
-            trained=bool(arrays["trained"]) if "trained" in arrays else False,
         )
 
     def power(self) -> str:
         """Return how many images of unknown classes are noted, as text; empty if not measured."""
-        return "" if math.isnan(self.unknown) else power_text(self.unknown, trained=self.trained)
+        return "" if math.isnan(self.unknown) else power_text(self.unknown)
 
 
-def power_text(unknown: float, *, trained: bool) -> str:
+def power_text(unknown: float) -> str:
     """Return the fraction of images of unknown classes that are noted, as text."""
-    most = "at most " if trained else ""
-    return f"{most}about {percent(unknown, 0)} of the images of an unknown class"
+    return f"about {percent(unknown, 0)} of the images of an unknown class"
 
 
 def fit_reference(
@@ -118,7 +114,7 @@ def fit_reference(
         held_out: Whether an image is as good as new (n,): if the features are those of a frozen
             model, all of them are; otherwise only images on which the model was not trained.
         groups: Numbers (n,) that near copies share; they are held out together.
-        trained: Whether the features were trained on these classes (stored in the results).
+        trained: Whether the features were trained on these classes (for the results).
 
     Returns:
         The reference, or None if there are too few images, and the contents of audit.json.
@@ -157,7 +153,6 @@ def fit_reference(
     reference = found | {
         "limit": limit_of(folds.distances()),
         "unknown": unknown,
-        "trained": trained,
     }
     return Reference.from_arrays(reference), results
 

@@ -242,8 +242,7 @@ class OodResults(TypedDict):
     unknown_class_range: Interval | None  # lowest and highest fraction of a class left out
     classes_left_out: int
     features_trained: bool
-    """Whether the features were trained on the classes left out, which makes the fraction an upper
-    estimate."""
+    """Whether the features were trained on the classes left out; the fraction may then be high."""
 
 
 class AuditResults(TypedDict):

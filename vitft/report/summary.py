@@ -142,7 +142,7 @@ def describe_unlike(run: Run) -> str:
     text = "Predictions note images that are unlike the training images"
     if not found or found["unknown_class"] is None or found["false_alarms"] is None:
         return f"{text}; how many of them was not measured."
-    power = power_text(found["unknown_class"], trained=found["features_trained"])
+    power = power_text(found["unknown_class"])
     left_out = count(found["classes_left_out"], "class", "classes")
     return (
         f"{text}, but without guarantee: with {left_out} left out in turn, {power} "

@@ -69,7 +69,7 @@ def describe_reference(results: OodResults) -> str:
     )
     if results["unknown_class"] is None:
         return text
-    power = power_text(results["unknown_class"], trained=results["features_trained"])
+    power = power_text(results["unknown_class"])
     left_out = count(results["classes_left_out"], "class", "classes")
     bounds = interval(results["unknown_class_interval"], 0)
     by_class = interval(results["unknown_class_range"], 0)
