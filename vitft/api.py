@@ -79,7 +79,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         seed: Seed for the split, the batch order and the augmentation.
         split: Method of choosing the validation images.
         val_from: Source of validation images for data with a test part but no validation part:
-            `auto` draws them from the training part, `test` validates on the test images.
+            `auto` to draw them from the training part, `test` to use the test images.
         fixes: CSV file of images to drop or relabel, as written by `vitft check`.
         group_duplicates: Whether to keep near-duplicates of an image on one side of the split.
         image_size: Input size in pixels: one side, or height and width.

@@ -197,7 +197,9 @@ def test_a_test_folder_of_other_classes_is_no_obstacle_beside_a_val_folder(tmp_p
     folder = scan(tmp_path)
 
     assert {file.part for file in folder.files} == {"train", "val"}
-    assert folder.notes == ("the images in test/ are not tested: its classes differ",)
+    assert folder.notes == (
+        "test/ is not used for testing: its classes differ from those of the other parts",
+    )
 
 
 def test_classes_that_happen_to_be_called_train_and_val_are_classes(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def add_data(parser: Parser) -> None:
     fetch.add_argument(
         "--allow-private-addresses",
         action="store_true",
-        help="also fetch from addresses of this machine and its network",
+        help="also download from addresses of this machine and its network",
     )
     fetch.set_defaults(command=fetch_data)
 

@@ -63,7 +63,7 @@ def add_predict(parser: Parser) -> None:
     parser.add_argument(
         "--allow-private-addresses",
         action="store_true",
-        help="also fetch images from addresses of this machine and its network",
+        help="also download images from addresses of this machine and its network",
     )
     parser.add_argument(
         "--run", metavar="DIR", help="run directory, checkpoint or export (default: runs/latest)"

@@ -76,8 +76,8 @@ FINETUNE_OPTIONS = (
     ),
     Option(
         "data.val_from",
-        "validate on images drawn from the training part, or on the test part, if the data has no "
-        "validation part",
+        "source of validation images if the data has a test part but no validation part: auto "
+        "draws them from the training part, test uses the test part",
     ),
     Option(
         "data.fixes",

@@ -18,7 +18,7 @@ from vitft.system.files import resource
 from vitft.system.text import describe_os_error
 
 WRITTEN_SETTINGS = frozenset({"path", "split", "val_rate", "seed", "max_pixels"})
-"""Settings of `[data]` that every run has written to config.toml."""
+"""Settings of `[data]` that runs of every version have written to config.toml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,10 +179,10 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def with_former_defaults(table: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as written by a run, with former defaults of settings that it did not have.
+    """Return the settings of a run, with former defaults for those that it did not have.
 
-    Such settings name every other one, so `data.val_from` is missing only if the run is older. It
-    validated on the test images where there were no validation images.
+    A run writes every setting, so `data.val_from` is missing only if the run is older than this
+    setting. Such a run validated on the test images if there were no validation images.
     """
     data = table.get("data")
     if not isinstance(data, dict) or "val_from" in data or not data.keys() >= WRITTEN_SETTINGS:

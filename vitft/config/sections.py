@@ -30,8 +30,9 @@ class DataSpec:
     split: Literal["random", "reference"] = "random"
     """Validation split: `random` over all readable images, or that of the `reference` script."""
     val_from: Literal["auto", "test"] = "auto"
-    """Validation images of data with a test part but no validation part: `auto` draws them from the
-    training part and evaluates the test images once, at the end; `test` validates on them."""
+    """Source of validation images for data with a test part but no validation part: `auto` to draw
+    them from the training part and evaluate the test images once, at the end; `test` to validate on
+    the test images."""
     val_rate: Annotated[float, Range(gt=0, lt=1)] = 0.2
     """Fraction of each class held out for validation."""
     seed: WholeNumber = 0

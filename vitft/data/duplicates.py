@@ -63,7 +63,7 @@ def near_pairs(fingerprints: Vectors) -> list[IndexPair]:
 
 
 class KnownImages:
-    """Fingerprints (n, FINGERPRINT_BYTES) with which new images are compared, one at a time."""
+    """Fingerprints (n, FINGERPRINT_BYTES) to compare new images with, one at a time."""
 
     def __init__(self, fingerprints: Vectors) -> None:
         self.rows = np.flatnonzero(~is_blank(fingerprints)) if len(fingerprints) else np.arange(0)

@@ -1,8 +1,8 @@
 """Scan of a data folder for classes and image files, without opening a file.
 
-There are two layouts: one folder per class, or a train folder beside a val or test folder or both,
-each with one folder per class. Nothing is ever written to the folder. `data.inspection` reads the
-files, and `data.split` selects the validation images.
+There are two layouts: one folder per class, or a train folder next to a val folder, a test folder
+or both, each with one folder per class. Nothing is ever written to the folder. `data.inspection`
+reads the files, and `data.split` selects the validation images.
 """
 
 import difflib
@@ -153,7 +153,7 @@ def scan_classes(walk: Walk, root: Path, _parts: Mapping[Part, str]) -> Found:
 
 
 def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
-    """Scan the layout with a train folder and a val or test folder or both."""
+    """Scan the layout with a train folder and a val folder, a test folder or both."""
     train = parts["train"]
     names = {part: walk.folders_of(folder)[0] for part, folder in parts.items()}
     walk.raise_if_refused()
@@ -165,7 +165,10 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
     check_class_count(walk, root, train)
     notes = []
     if "test" in parts.keys() - used.keys():
-        notes.append(f"the images in {parts['test']}/ are not tested: its classes differ")
+        notes.append(
+            f"{parts['test']}/ is not used for testing: its classes differ from those "
+            "of the other parts"
+        )
     if unused := [name for name in walk.folders_of("")[0] if name not in parts.values()]:
         notes.append(f"not used for training or validation: {listing(unused)}")
     places = {(part, n): f"{folder}/{n}" for n in classes for part, folder in used.items()}
@@ -215,7 +218,7 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
 
 
 def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
-    """Return the folder with the parts of its files as a run or a study uses them.
+    """Return the folder with its files assigned to the parts that a run or a study uses.
 
     Without validation images, `auto` leaves the training images to be divided, and the test images
     for a final evaluation; `test` makes them the validation images. With validation images, `auto`

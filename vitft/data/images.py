@@ -64,7 +64,7 @@ DECODERS: Mapping[str, Decoder] = {
     "TIFF": TIFF,
     "AVIF": AvifImagePlugin.AvifImageFile,
 }
-"""Decoders of Pillow; for HEIC, see `find_decoder`."""
+"""Pillow's decoders; for HEIC, see `find_decoder`."""
 # Errors that Pillow raises for damaged bytes, found by mutation tests; more than its fuzzers list.
 DECODER_ERRORS = (
     OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, AttributeError, EOFError,

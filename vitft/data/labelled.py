@@ -91,7 +91,7 @@ def choose_part(present: Collection[str], subset: str | None, source: Path) -> P
 
 
 def from_folder(root: Path, subset: str | None) -> tuple[LabelledImages, bool]:
-    """Return the images of a folder and whether it has a train part and others."""
+    """Return the images of a folder, and whether it is divided into parts."""
     walk = Walk(os.fspath(root))
     parts = split_folders(walk, walk.folders_of("")[0])
     part = parts.get(choose_part(parts, subset, root), "")

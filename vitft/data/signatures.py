@@ -128,7 +128,7 @@ def declared_length(kind: str, data: bytes) -> int | None:
 
 
 def length_of_boxes(data: bytes) -> int:
-    """Return where the last box of an ISO media file ends; the last may be longer than the data."""
+    """Return where the last box of an ISO media file ends, possibly beyond the end of the data."""
     place = 0
     while place + 8 <= len(data):
         size, start = int.from_bytes(data[place : place + 4]), 8

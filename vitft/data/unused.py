@@ -1,4 +1,4 @@
-"""Files of a folder that are not used: counted by suffix, with the reason and what to do."""
+"""Files of a folder that are not used, counted by suffix, with the reason and a fix."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def suffix_of(name: str) -> str:
 
 
 def is_surely_no_image(name: str) -> bool:
-    """Return whether the suffix is that of documents, data, videos or archives."""
+    """Return whether the suffix is that of a document, a data file, a video or an archive."""
     kind = KIND_BY_SUFFIX.get(suffix_of(name))
     return kind in (*UNUSED_KINDS[2:], DOCUMENTS)
 

@@ -15,7 +15,7 @@ from vitft.system.text import count, describe_os_error
 
 REFERENCE_SUFFIXES = frozenset({".jpg", ".JPG", ".png", ".PNG"})
 HIDDEN, FOLDER, IMAGE = "hidden", "folder", "image"
-"""Kinds of entries that are not used for another reason than their suffix."""
+"""Kinds of entries that are not used for a reason other than their suffix."""
 SYSTEM_FILES = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin"})
 
 
@@ -29,7 +29,8 @@ class Walk:
     bad: list[tuple[str, str]] = field(default_factory=list)
     """Paths that have an image's suffix but are not files, with the reasons."""
     left_out: dict[str, Counter[str]] = field(default_factory=dict)
-    """Number of files that are not used, by suffix or one of the kinds above, for each folder."""
+    """Number of files that are not used, by suffix or by one of the kinds above, for each
+    folder."""
     nested: dict[str, int] = field(default_factory=dict)
     """Number of images in sub-folders of each folder that has any."""
     loops: int = 0  # number of links back to a folder already visited

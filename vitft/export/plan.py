@@ -94,7 +94,7 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
         raise UsageError(f"invalid --images {plan.images}", fix="use an integer of 1 or more")
     if len(plan.licence) > MAX_LICENCE or not plan.licence.isprintable():
         raise UsageError(
-            "invalid --licence: it is a short name on one line",
+            "invalid --licence: expected a short name on one line",
             fix="use an identifier such as apache-2.0, mit or cc-by-4.0",
         )
     check_push(plan)

@@ -1,7 +1,7 @@
 """Programs for the README of an exported folder: how each library classifies a photo with it.
 
-Every program is complete, is run by the tests, and answers as vitft does. Files that libraries open
-otherwise than vitft are converted first: photos that EXIF says are turned, images with
+Every program is complete, is run by the tests, and gives the predictions of vitft. Files that
+libraries open differently from vitft are converted first: photos rotated by EXIF, images with
 transparency, and 16-bit grey images.
 """
 
@@ -41,7 +41,7 @@ class Snippet(NamedTuple):
 
     title: str
     install: str
-    """Command that installs what it needs; empty if that is known."""
+    """Command that installs the requirements; empty if none is needed."""
     code: str
     """Program that classifies photo.jpg; it runs in the exported folder."""
     language: str = "python"
@@ -155,7 +155,7 @@ const model = "{repo}";
 """
     code = f"""
 {(remote if repo else local).strip()}
-// dtype q8 is a quarter of the size; the answers differ a little.
+// With dtype q8, the model has a quarter of the size, and its answers differ slightly.
 const classifier = await pipeline("image-classification", model, {{ dtype: "fp32" }});
 
 // An image as 8-bit RGB, turned as EXIF says, with transparency on white.
@@ -173,7 +173,7 @@ console.log(JSON.stringify([best.label, best.score]));
 
 
 class GraphInput(NamedTuple):
-    """What a graph takes."""
+    """Input that a graph takes."""
 
     takes_bytes: bool = False
     """Whether it takes bytes and normalises them itself."""
@@ -289,7 +289,7 @@ def view_code(transform: EvalTransform, takes: GraphInput) -> str:
 
 
 def resize_lines(transform: EvalTransform) -> list[str]:
-    """Return the lines that resize `image` as `EvalTransform.resized` states."""
+    """Return the lines that resize `image` to the size from `EvalTransform.resized`."""
     wide, tall = transform.resized(1, 1)  # for a square image
     resample = f"Image.Resampling.{transform.interpolation.upper()}"
     height, width = transform.image_size
@@ -316,7 +316,7 @@ def function(name: str, argument: str, text: str, body: str) -> str:
 
 
 def in_grey(transform: EvalTransform) -> str:
-    """Return the conversion that a model of grey images needs after `open_rgb`."""
+    """Return the conversion that a greyscale model needs after `open_rgb`."""
     return '.convert("L")' if transform.channels == 1 else ""
 
 

@@ -223,7 +223,7 @@ class Store:
 
 
 class JoinedStore:
-    """Two stores as one, whose rows are the rows of both, one behind the other.
+    """Two stores as one, whose rows are the concatenated rows of both.
 
     So the leading values are shared with those who need nothing else.
     """

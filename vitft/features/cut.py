@@ -25,8 +25,8 @@ class Prefix(nn.Module):
         self.model, self.stop, self.autocast = model, stop, autocast
         self.pooled = stop == model.config.depth
         self.shape, self.leading = output_shape(model, pooled=self.pooled)
-        """Shape of the output for one image, (D,) or (N, D), and how many of the D dimensions, the
-        leading ones, belong to the last block."""
+        """Shape of the output for one image, (D,) or (N, D), and how many of the D dimensions (the
+        leading ones) belong to the last block."""
         self.eval()
 
     def forward(self, pixels: Tensor) -> Tensor:

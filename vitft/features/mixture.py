@@ -50,7 +50,7 @@ class HeadMethod:
     shrinkage: float = 0.0
     name: str = LAST_BLOCK
     alone: float = 1.0
-    """Factor that calibrates the logits of the logistic regression if it is used by itself."""
+    """Factor that calibrates the logits of the logistic regression when used by itself."""
 
     @property
     def reads_several(self) -> bool:
@@ -190,8 +190,8 @@ def choose_shrinkage(
 def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
     """Return the factor of the logits (n, C) with the lowest loss, and the log-probabilities.
 
-    The loss is that of labels which are wrong with probability 1 / n. The loss of the given labels
-    has no minimum if no image is misclassified: the head would become certain.
+    The loss assumes that each label is wrong with probability 1 / n. Without this, it would have no
+    minimum if no image were misclassified: the head would become certain.
     """
     images, classes = logits.shape
     target = F.one_hot(y, classes) * (1 - 1 / images) + 1 / (images * classes)
@@ -205,7 +205,7 @@ def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
 
 
 def smallest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function with one minimum in an interval is smallest, to 1e-3."""
+    """Return the position of a function's only minimum in an interval, to 1e-3."""
     ratio = (5**0.5 - 1) / 2  # golden-section search
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     at_a, at_b = function(a), function(b)

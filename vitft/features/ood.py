@@ -1,8 +1,8 @@
 """Out-of-distribution detection from features (Mahalanobis distance to the nearest class).
 
 The distance of a feature from a class mean is measured in units of the within-class scatter. Images
-are out of distribution if their distance is above the 98th percentile of held-out images'. This
-describes the image, not its prediction. Nearest neighbours, the largest probability and their
+are out of distribution if their distance is above the 98th percentile of those of held-out images.
+This describes the image, not its prediction. Nearest neighbours, the largest probability and their
 combinations notice a few more unknown classes, but fewer foreign images (docs/experiments.md).
 
 Notation: n images, D dimensions of a feature, C classes.
@@ -33,8 +33,8 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 REFERENCE_FILE = "reference.npz"
 MAX_DIMENSIONS = 1_024
-"""Maximum number of dimensions; of wider features the first ones are used. The first ones are those
-of the last block. This limits the file to 4 MB, plus 4 kB for each class."""
+"""Maximum number of dimensions; of wider features, only the first ones are used, which are those of
+the last block. This limits the file to 4 MB, plus 4 kB for each class."""
 IN_DISTRIBUTION = 0.98
 """Fraction of held-out images to classify as in distribution."""
 MIN_HELD_OUT = 20
@@ -111,8 +111,9 @@ def fit_reference(
     Args:
         features: Inputs of the head.
         labels: Class indices.
-        held_out: Whether an image is as good as new (n,): if the features are those of a frozen
-            model, all of them are; otherwise only images on which the model was not trained.
+        held_out: Whether the features of an image are like those of a new image (n,): true of all
+            images if the model is frozen, otherwise only of those on which the model was not
+            trained.
         groups: Numbers (n,) that near copies share; they are held out together.
         trained: Whether the features were trained on these classes (for the results).
 
@@ -195,7 +196,7 @@ class Folds:
         return np.concatenate([self.fit_without(fold)[1] for fold in range(FOLDS)])
 
     def leave_classes_out(self) -> list[tuple[int, int]]:
-        """Leave each class out in turn, as if its images were of an unknown class.
+        """Leave out each class in turn, as if its images were of an unknown class.
 
         A few of the parts give the limit for each class and the distances of its images.
 
@@ -221,7 +222,8 @@ class Folds:
 def limit_of(distances: Distances) -> float:
     """Return the distance (n,) that a fraction `IN_DISTRIBUTION` of new images does not exceed.
 
-    With fewer than 49 images this is the largest distance, which 1 / (n + 1) of new ones exceed.
+    With fewer than 49 images, this is the largest distance, which a fraction 1 / (n + 1) of new
+    images exceeds.
     """
     return float(np.quantile(distances, IN_DISTRIBUTION, method="weibull"))
 
@@ -261,7 +263,7 @@ def read_reference(run: Path, width: int) -> Reference | None:
     """Read the reference of a run directory, or return None if it has none.
 
     Raises:
-        RunError: The file is damaged or belongs to a model of fewer than its dimensions.
+        RunError: The file is damaged or has more dimensions than the features of the model.
     """
     path = run / REFERENCE_FILE
     try:

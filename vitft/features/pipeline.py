@@ -38,7 +38,7 @@ HEAD_BLOCKS = 6
 """Maximum number of blocks that a solved head reads by default."""
 MAX_HEAD_DIMENSIONS = 3_100
 """Maximum number of feature dimensions that a solved head reads by default: the time to solve it
-grows with the cube."""
+grows with the cube of this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,13 +111,14 @@ class CrossValidation(TypedDict):
 
 
 class HeadChoice(TypedDict):
-    """Blocks that a solved head reads, and the scores by which they were chosen."""
+    """Blocks that a solved head reads, and the scores used to choose them."""
 
     blocks: int  # number of last blocks that the head reads
     reads: str  # the candidate that was chosen
     candidates: list[HeadCandidate]
     last_block_top1: float | None
-    """Validation accuracy of the head that reads the last block only; None if it is the head."""
+    """Validation accuracy of a head that reads the last block only; None if the chosen head
+    does."""
 
 
 class SolvedHeadResults(TypedDict):
@@ -131,7 +132,7 @@ class SolvedHeadResults(TypedDict):
 
 
 class FinalTestResults(Metrics):
-    """Metrics of the finished model on the test part of the data, which nothing was chosen on."""
+    """Metrics of the finished model on the test part of the data, which no choice depended on."""
 
     left_out: int  # number of test images that are identical to a training or validation image
 
@@ -228,9 +229,9 @@ class UnusedFiles(TypedDict):
 
 
 class OodResults(TypedDict):
-    """What the note "unlike the training images" notices (`features.ood`).
+    """How often images get the note "unlike the training images" (`features.ood`).
 
-    The fractions are None if the run cannot give the note, for the reason stated.
+    The fractions are None if the run cannot give the note; `reason` says why.
     """
 
     images: int  # number of images whose features describe the classes

@@ -287,7 +287,7 @@ class VisionTransformer(nn.Module):
         return self.pool(cast("Block", self.blocks[last]).for_class_token(tokens), earlier)
 
     def read_last_blocks(self, count: int) -> None:
-        """Replace the heads by zero heads that read the last `count` blocks.
+        """Replace the heads with zero-initialised heads that read the last `count` blocks.
 
         Raises:
             UsageError: A head cannot read several blocks of this architecture.

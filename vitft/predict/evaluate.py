@@ -289,7 +289,10 @@ def warn_of_bias(results: EvaluationResults) -> None:
     reasons = (
         (data["trained"], "the model was trained on them"),
         (data["trained_copies"], "they are nearly identical to training images"),
-        (data["trained_paths"], "they have the paths of training images that cannot be compared"),
+        (
+            data["trained_paths"],
+            "their paths are those of training images that cannot be read for a comparison",
+        ),
     )
     total = images + sum(number or 0 for number, _ in reasons) + len(unreadable)
     for number, reason in reasons:

@@ -86,7 +86,7 @@ class RunImages:
         )
 
     def recognise(self, path: str, content: bytes) -> Recognised:
-        """Return what the run knows of an image, given its path and its bytes.
+        """Return the part of an image in the run, if any, given its path and its bytes.
 
         Raises:
             ImageError: The bytes are not a complete image of a supported format.

@@ -110,8 +110,8 @@ def describe_results(run: Run) -> str:
     )
     if test := results.get("test"):
         text += (
-            f" Of the {count(test['images'], 'test image')}, on which nothing was chosen, it "
-            f"classifies {percent(test['top1'])} correctly (95 % interval: "
+            f" Of the {count(test['images'], 'test image')}, which played no part in any choice, "
+            f"it classifies {percent(test['top1'])} correctly (95 % interval: "
             f"{interval(test['top1_interval'])})."
         )
     if results.get("majority") is not None:
@@ -132,7 +132,7 @@ def describe_weakest(run: Run) -> str:
 
 
 def describe_unlike(run: Run) -> str:
-    """Return a text on the note "unlike the training images" and how much it notices."""
+    """Return a text on the note "unlike the training images" and how reliable it is."""
     found = run.audit.get("out_of_distribution")
     if not run.results:
         return ""

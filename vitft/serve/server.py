@@ -186,7 +186,7 @@ class Server(uvicorn.Server):
     """Uvicorn server that stops within `STOP_SECONDS` of the first signal."""
 
     watchdog: threading.Timer | None = None
-    """Timer that ends the process, should it still run then."""
+    """Timer that ends the process if it is still running then."""
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until stopped, with a short switch interval for Python threads."""

@@ -52,7 +52,7 @@ def read_regular(path: Path, *, limit: int) -> bytes:
 def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview]) -> None:
     """Write the file `path` atomically: after a crash it has either the old or the new content.
 
-    The content may be given in parts, so that a large one need not be copied into one.
+    The content may be given in parts, so that large parts need not be copied into one.
 
     Raises:
         ResourceError: The disk is full.
@@ -134,7 +134,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def flush_files(files: Sequence[Path]) -> None:
-    """Write the content of files to the disk; of many files, everything that waits to be written.
+    """Flush files to the disk; if there are many, flush everything that waits to be written.
 
     A flush of each of 150,000 small files takes minutes.
     """

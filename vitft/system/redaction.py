@@ -5,8 +5,8 @@ import re
 LOGIN = re.compile(
     r"([a-z][a-z0-9+.-]*://)(?:[^\s/?#]*|[^\s/?#@]*:(?!\d*[/?#])[^\s@]*)@", re.IGNORECASE
 )
-"""User name and password before the host. A password with a slash in it is found as well, because
-what follows the colon of a host is a port number."""
+"""User name and password before the host. A password that contains a slash is found as well,
+because only a port number can follow the colon of a host."""
 PARAMETER = re.compile(
     r"([?&;](?:[\w.-]*(?:token|secret|passw(?:or)?d|signature|credential|api[_-]?key)|sig|pwd)=)"
     r"[^&#;\s'\"]+",

@@ -69,12 +69,12 @@ def check_request(config: Config, out: str | None) -> Path:
 
 
 def check_val_from(folder: Folder, spec: DataSpec) -> None:
-    """Raise a UsageError if the data has validation images, so that the test images cannot be."""
+    """Raise a UsageError if the data has validation images and test images are to replace them."""
     present = {file.part for file in folder.files}
     if spec.val_from == "test" and {"val", "test"} <= present:
         raise UsageError(
             f"data.val_from=test, but {spec.path} has a validation part",
-            fix="leave out --val-from: the test images are evaluated once, after training",
+            fix="remove --val-from: the test images are then evaluated once, after training",
         )
 
 

@@ -95,7 +95,7 @@ def evaluate_run(
 def final_test(
     inputs: StageInputs, model: Model, precision: str, temperature: float
 ) -> dict[str, FinalTestResults]:
-    """Return the results on the test images, under the key `test`; empty without test images.
+    """Return the results on the test images, under the key `test`; empty if there are none.
 
     Test images that are identical to a training or validation image are left out.
     """

@@ -25,14 +25,14 @@ from vitft.training.dataset import StageInputs
 log = logging.getLogger(__name__)
 
 CACHED_IMAGES, COMPUTED_IMAGES = 20_000, 2_000
-"""Maximum numbers of training images, and of validation images, whose features are used: if they
-are cached, and if the trained layers have to compute them."""
+"""Maximum number of training images, and of validation images, whose features are used: if they are
+cached, and if the trained layers have to compute them."""
 
 
 def write_reference(
     run: RunDir, inputs: StageInputs, model: Model, *, frozen: bool, seed: int
 ) -> OodResults:
-    """Write the reference of a run, if its images are enough, and log what the note notices.
+    """Write the reference of a run if it has enough images, and log how reliable the notes are.
 
     Args:
         run: The run directory.
@@ -61,7 +61,7 @@ def write_reference(
 
 
 def describe_reference(results: OodResults) -> str:
-    """Return a line on what is noted as unlike the training images."""
+    """Return a line on how often images are noted as unlike the training images."""
     if results["reason"] is not None:
         return f"images unlike the training images are not noted: {results['reason']}"
     text = (

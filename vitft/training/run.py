@@ -270,7 +270,8 @@ def train_stages(context: RunContext, saved: State | None) -> None:
 def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> None:
     """Write audit.json and the reference distribution of the features.
 
-    A run that is not `complete` has to end soon, so it does not compute features for the reference.
+    A run that is not `complete` has to end soon and therefore computes no features for the
+    reference.
     """
     data, config = start.inputs.data, context.config
     if context.best.epochs and data.group.is_main:

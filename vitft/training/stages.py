@@ -118,7 +118,7 @@ def solve_head_stage(context: RunContext) -> None:
 
 
 def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
-    """Return inputs with the features of the last block only, and let the new head read these."""
+    """Return inputs with the features of the last block only, and make the new head read these."""
     if isinstance(model, TimmModel) or model.config.read_blocks == 1 or inputs.extractor is None:
         return inputs
     extractor = inputs.extractor.of_last_block()
@@ -129,7 +129,7 @@ def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
 def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadChoice:
     """Return what the solved head reads and why.
 
-    `x` (n, D) and `y` (n,) are the validation images' features of the last block and classes.
+    `x` (n, D) and `y` (n,) are the validation images' features of the last block and their classes.
     """
     weight, bias = solved.last
     right = (x @ weight.T + bias).argmax(dim=-1) == y
@@ -146,10 +146,10 @@ def describe_choice(choice: HeadChoice) -> str:
     """Return a log line about the blocks that the head reads, and why."""
     last = choice["candidates"][0]["cv_top1"]
     if choice["blocks"] == 1:
-        return f"head: reads the last block (cross-validated accuracy {percent(last)})"
+        return f"the head reads the last block (cross-validated accuracy {percent(last)})"
     best = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
     return (
-        f"head: reads {count(choice['blocks'], 'block')} (cross-validated accuracy "
+        f"the head reads {count(choice['blocks'], 'block')} (cross-validated accuracy "
         f"{percent(best['cv_top1'])}; the last block alone: {percent(last)})"
     )
 

@@ -1,14 +1,15 @@
-"""Protection of this machine's own network from addresses in lists, archives and redirects.
+"""Protection of this machine's own network against addresses in lists, archives and redirects.
 
-A web server can redirect a download to an address that only this machine reaches, such as a
-router's or a cloud's metadata service. Names are therefore resolved and checked, on every redirect.
+A web server can redirect a download to an address that only this machine can reach, such as that of
+a router or of a cloud's metadata service. Names are therefore resolved and checked, on every
+redirect.
 """
 
 import ipaddress
 import socket
 
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-"""IPv6 addresses that stand for the IPv4 address in their last 32 bits (RFC 6052)."""
+"""IPv6 addresses that represent the IPv4 address in their last 32 bits (RFC 6052)."""
 
 
 class PrivateAddressError(ValueError):
@@ -36,7 +37,7 @@ def check_address(host: str, address: str) -> None:
 
 
 def check_name(host: str) -> None:
-    """Raise PrivateAddressError if a name, which only a proxy resolves, is evidently private."""
+    """Raise PrivateAddressError if a name to be resolved by a proxy is evidently private."""
     if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
         raise PrivateAddressError(host, host)
     try:

@@ -134,7 +134,7 @@ def open_url(
 
 
 def split_login(address: str) -> tuple[str, str]:
-    """Return an address without its user name and password, and these as `user:password`."""
+    """Return an address without its login, and the login as `user:password`."""
     parts = urlsplit(address)
     login, _, host = parts.netloc.rpartition("@")
     if not login:
@@ -229,8 +229,8 @@ class DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
     ) -> "Callable[..., DeadlineConnection]":
         """Return a function that makes the connection for a request.
 
-        The address of a proxy, which is the user's choice, is not checked; the proxy resolves the
-        name of the host, so that only the name can be checked then.
+        The address of a proxy is not checked, because the user has chosen it. A proxy resolves the
+        name of the host itself, so only the name can be checked.
         """
         parts = urlsplit(req.full_url)
         is_proxied = req.host != unquote(parts.netloc)

@@ -1,8 +1,8 @@
 """Format --transformers-js: a folder for pipeline("image-classification") of transformers.js.
 
 transformers.js resizes without antialiasing in Node and by the browser's rule in a page, so the
-graphs do it themselves: the processor only hands on the pixels, and the answers are the run's. The
-8-bit graph is the one that pages load by default.
+graphs do it themselves: the processor only passes on the pixels, and the predictions are those of
+the run. The 8-bit graph is the one that pages load by default.
 """
 
 from collections.abc import Mapping

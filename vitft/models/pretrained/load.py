@@ -114,7 +114,7 @@ def load_backbone(
 
     The arguments are those of `load_pretrained`, but the name can also be `timm:NAME`,
     `timm:NAME=FILE` or a run of a timm model. For timm models, options that would change the
-    architecture are refused. `random:NAME` is the architecture and transform of NAME with new
+    architecture are refused. `random:NAME` means the architecture and transform of NAME, with new
     random weights drawn with `seed`; for `random:timm:NAME`, nothing is downloaded.
 
     Raises:

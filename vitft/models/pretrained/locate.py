@@ -18,7 +18,7 @@ FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".ckpt", ".gguf", ".zip")
 
 
 RANDOM = "random:"
-"""Prefix of a name that stands for its architecture and transform with random weights."""
+"""Prefix of a name that requests its architecture and transform with random weights."""
 
 
 def check_weights_name(name_or_path: str | Path, *, allow_pickle: bool = True) -> None:

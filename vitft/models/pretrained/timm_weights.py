@@ -146,7 +146,7 @@ def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> Catalog
     """Return the entry of a `timm:NAME`, completed with timm's metadata.
 
     Raises:
-        WeightsError: timm has no weights of this name, or with `is_published`, does not publish
+        WeightsError: timm has no weights of this name or, with `is_published`, does not publish
             them on the hub.
     """
     import timm
