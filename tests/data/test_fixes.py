@@ -54,11 +54,14 @@ def test_keep_changes_nothing_drop_leaves_out_and_move_relabels(
 
 def test_every_name_survives_the_table(folder: Folder, tmp_path: Path) -> None:
     table = tmp_path / "fixes.csv"
-    write_fixes(table, [Fix(path=name, action="drop") for name in NAMES])
+    write_fixes(table, [Fix(path=name, action="drop") for name in (*NAMES[:2], *NAMES[3:5])])
 
     found, _ = apply_fixes(folder, DataSpec(fixes=str(table)))
 
-    assert found.files == ()
+    assert [file.path for file in found.files] == [NAMES[2], NAMES[5]]
+    write_fixes(table, [Fix(path=name, action="drop") for name in (NAMES[2], NAMES[5])])
+    found, _ = apply_fixes(folder, DataSpec(fixes=str(table)))
+    assert not {NAMES[2], NAMES[5]} & {file.path for file in found.files}
 
 
 def test_cells_are_escaped_for_spreadsheets(tmp_path: Path) -> None:
@@ -88,8 +91,6 @@ def test_what_spreadsheets_make_of_the_table_is_read(
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        pytest.param("a/9.jpg,drop,", r"line 3: 'a/9.jpg' is not an image", id="unknown path"),
-        pytest.param("../x.jpg,drop,", r"line 3: '../x.jpg' is not an image", id="path outside"),
         pytest.param("a/1.jpg,move,c", r"line 3: new_label is 'c'", id="unknown label"),
         pytest.param("a/1.jpg,move,", r"line 3: new_label is ''", id="move to nowhere"),
         pytest.param("a/1.jpg,delete,", r"line 3: action is 'delete'", id="unknown action"),
@@ -105,6 +106,48 @@ def test_a_row_that_does_not_fit_is_named_by_its_line(
 
     with pytest.raises(DataError, match=problem):
         applied(folder, tmp_path / "fixes.csv", text)
+
+
+def test_lines_of_files_that_are_gone_are_skipped_with_one_warning(
+    folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "path,action,new_label\na/9.jpg,drop,\n../x.jpg,move,gone\na/2.jpg,move,b\n"
+
+    found = applied(folder, tmp_path / "fixes.csv", text)  # as a run does, after the checks
+    assert not caplog.records
+    apply_fixes(folder, DataSpec(fixes=str(tmp_path / "fixes.csv")), warn=True)
+
+    assert ("a/2.jpg", 1) in [(file.path, file.label) for file in found.files]
+    assert len(found.files) == len(NAMES)
+    assert "2 lines skipped, whose files are not in d: ../x.jpg and a/9.jpg" in caplog.text
+
+
+def test_a_table_of_another_folder_is_refused(folder: Folder, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not belong to d: none of the images") as caught:
+        applied(folder, tmp_path / "fixes.csv", "path,action\nz/1.jpg,drop\nz/2.jpg,drop\n")
+
+    assert caught.value.fix == "run `vitft check d` for a table of this folder"
+
+
+def test_a_class_that_loses_all_its_images_is_left_out_with_a_note(tmp_path: Path) -> None:
+    names = ("a/1.jpg", "a/2.jpg", "b/1.jpg", "c/1.jpg", "c/2.jpg")
+    files = tuple(File(name, "abc".index(name[0])) for name in names)
+    folder = Folder(root=Path("d"), classes=("a", "b", "c"), files=files, layout="classes")
+
+    found = applied(folder, tmp_path / "f.csv", "path,action,new_label\nb/1.jpg,move,c\n")
+
+    assert found.classes == ("a", "c")
+    assert [(file.path, file.label) for file in found.files] == [
+        ("a/1.jpg", 0), ("a/2.jpg", 0), ("b/1.jpg", 1), ("c/1.jpg", 1), ("c/2.jpg", 1),
+    ]  # fmt: skip
+    assert found.notes[-1] == "fixes: 1 class without images left out: b"
+
+
+def test_fixes_that_leave_a_single_class_are_refused(folder: Folder, tmp_path: Path) -> None:
+    rows = "".join(f"{name},move,b\n" for name in NAMES[:3])
+
+    with pytest.raises(DataError, match="leave images in 1 class of d: all images of a are"):
+        applied(folder, tmp_path / "fixes.csv", f"path,action,new_label\n{rows}")
 
 
 def test_another_file_is_refused(folder: Folder, tmp_path: Path) -> None:

@@ -6,19 +6,25 @@ result of `scan`: `drop` leaves an image out, `move` changes its label, `keep` h
 """
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from vitft.config.sections import DataSpec
 from vitft.data.folder import File, Folder
 from vitft.data.table import TableReader, encode_table
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
-from vitft.system.text import count, escape_formula
+from vitft.system.text import count, escape_formula, listing
+
+log = logging.getLogger(__name__)
 
 FIX_COLUMNS = ("path", "action", "label", "new_label", "reason", "kind", "confidence")
 ACTIONS = ("keep", "move", "drop")
+MOST_MISSING_NAMED = 3
+"""Maximum number of missing files named in the warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +55,16 @@ def write_fixes(path: Path, fixes: Iterable[Fix]) -> None:
     write_atomically(path, encode_table(FIX_COLUMNS, rows))
 
 
-def apply_fixes(folder: Folder, spec: DataSpec) -> tuple[Folder, DataSpec]:
+def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[Folder, DataSpec]:
     """Return the folder with the fixes of `spec` applied, and `spec` with the table's digest.
+
+    Rows of files that no longer exist are skipped, with a warning if `warn` is set, and classes
+    that lose their last image are left out.
 
     Raises:
         DataError: The table cannot be read, does not fit the folder (the message names the line)
-            or has a different digest from the one in the settings.
+            or has a different digest from the one in the settings, or fewer than two classes are
+            left.
     """
     if not spec.fixes:
         return folder, spec
@@ -74,20 +84,42 @@ def apply_fixes(folder: Folder, spec: DataSpec) -> tuple[Folder, DataSpec]:
         )
     known = {file.path: folder.classes[file.label] for file in folder.files}
     known |= {name: "" for name, _ in folder.bad}
-    decided = dict(decisions(table, known, folder.classes))
-    fixed = with_fixes(folder, decided)
+    found = read_decisions(table, known, folder.classes)
+    if found.rows and len(found.missing) == found.rows:
+        raise DataError(
+            f"{path} does not belong to {folder.root}: none of the images in the table is there, "
+            f"e.g. {found.missing[0]}",
+            fix=f"run `vitft check {folder.root}` for a table of this folder",
+        )
+    if found.missing and warn:
+        log.warning(
+            f"{path}: {count(len(found.missing), 'line')} skipped, whose files are not in "
+            f"{folder.root}: {listing(found.missing, MOST_MISSING_NAMED)}"
+        )
+    fixed = without_empty_classes(with_fixes(folder, found.changes))
     return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
 
 
-def decisions(
+class Decisions(NamedTuple):
+    """Content of a table."""
+
+    changes: Mapping[str, str | None]
+    """Label of each image that is moved, None if it is dropped, by path."""
+    missing: Sequence[str]
+    """Paths that are not in the folder."""
+    rows: int
+
+
+def read_decisions(
     table: TableReader, known: Mapping[str, str], classes: tuple[str, ...]
-) -> Iterator[tuple[str, str | None]]:
-    """Yield the path and label (None if dropped) of every row that changes something."""
+) -> Decisions:
+    """Return the content of a table; `known` maps the folder's paths to their classes."""
     lines = iter(table)
     header = [cell.strip() for cell in next(lines, [])]
     if lacking := [name for name in ("path", "action") if name not in header]:
         raise table.error(f"the header has no {' or '.join(lacking)} column")
     seen: set[str] = set()
+    changes: dict[str, str | None] = {}
     for cells in filter(any, lines):
         row = dict(zip(header, cells, strict=False))
         name = unescaped(row.get("path", ""), known)
@@ -98,8 +130,10 @@ def decisions(
         if name in seen:
             raise table.error(f"{name!r} is listed twice")
         seen.add(name)
-        if action == "drop" or (action == "move" and known[name]):
-            yield name, new if action == "move" else None
+        if action == "drop" or (action == "move" and known.get(name)):
+            changes[name] = new if action == "move" else None
+    missing = sorted(seen - known.keys())
+    return Decisions({n: c for n, c in changes.items() if n in known}, missing, len(seen))
 
 
 def unescaped(cell: str, known: Container[str]) -> str:
@@ -111,13 +145,37 @@ def fix_problem(
     name: str, action: str, new: str, known: Mapping[str, str], classes: tuple[str, ...]
 ) -> str:
     """Return the problem with a row, or an empty string if there is none."""
-    if name not in known:
-        return f"{name!r} is not an image in the data folder"
     if action not in ACTIONS:
         return f"action is {action!r} instead of keep, move or drop"
-    if action == "move" and new not in classes:
+    if action == "move" and name in known and new not in classes:
         return f"new_label is {new!r}, which is not a class of the data folder"
     return ""
+
+
+def without_empty_classes(folder: Folder) -> Folder:
+    """Return the folder without the classes that have lost their last image, and a note on them.
+
+    Raises:
+        DataError: Fewer than two classes are left.
+    """
+    used = sorted({file.label for file in folder.files})
+    if len(used) == len(folder.classes):
+        return folder
+    empty = [name for i, name in enumerate(folder.classes) if i not in used]
+    if len(used) < 2:
+        raise DataError(
+            f"the fixes leave images in {count(len(used), 'class', 'classes')} of {folder.root}: "
+            f"all images of {listing(empty)} are moved or left out",
+            fix="remove lines from the table, so that at least 2 classes keep images",
+        )
+    index = {label: number for number, label in enumerate(used)}
+    note = f"fixes: {count(len(empty), 'class', 'classes')} without images left out: "
+    return replace(
+        folder,
+        classes=tuple(folder.classes[label] for label in used),
+        files=tuple(replace(file, label=index[file.label]) for file in folder.files),
+        notes=(*folder.notes, note + listing(empty)),
+    )
 
 
 def with_fixes(folder: Folder, decided: Mapping[str, str | None]) -> Folder:

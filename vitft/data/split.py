@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self, cast, get_args
 
 from vitft.config.sections import DataSpec
+from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.table import TableReader, encode_table
 from vitft.system.console import visible
@@ -228,17 +229,37 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
         if checked.bad:
             examples = "; ".join(f"{path}: {reason}" for path, reason in checked.bad[:2])
             unread = f"; {count(len(checked.bad), 'file')} could not be read ({examples})"
-        raise DataError(
-            f"too few readable images for training and validation in {len(lacking)} of "
-            f"{len(manifest.classes)} classes: {listing(lacking)}{unread}",
-            fix="provide at least 2 readable images per class, or remove the folders of classes "
-            "with fewer",
-        )
+        raise lacking_images(lacking, len(manifest.classes), unread)
     if not manifest.val:
         raise DataError(
             "the reference split leaves no images for validation",
             fix="increase data.val_rate, add images, or use the default split",
         )
+
+
+def check_folder_classes(folder: Folder) -> None:
+    """Raise a DataError if a class has too few files, before any of them is read."""
+    have = Counter((file.label, file.part) for file in folder.files)
+    lacking: list[str] = []
+    for label, name in enumerate(folder.classes):
+        train, val = have[label, "train"] + have[label, ""], have[label, "val"]
+        if folder.layout == "classes":
+            if train + val < (1 if folder.reference else 2):
+                lacking.append(f"{name} ({train + val})")
+        elif not train or not (val or folder.reference):
+            lacking.append(f"{name} ({train} + {val})")
+    if lacking:
+        raise lacking_images(lacking, len(folder.classes))
+
+
+def lacking_images(names: Sequence[str], classes: int, unread: str = "") -> DataError:
+    """Return the error for classes without enough images for training and validation."""
+    return DataError(
+        f"too few readable images for training and validation in {len(names)} of {classes} "
+        f"classes: {listing(names)}{unread}",
+        fix="provide at least 2 readable images per class, or remove the folders of classes with "
+        "fewer",
+    )
 
 
 class Leaks(NamedTuple):

@@ -16,6 +16,7 @@ from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import Folder, assign_parts, scan
+from vitft.data.split import check_folder_classes
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import RunDir, plan_run
@@ -50,7 +51,7 @@ def check_request(config: Config, out: str | None) -> Path:
     scanned = scan(data, reference=config.data.split == "reference")
     check_val_from(scanned, config.data)
     folder = assign_parts(scanned, config.data.val_from)
-    apply_fixes(folder, config.data)
+    check_folder_classes(apply_fixes(folder, config.data, warn=True)[0])
     if config.data.group_duplicates and folder.layout == "split":
         raise UsageError(
             f"--group-duplicates cannot be used: {config.data.path} has its own split",

@@ -1,0 +1,95 @@
+"""Checks of a request before torch is imported and before any image is read."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import draw_folder
+from vitft.cli.main import main
+from vitft.config.run import config_from_table
+from vitft.data.fixes import Fix, write_fixes
+from vitft.system.errors import DataError
+from vitft.training.checks import check_request
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return draw_folder(tmp_path / "data", per_class=6)
+
+
+def moves(data: Path, old: str, new: str, keep: int = 0) -> Path:
+    """A table that moves the images of a class, except for the first `keep`."""
+    table = data.parent / "fixes.csv"
+    paths = sorted((data / old).iterdir())[keep:]
+    fixes = [Fix(path=f"{old}/{p.name}", action="move", label=old, new_label=new) for p in paths]
+    write_fixes(table, fixes)
+    return table
+
+
+def check(data: Path, fixes: Path, out: Path) -> None:
+    table = {"data": {"path": str(data), "fixes": str(fixes)}, "weights": {"name": "demo"}}
+    check_request(config_from_table(table), str(out))
+
+
+def test_a_run_trains_without_a_class_whose_images_are_all_moved(
+    data: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = moves(data, "green", "red")
+    arguments = ["--data", str(data), "--weights", str(tiny_weights), "--fixes", str(table)]
+
+    assert main(["finetune", *arguments, "--out", str(tmp_path / "run")]) == 0
+
+    rows = (tmp_path / "run" / "split.csv").read_text().splitlines()[1:]
+    assert sum(",red," in row for row in rows) == 12
+    assert not [row for row in rows if ",green," in row]
+    assert (tmp_path / "run" / "class_indices.json").read_text().count(":") == 2
+    assert "1 class without images left out: green" in capsys.readouterr().err
+
+
+def test_a_class_left_with_one_image_is_refused_before_any_image_is_read(
+    data: Path, tmp_path: Path
+) -> None:
+    table = moves(data, "green", "red", keep=1)
+    for path in data.rglob("*.png"):
+        path.write_bytes(b"unreadable")
+
+    with pytest.raises(DataError, match=r"too few readable images .*: green \(1\)"):
+        check(data, table, tmp_path / "run")
+
+
+def test_a_class_of_one_file_is_refused_without_importing_torch(data: Path, tmp_path: Path) -> None:
+    for path in sorted((data / "blue").iterdir())[1:]:
+        path.unlink()
+    code = (
+        "import sys\nfrom vitft.cli.main import main\n"
+        f"code = main(['finetune', '--data', {str(data)!r}, '--weights', 'demo'])\n"
+        "assert code == 3, code\nsys.exit('torch' in sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "blue (1)" in done.stderr
+
+
+def test_images_that_were_moved_by_hand_meanwhile_only_warn(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = moves(data, "green", "red", keep=2)
+    for path in sorted((data / "green").iterdir())[2:4]:
+        path.rename(data / "red" / f"moved-{path.name}")
+
+    check(data, table, tmp_path / "run")
+
+    error = capsys.readouterr().err
+    assert "2 lines skipped, whose files are not in" in error
+    assert "green/002.png and green/003.png" in error
