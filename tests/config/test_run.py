@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,3 +186,117 @@ def test_reading_an_unknown_recipe_lists_the_bundled_ones() -> None:
 def test_every_setting_has_a_section_and_a_default() -> None:
     assert "optim.lr" in SETTINGS
     assert config_from_table({}) == Config()
+
+
+Table = dict[str, dict[str, Any]]
+STEPS: Table = {"optim": {"solver": "adamw"}, "train": {"freeze": "none"}}
+
+
+def combined(*tables: Table) -> Table:
+    """Return the tables with the settings of each section together."""
+    found: Table = {}
+    for table in tables:
+        for section, values in table.items():
+            found[section] = {**found.get(section, {}), **values}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("accepted", "change", "message"),
+    [
+        pytest.param(
+            combined(STEPS, {"weights": {"name": "none"}}),
+            {"train": {"freeze": "head"}},
+            "would freeze randomly initialised weights",
+            id="frozen random weights",
+        ),
+        pytest.param(
+            combined(STEPS, {"weights": {"name": "none"}, "model": {"depth": 3}}),
+            {"weights": {"name": "w"}},
+            r"section \[model\] has no effect",
+            id="the shape of pretrained weights",
+        ),
+        pytest.param(
+            {"weights": {"pre_logits": "keep"}, "train": {"freeze": "pre_logits"}},
+            {"weights": {"pre_logits": "drop"}},
+            "trains the pre_logits layer, which is dropped",
+            id="dropped pre_logits",
+        ),
+        pytest.param(
+            {"train": {"freeze": "head,lora"}},
+            {"train": {"freeze": "lora,none"}},
+            "has a stage after lora",
+            id="a stage after lora",
+        ),
+        pytest.param(
+            {"optim": {"solver": "lbfgs"}},
+            {"train": {"freeze": "blocks:1"}},
+            "can only fit a head on cached features",
+            id="lbfgs for blocks",
+        ),
+        pytest.param(
+            {"optim": {"solver": "lbfgs"}},
+            {"train": {"augment": "crop"}},
+            "can only fit a head on cached features",
+            id="lbfgs for crops",
+        ),
+        pytest.param(
+            {"train": {"sampling": "balanced"}, "optim": {"solver": "adamw"}},
+            {"optim": {"solver": "lbfgs"}},
+            "sampling=balanced cannot be used with optim.solver=lbfgs",
+            id="balanced lbfgs",
+        ),
+        pytest.param(
+            combined(STEPS, {"train": {"sampling": "balanced"}}),
+            {"optim": {"class_weights": True}},
+            "both balance the classes",
+            id="balanced twice",
+        ),
+        pytest.param(
+            {"train": {"views": 2}},
+            {"train": {"augment": "crop"}, "optim": {"solver": "adamw"}},
+            "views=2 needs cached features",
+            id="views of crops",
+        ),
+        pytest.param(
+            {"train": {"views": 2}},
+            {"train": {"freeze": "head,blocks:1"}},
+            "views=2 needs cached features",
+            id="views of two stages",
+        ),
+        pytest.param(
+            combined(STEPS, {"train": {"augment": "shift"}}),
+            {"train": {"freeze": "blocks:1"}},
+            "augment=shift cannot be combined",
+            id="shift of frozen blocks",
+        ),
+        *(
+            pytest.param(
+                combined(STEPS, {"train": {name: 0.2}}),
+                {"train": {"freeze": "blocks:1"}},
+                f"train.{name}=0.2 cannot be combined",
+                id=f"{name} of frozen blocks",
+            )
+            for name in ("mixup", "cutmix", "erasing", "drop_path")
+        ),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(
+    accepted: Table, change: Table, message: str
+) -> None:
+    config_from_table(accepted)
+
+    with pytest.raises(UsageError, match=message):
+        config_from_table(combined(accepted, change))
+
+
+@pytest.mark.parametrize(
+    ("table", "balances"),
+    [
+        pytest.param({}, False, id="by default"),
+        pytest.param({"optim": {"class_weights": True}}, True, id="by loss weights"),
+        pytest.param(combined(STEPS, {"train": {"sampling": "balanced"}}), True, id="by sampling"),
+    ],
+)
+def test_classes_are_balanced_by_loss_weights_or_sampling(table: Table, balances: bool) -> None:
+    assert config_from_table(table).balances is balances

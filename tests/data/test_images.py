@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, PngImagePlugin
 
-from vitft.data.images import decode, open_image, read_bytes, read_image
+from vitft.data.images import decode, open_image, read_bytes, read_image, reason_for
 from vitft.system.errors import ImageError
 
 ROOT = Path(__file__).parents[2]
@@ -389,6 +389,23 @@ def test_a_truncated_file_is_an_error_and_never_half_an_image(
         except ImageError:
             continue
         assert (np.asarray(image) == whole).all(), length  # only the end marker is missing
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        pytest.param(bytes(99) + b"\xff\xd9", "damaged JPEG (broken)", id="at the end"),
+        pytest.param(bytes(99) + b"\xff\xd9" + bytes(62), "damaged JPEG (broken)", id="near it"),
+        pytest.param(
+            bytes(99) + b"\xff\xd9" + bytes(63), "truncated (ends after 164 bytes)", id="before it"
+        ),
+        pytest.param(bytes(99), "truncated (ends after 99 bytes)", id="nowhere"),
+    ],
+)
+def test_a_jpeg_without_its_end_marker_in_the_last_64_bytes_is_truncated(
+    data: bytes, reason: str
+) -> None:
+    assert reason_for(OSError("broken"), "JPEG", data) == reason
 
 
 def test_truncated_files_are_reported_as_such() -> None:

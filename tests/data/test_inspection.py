@@ -10,8 +10,15 @@ from PIL import Image
 from tests.data.test_folder import draw
 from tests.support.pictures import encoded, scene
 from vitft.config.sections import DataSpec
-from vitft.data.folder import File, scan
-from vitft.data.inspection import OpenedImage, inspect_file, inspect_folder
+from vitft.data.folder import File, Folder, scan
+from vitft.data.inspection import (
+    InspectedFile,
+    OpenedImage,
+    collect,
+    inspect_file,
+    inspect_folder,
+    log_inspection,
+)
 from vitft.data.split import split
 from vitft.system.errors import DataError, ImageError
 
@@ -74,25 +81,6 @@ def noisy(root: Path, *, bad: Iterable[int], total: int = 60) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("bad", "total", "stops"),
-    [
-        pytest.param(10, 20, False, id="half of few"),
-        pytest.param(11, 120, False, id="less than a tenth"),
-        pytest.param(11, 100, True, id="over ten and over a tenth"),
-    ],
-)
-def test_many_unreadable_files_stop_the_run(
-    bad: int, total: int, stops: bool, tmp_path: Path
-) -> None:
-    folder = scan(noisy(tmp_path, bad=range(bad), total=total))
-
-    if stops:
-        with pytest.raises(DataError, match=r"11 of 100 files .* \(a/000.png: empty file"):
-            inspect_folder(folder)
-    assert len(inspect_folder(folder, allow_bad=True).bad) == bad
-
-
 def test_unreadable_entries_of_the_scan_are_reported(tmp_path: Path) -> None:
     draw(tmp_path, "a/1.png", "b/1.png")
     (tmp_path / "a" / "0.jpg").symlink_to("nowhere")
@@ -129,3 +117,49 @@ def test_real_photos_are_found_split_and_read() -> None:
     assert (len(flowers.good), flowers.bad) == (1200, ())
     assert (len(clothing.train), len(clothing.val)) == (300, 100)
     assert len(clothing.classes) == 10
+
+
+def results(good: int, bad: int) -> list[InspectedFile | ImageError]:
+    """Readable and unreadable files of a folder."""
+    return [
+        *(InspectedFile(f"{i}.png", 0, "", f"{i:064}", 4, 4) for i in range(good)),
+        *(ImageError(f"bad {i:02}.png", "empty file") for i in range(bad)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "is_refused"),
+    [
+        pytest.param(0, 10, False, id="ten files"),
+        pytest.param(20, 11, True, id="eleven of 31"),
+        pytest.param(180, 20, False, id="a tenth"),
+        pytest.param(180, 21, True, id="more than a tenth"),
+    ],
+)
+def test_more_than_ten_files_and_a_tenth_must_not_be_unreadable(
+    good: int, bad: int, is_refused: bool, tmp_path: Path
+) -> None:
+    folder = Folder(root=tmp_path, classes=("a",), files=(), layout="classes", reference=False)
+
+    def found(*, allow_bad: bool) -> int:
+        return len(collect(folder, results(good, bad), allow_bad=allow_bad).bad)
+
+    assert found(allow_bad=True) == bad
+    if is_refused:
+        with pytest.raises(DataError, match=rf"{bad} of {good + bad} files .* \(bad 00.png: empty"):
+            found(allow_bad=False)
+    else:
+        assert found(allow_bad=False) == bad
+
+
+@pytest.mark.parametrize(("bad", "rest"), [(10, []), (11, ["1 more unreadable file"])])
+def test_the_first_ten_unreadable_files_are_listed(
+    bad: int, rest: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Folder(root=tmp_path, classes=("a",), files=(), layout="classes", reference=False)
+
+    log_inspection(collect(folder, results(90, bad), allow_bad=True))
+
+    lines = [record.getMessage() for record in caplog.records]
+    expected = [*(f"bad {i:02}.png: empty file" for i in range(10)), *rest]
+    assert lines == [f"skipped {text}" for text in expected]

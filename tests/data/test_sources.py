@@ -1,6 +1,7 @@
 """Inputs of a prediction: one source per row of output, in order and lazily."""
 
 import io
+import os
 from itertools import islice
 from pathlib import Path
 
@@ -53,6 +54,28 @@ def test_a_link_back_to_a_folder_above_is_not_followed(here: Path) -> None:
     (here / "photos" / "a" / "loop").symlink_to(here / "photos")
 
     assert len(names("photos")) == 5
+
+
+def test_a_closed_folder_is_one_error_among_the_images_of_the_others(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = os.scandir
+
+    def closed(path: str) -> object:
+        if path == "photos/a":
+            raise PermissionError
+        return scan(path)
+
+    monkeypatch.setattr("vitft.data.walk.os.scandir", closed)
+
+    found = [(source.name, source.error) for source in sources(["photos"])]
+
+    assert found == [
+        ("photos/a-b/1.png", ""),
+        ("photos/a.jpg", ""),
+        ("photos/a", "permission denied"),
+        ("photos/z.webp", ""),
+    ]
 
 
 def test_files_keep_their_order_and_need_not_exist(here: Path) -> None:

@@ -1,5 +1,6 @@
 """JSON values against annotated types."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -78,3 +79,23 @@ def test_the_place_of_a_wrong_value_is_named(value: object, message: str) -> Non
 def test_what_is_not_strict_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
         parse_json(text)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words", "inside", "outside"),
+    [
+        pytest.param(Range(ge=0, le=1), "from 0 to 1", [0, 1], [-0.1, 1.1], id="closed"),
+        pytest.param(
+            Range(ge=0, lt=1), "from 0 up to but not including 1", [0, 0.9], [-1, 1], id="half open"
+        ),
+        pytest.param(Range(ge=1), "of 1 or more", [1, 1e9], [0.9, math.inf], id="from"),
+        pytest.param(Range(gt=0, le=1), "above 0 and at most 1", [0.1, 1], [0, 1.1], id="above"),
+        pytest.param(Range(lt=5), "below 5", [4.9, -9], [5, -math.inf, math.nan], id="below"),
+    ],
+)
+def test_a_range_is_described_as_it_is_checked(
+    limits: Range, words: str, inside: list[float], outside: list[float]
+) -> None:
+    assert str(limits) == words
+    assert all(value in limits for value in inside)
+    assert not any(value in limits for value in outside)
