@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.run_files import HOSTILE, make_run
+from tests.support.run_files import ENVIRONMENT, HOSTILE, make_run
 from vitft.cli.finetune import named_settings
 from vitft.cli.main import build_parser, main
 from vitft.config.run import config_from_table, merge_settings, to_toml
@@ -23,7 +23,7 @@ from vitft.report.html import digest_source
 from vitft.report.reproduce import command_of
 from vitft.report.run_files import Run, find_run, read_run
 from vitft.report.run_page import confidence_section, epochs_section, write_report
-from vitft.system.errors import DataError, RunError, VitftError
+from vitft.system.errors import RunError, VitftError
 
 ELEMENTS = {
     *("html", "head", "meta", "title", "link", "style", "body", "script", "header", "footer"),
@@ -186,7 +186,7 @@ def test_sections_without_data_are_left_out(tmp_path: Path, missing: str, gone: 
 
 
 def test_a_failed_run_still_has_a_page(tmp_path: Path) -> None:
-    (tmp_path / "environment.json").write_text('{"status": "failed"}')
+    (tmp_path / "environment.json").write_text(json.dumps(ENVIRONMENT | {"status": "failed"}))
 
     page = check_harmless(write_report(tmp_path).read_text())
 
@@ -332,7 +332,9 @@ def with_spots(run: Path, **spots: float) -> Run:
     figures = json.loads((run / "eval.json").read_text())
     figures["cross_validation"] |= {
         "top1": 0.85,
-        "weak_spots": [{"class": n, "recall": r, "images": 60} for n, r in spots.items()],
+        "weak_spots": [
+            {"class": n, "recall": r, "images": 60, "taken_for": None} for n, r in spots.items()
+        ],
     }
     (run / "eval.json").write_text(json.dumps(figures))
     return read_run(run)
@@ -463,7 +465,7 @@ def test_a_run_is_found_by_its_folder_or_a_file_in_it(tmp_path: Path) -> None:
         ("eval.json", b"[]", RunError),
         ("class_indices.json", b'{"0": "daisy", "2": "rose"}', RunError),
         ("class_indices.json", b'{"0": "daisy"}', RunError),
-        ("split.csv", b"path\n", DataError),
+        ("split.csv", b"path\n", RunError),
         ("validation.npz", b"PK\x03\x04", RunError),
         ("validation.npz", b"", RunError),
         ("metrics.jsonl", b"{]\n", RunError),

@@ -12,6 +12,7 @@ from PIL import Image
 
 from vitft.data.split import Manifest, Row
 from vitft.data.transforms import EvalTransform
+from vitft.metrics.results import ClassMetrics, RunResults
 from vitft.models.card import AnyConfig, Card, Provenance
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.timm_model import untrained
@@ -75,14 +76,35 @@ def draw_photos(data: Path, classes: Sequence[str]) -> Manifest:
     return Manifest(data, tuple(classes), tuple(rows))
 
 
-def figures(classes: Sequence[str]) -> dict[str, Any]:
+def figures(classes: Sequence[str]) -> RunResults:
     """An eval.json."""
-    each = {"images": 2, "recall": 0.5, "recall_interval": [0.1, 0.9], "precision": None}
+    each: ClassMetrics = {
+        "images": 2,
+        "recall": 0.5,
+        "recall_interval": (0.1, 0.9),
+        "precision": None,
+        "precision_interval": None,
+        "f1": None,
+        "f1_interval": None,
+    }
+    size = len(classes)
     return {
-        "images": 2 * len(classes),
+        "images": 2 * size,
         "top1": 0.5,
-        "top1_interval": [0.2, 0.8],
-        "majority": 1 / len(classes),
+        "top1_interval": (0.2, 0.8),
+        "top5": None,
+        "top5_interval": None,
+        "balanced": 0.5,
+        "balanced_interval": (0.2, 0.8),
+        "majority": 1 / size,
         "per_class": dict.fromkeys(classes, each),
+        "confusion": [
+            [int(i == j) + int(i == (j + 1) % size) for j in range(size)] for i in range(size)
+        ],
+        "loss": 1.0,
+        "loss_interval": None,
+        "calibration": None,
+        "epochs": 3,
+        "best_epoch": 2,
         "selected_on_validation": True,
     }

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,10 @@ from safetensors.numpy import save
 
 from vitft.config.run import config_from_table, to_toml
 from vitft.data.split import Manifest, Row, write_class_indices
+from vitft.data.transforms import EvalTransform
 from vitft.metrics.intervals import wilson_interval
+from vitft.models.card import Card
+from vitft.models.vit_config import ViTConfig
 from vitft.predict.validation import thumb_name
 from vitft.system.rundir import RunDir
 
@@ -113,13 +115,13 @@ def make_run(
     run.write_json("audit.json", audit(rows, classes))
     for line in EPOCHS if epochs else PENALTIES:
         run.log(line)
-    card = {
-        "architecture": {"depth": 2, "patch_size": [4, 4]},
-        "transform": {"image_size": [16, 16]},
-        "weights": {"name": "demo", "licence": "apache-2.0", "sha256": "ab" * 32},
-        "split": "cd" * 32,
-    }
-    metadata = {"vitft.card": json.dumps(card), "vitft.sha256": "ef" * 32}
+    card = Card(
+        architecture=ViTConfig(image_size=(16, 16), patch_size=(4, 4), depth=2),
+        transform=EvalTransform(image_size=(16, 16)),
+        weights={"name": "demo", "licence": "apache-2.0", "sha256": "ab" * 32},
+        split="cd" * 32,
+    )
+    metadata = {"vitft.card": card.to_json(), "vitft.sha256": "ef" * 32}
     run.model.write_bytes(save({"head.weight": np.zeros((3, 8), np.float32)}, metadata=metadata))
     thumbs(path, [row.sha256 for row in rows if row.split == "val"])
     return path
@@ -167,15 +169,21 @@ def figures(logits: Any, truth: Any, classes: Sequence[str]) -> dict[str, Any]:
             "f1": 0.5,
             "f1_interval": [0.2, 0.8],
         }
+    confusion = np.zeros((len(classes), len(classes)), int)
+    np.add.at(confusion, (truth, guess), 1)
     right, top1 = int((guess == truth).sum()), float((guess == truth).mean())
     return {
         "images": len(truth),
         "top1": top1,
         "top1_interval": wilson_interval(right, len(truth)),
+        "top5": None,
+        "top5_interval": None,
+        "confusion": confusion.tolist(),
         "balanced": top1,
         "balanced_interval": wilson_interval(right, len(truth)),
         "majority": 1 / len(classes),
         "loss": 0.5,
+        "loss_interval": [0.4, 0.6],
         "per_class": per_class,
         "l2": 0.1,
         "best_epoch": 1,
@@ -185,7 +193,9 @@ def figures(logits: Any, truth: Any, classes: Sequence[str]) -> dict[str, Any]:
         "calibration": {
             "ece": 0.03,
             "ece_interval": [0.01, 0.08],
+            "ece_binned": 0.05,
             "ece_before": 0.06,
+            "note": None,
             "temperature": 1.3,
             "bins": [
                 {"low": 0.3, "high": 0.6, "images": 5, "confidence": 0.5, "accuracy": 0.4},

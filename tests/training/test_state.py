@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,16 +12,27 @@ from vitft.training.state import (
     State,
     list_states,
     newest_state,
+    read_state,
     remove_states,
     remove_temporary_files,
     save_state,
+    write_state,
 )
 
 WEIGHTS = {"w": torch.arange(6.0)}
 
 
 def state(step: int, best_file: str = "") -> State:
-    return State({"x": torch.full((3,), float(step))}, {"step": step, "best_file": best_file})
+    return State({"x": torch.full((3,), float(step))}, facts_of_step(step, best_file))
+
+
+def facts_of_step(step: int, best_file: str = "") -> dict[str, Any]:
+    tally = {"first_loss": 1.0, "steps": 1, "images": 8, "correct": 4, "total": 9.0, "lr": 0.1}
+    best = {"epochs": 0, "since": 0, "figures": None, "extra": None}
+    return {
+        "step": step, "micro_batch": 4, "scaler": {}, "stage": 0, "epochs": 0, "tally": tally,
+        "best": best, "best_file": best_file, "log_bytes": 0,
+    }  # fmt: skip
 
 
 def saved(folder: Path, *steps: int) -> None:
@@ -133,3 +145,30 @@ def test_a_finished_run_keeps_only_damaged_states(tmp_path: Path) -> None:
 
     assert not (tmp_path / "a").exists()
     assert len(list((tmp_path / "b").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"best_file": "../../model.safetensors"},
+        {"best_file": "/etc/passwd"},
+        {"step": -1},
+        {"step": "1"},
+        {"stage": None},
+        {"tally": {}},
+        {"best": {"epochs": 1}},
+        {"log_bytes": 10**30},
+        {"scaler": 5},
+    ],
+    ids=str,
+)
+def test_facts_of_a_wrong_type_or_outside_the_folder_are_damage_despite_a_valid_digest(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    path = tmp_path / "state-0-00000001.safetensors"
+
+    write_state(path, {"x": torch.zeros(3)}, facts_of_step(1))
+    assert read_state(path) is not None
+    write_state(path, {"x": torch.zeros(3)}, facts_of_step(1) | change)
+
+    assert read_state(path) is None

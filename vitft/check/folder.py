@@ -5,13 +5,14 @@ not imported.
 """
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.check.audit import AuditedImage, audit_images, propose_fixes
-from vitft.config.run import Config, config_from_table, read_toml
+from vitft.config.run import Config, checked_run_config
 from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.fingerprint import quality_remarks
 from vitft.data.fixes import Fix
@@ -171,10 +172,10 @@ def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
     """
     path = Path(run).expanduser()
     split = RunDir(path).split
-    if not (path / "config.toml").is_file() or not split.is_file():
+    if not all(map(os.path.lexists, (path / "config.toml", split))):
         raise RunError(
             f"{path} is not a run directory: config.toml or split.csv is missing",
             fix="pass a directory written by `vitft finetune`, e.g. --run runs/latest",
         )
     rows = Manifest.read(split, path).rows
-    return config_from_table(read_toml(path / "config.toml")), {r.path: r.split for r in rows}
+    return checked_run_config(path), {r.path: r.split for r in rows}

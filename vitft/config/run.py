@@ -14,8 +14,11 @@ from vitft.config.names import SECTIONS, SETTINGS, suggest_setting
 from vitft.config.schema import invalid, require, setting_types
 from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, WeightsSpec
 from vitft.system.errors import UsageError
-from vitft.system.files import resource
+from vitft.system.files import read_regular, resource
+from vitft.system.run_content import damaged_file
 from vitft.system.text import describe_os_error
+
+MAX_TOML_BYTES = 2**24
 
 WRITTEN_SETTINGS = frozenset({"path", "split", "val_rate", "seed", "max_pixels"})
 """Settings of `[data]` that runs of every version have written to config.toml."""
@@ -153,13 +156,43 @@ def read_toml(path: Path) -> dict[str, Any]:
         UsageError: The file cannot be read or is not valid TOML in UTF-8.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular(path, limit=MAX_TOML_BYTES).decode("utf-8"))
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {describe_os_error(error)}", fix="check the path"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}", fix="correct the file") from error
+
+
+def read_run_config(run: Path) -> dict[str, dict[str, Any]]:
+    """Return the sections of a run's config.toml; their values are not checked.
+
+    Raises:
+        RunError: The file is missing or not valid TOML, or a section is not a table.
+    """
+    path = run / "config.toml"
+    try:
+        table = read_toml(path)
+    except UsageError as error:
+        raise damaged_file(path, error.problem.removeprefix(f"{path} is ")) from error
+    for name, section in table.items():
+        if not isinstance(section, dict):
+            raise damaged_file(path, f"{name} is not a section")
+    return with_former_defaults(table)
+
+
+def checked_run_config(run: Path) -> Config:
+    """Return the settings of a run.
+
+    Raises:
+        RunError: The file config.toml is missing or damaged, or a setting is invalid.
+    """
+    table = read_run_config(run)
+    try:
+        return config_from_table(table)
+    except UsageError as error:
+        raise damaged_file(run / "config.toml", error.problem) from error
 
 
 def read_recipe(name: str) -> dict[str, Any]:

@@ -20,13 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Self, cast, get_args
 
+from vitft.config.run import read_run_config
 from vitft.config.sections import DataSpec
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.table import TableReader, encode_table
 from vitft.system.console import visible
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, RunError
 from vitft.system.files import write_atomically
+from vitft.system.run_content import damaged_file
+from vitft.system.rundir import RunDir
 from vitft.system.text import count, listing
 
 log = logging.getLogger(__name__)
@@ -93,10 +96,11 @@ class Manifest:
         """Read a table written by `write`.
 
         Raises:
-            DataError: The file is missing or invalid; the message names the line.
+            RunError: The file is missing or invalid; the message names the line.
         """
         table = TableReader(
             path,
+            error=RunError,
             missing="use the split.csv of a run directory",
             fix="restore the file written by vitft",
         )
@@ -115,6 +119,21 @@ class Manifest:
             for name, label, part, sha256 in found.values()
         )
         return cls(root, tuple(classes), tuple(rows))
+
+
+def run_manifest(run: Path) -> Manifest | None:
+    """Return the split of a run with its data folder, or None if the run has no such files.
+
+    Raises:
+        RunError: The file config.toml or split.csv is damaged.
+    """
+    path = RunDir(run).split
+    if not os.path.lexists(run / "config.toml") or not os.path.lexists(path):
+        return None
+    data = read_run_config(run).get("data", {}).get("path")
+    if not isinstance(data, str):
+        raise damaged_file(run / "config.toml", "data.path is not text")
+    return Manifest.read(path, Path(os.path.expanduser(data)))  # noqa: PTH111 - never raises
 
 
 def row_problem(cells: Sequence[str], seen: Container[str]) -> str:

@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, RunError
+from vitft.system.files import read_regular
 from vitft.system.text import describe_os_error
+
+MAX_TABLE_BYTES = 2**32
 
 
 def encode_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
@@ -28,19 +31,28 @@ class TableReader:
         path: Path of the file.
         missing: Advice in the error raised if the file cannot be read.
         fix: Advice in the errors raised if the file is invalid.
+        error: Class of the errors.
         separators: Possible cell separators; a later one is used if the header contains it.
 
     Raises:
-        DataError: The file cannot be read.
+        DataError: The file cannot be read (by default; otherwise the class given as `error`).
     """
 
-    def __init__(self, path: Path, *, missing: str, fix: str, separators: str = ",") -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        missing: str,
+        fix: str,
+        error: type[DataError | RunError] = DataError,
+        separators: str = ",",
+    ) -> None:
         try:
-            self.data = path.read_bytes()
-        except OSError as error:
-            reason = describe_os_error(error)
-            raise DataError(f"cannot read {path}: {reason}", fix=missing) from error
-        self.path, self.fix = path, fix
+            self.data = read_regular(path, limit=MAX_TABLE_BYTES)
+        except OSError as failure:
+            reason = describe_os_error(failure)
+            raise error(f"cannot read {path}: {reason}", fix=missing) from failure
+        self.path, self.fix, self.kind = path, fix, error
         text = self.data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
         first = text.partition("\n")[0]
         separator = separators[-1] if separators[-1] in first else separators[0]
@@ -52,7 +64,7 @@ class TableReader:
         except csv.Error as error:
             raise self.error(str(error)) from error
 
-    def error(self, problem: str) -> DataError:
+    def error(self, problem: str) -> DataError | RunError:
         """Return the error for a problem with the row read last."""
         line = max(1, self.reader.line_num)
-        return DataError(f"{self.path}, line {line}: {problem}", fix=self.fix)
+        return self.kind(f"{self.path}, line {line}: {problem}", fix=self.fix)

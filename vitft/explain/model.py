@@ -6,9 +6,8 @@ from pathlib import Path
 
 import torch
 
-from vitft.config.run import read_toml
 from vitft.data.loading import Pixels
-from vitft.data.split import Manifest
+from vitft.data.split import run_manifest
 from vitft.data.transforms import EvalTransform
 from vitft.models.checkpoint import build_model, holds_timm
 from vitft.models.classifier import load_classifier
@@ -20,8 +19,7 @@ from vitft.models.timm_model import require_vit
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.device import pick_device
-from vitft.system.errors import UsageError, VitftError
-from vitft.system.rundir import RunDir
+from vitft.system.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +118,7 @@ def validation_files(run: Path | None) -> list[str]:
     """Return the paths of a run's validation images, in split order, without missing files."""
     if run is None:
         return []
-    try:
-        data = Path(read_toml(run / "config.toml")["data"]["path"]).expanduser()
-        manifest = Manifest.read(RunDir(run).split, data)
-    except (VitftError, KeyError):
+    manifest = run_manifest(run)
+    if manifest is None:
         return []
     return [name for name in map(manifest.locate, manifest.val) if Path(name).is_file()]

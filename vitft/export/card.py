@@ -4,9 +4,8 @@ Class and folder names can contain any character. They are quoted in YAML; in Ma
 characters that might have a special meaning are replaced by character references.
 """
 
-import json
 import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any, cast
 
 import yaml
 
-from vitft.config.run import read_toml
-from vitft.data.split import Manifest
+from vitft.data.split import run_manifest
 from vitft.export.compare import ExportComparison
 from vitft.export.formats.timm import timm_obstacle
 from vitft.export.plan import ExportPlan
@@ -31,13 +29,11 @@ from vitft.export.snippets import (
 )
 from vitft.export.trained import TrainedRun
 from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import RunResults
+from vitft.metrics.results import RunResults, read_results
 from vitft.models.card import Card, Provenance
 from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, entries_by_name
 from vitft.models.timm_config import TimmConfig
-from vitft.system.errors import VitftError
 from vitft.system.files import write_atomically
-from vitft.system.rundir import RunDir
 from vitft.system.text import count, interval, percent
 
 MAX_CLASSES_LISTED = 200
@@ -93,7 +89,7 @@ def write_readme(
 
 def results_of(trained: TrainedRun) -> RunResults | None:
     """Return the results of the run, with the accuracy of the head that is exported."""
-    results, shape = read_results(trained.run), trained.card.architecture
+    results, shape = read_results(trained.run / "eval.json"), trained.card.architecture
     choice = results.get("head") if results else None
     if not results or not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
         return results
@@ -104,22 +100,10 @@ def results_of(trained: TrainedRun) -> RunResults | None:
     return cast("RunResults", {**results, "top1": top1, "top1_interval": bounds})
 
 
-def read_results(run: Path) -> RunResults | None:
-    """Return the content of a run's eval.json, or None if it is missing or incomplete."""
-    try:
-        results = json.loads((run / "eval.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    is_usable = isinstance(results, dict) and "top1" in results
-    return cast("RunResults", results) if is_usable else None
-
-
 def data_name(run: Path) -> str:
     """Return the name of the image folder without its path."""
-    try:
-        return Path(read_toml(run / "config.toml")["data"]["path"]).name or "images"
-    except (VitftError, KeyError, TypeError):
-        return "images"
+    manifest = run_manifest(run)
+    return manifest.root.name if manifest and manifest.root.name else "images"
 
 
 def header_of(
@@ -278,11 +262,9 @@ def data_section(trained: TrainedRun, results: RunResults | None, data: str) -> 
 
 
 def count_images(run: Path) -> dict[str, Counter[str]]:
-    """Return the numbers of images by part of the split and class, zero without split.csv."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
-    try:
-        manifest = Manifest.read(RunDir(run).split, run)
-    except VitftError:
+    """Return the numbers of images of each part by class, zero without split.csv."""
+    found = {"train": Counter[str](), "val": Counter[str](), "test": Counter[str]()}
+    if (manifest := run_manifest(run)) is None:
         return found
     for row in manifest.rows:
         found[row.split][manifest.classes[row.label]] += 1

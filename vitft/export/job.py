@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitft.export.card import read_results, write_readme
+from vitft.export.card import write_readme
 from vitft.export.compare import (
     MAX_ERROR,
     MAX_ERROR_RESIZED,
@@ -19,6 +19,7 @@ from vitft.export.formats.onnx_resize import view_difference
 from vitft.export.formats.timm import timm_obstacle
 from vitft.export.plan import ExportPlan, plan_export
 from vitft.export.trained import TrainedRun, comparison_images, load_trained
+from vitft.metrics.results import read_results
 from vitft.system.errors import RunError
 from vitft.system.files import atomic_folder, writing
 from vitft.system.signals import Stopper
@@ -138,7 +139,7 @@ def last_block_note(trained: TrainedRun) -> list[str]:
     """Return a note if the exported head reads fewer blocks than the head of the run."""
     if trained.of_last_block is trained:
         return []
-    cost, results = "", read_results(trained.run)
+    cost, results = "", read_results(trained.run / "eval.json")
     accuracy = results["head"]["last_block_top1"] if results and "head" in results else None
     if results and accuracy is not None:
         whole = percent(results["top1"])

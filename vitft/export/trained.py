@@ -16,17 +16,15 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitft.config.run import read_toml
 from vitft.data.images import open_image, read_bytes
-from vitft.data.split import Manifest, Row
+from vitft.data.split import Row, run_manifest
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model
 from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import Model
-from vitft.system.errors import ImageError, RunError, VitftError
-from vitft.system.rundir import RunDir
+from vitft.system.errors import ImageError, RunError
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +101,8 @@ def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage
 
 def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImage]:
     """Yield up to `count` evenly spaced validation images; none if the data no longer exist."""
-    try:
-        data = Path(read_toml(run / "config.toml")["data"]["path"]).expanduser()
-        manifest = Manifest.read(RunDir(run).split, data)
-    except (VitftError, KeyError):
+    manifest = run_manifest(run)
+    if manifest is None:
         return
     for row in evenly_spaced(manifest.val, count):
         path = manifest.locate(row)

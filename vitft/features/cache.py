@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from vitft.system.errors import ResourceError, RunError
-from vitft.system.files import write_atomically, writing
+from vitft.system.files import open_regular, read_regular, write_atomically, writing
+from vitft.system.structure import parse_json, structured
 
 CachedRows = np.ndarray[Any, np.dtype[Any]]
 SHARD_MAGIC = b"vitftrow"
@@ -271,12 +272,12 @@ def shard_bytes(rows: Mapping[bytes, CachedRows]) -> bytes:
 def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shard | None:
     """Read the index of a shard, or return None if its header, index or length is damaged."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             if file.read(8) != SHARD_MAGIC:
                 return None
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, 4096)))
-            count = header["count"]
+            header = parse_json(file.read(min(length, 4096)))
+            count, index = header["count"], header["index"]
             if (header["shape"], header["dtype"]) != (list(shape), str(dtype)):
                 return None
             if not isinstance(count, int) or not 0 < count <= path.stat().st_size // KEY_BYTES:
@@ -284,7 +285,7 @@ def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shar
             keys, sums = file.read(count * KEY_BYTES), file.read(count * 4)
     except (ValueError, KeyError, TypeError):
         return None
-    if zlib.crc32(sums, zlib.crc32(keys)) != header["index"]:
+    if zlib.crc32(sums, zlib.crc32(keys)) != index:
         return None
     start = 16 + length + count * (KEY_BYTES + 4)
     start += -start % ALIGN
@@ -309,7 +310,8 @@ def spaces(root: Path) -> list[Space]:
     found = []
     for folder in root.iterdir() if root.is_dir() else ():
         with contextlib.suppress(OSError, ValueError, TypeError):
-            settings = dict(json.loads((folder / "space.json").read_text(encoding="utf-8")))
+            data = read_regular(folder / "space.json", limit=2**20)
+            settings = structured(parse_json(data), dict[str, str])
             files = [path.stat().st_size for path in folder.iterdir()]
             used = folder.stat().st_mtime
             found.append(Space(folder, settings, sum(files), len(files) - 1, used))

@@ -31,6 +31,7 @@ from vitft.data.inspection import (
 from vitft.data.loading import in_order
 from vitft.features.cache import Store, default_folder, key_of, open_store
 from vitft.system.errors import ImageError, ResourceError, RunError
+from vitft.system.structure import AtLeastOne, parse_json, structured
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +53,17 @@ def encode_facts(file: InspectedFile) -> FactsRow | None:
 
 
 def decode_facts(row: FactsRow, opened: OpenedImage) -> InspectedFile | None:
-    """Return the facts in a row, or None if the image has too many pixels."""
-    width, height, odd = json.loads(row[:FACTS_BYTES].tobytes())
+    """Return the facts in a row, or None if they are damaged or the image has too many pixels."""
+    try:
+        width, height, odd = structured(
+            parse_json(row[:FACTS_BYTES].tobytes()), tuple[AtLeastOne, AtLeastOne, tuple[str, ...]]
+        )
+    except ValueError:
+        return None
     if width * height > opened.max_pixels:
         return None
     file = opened.file
-    return InspectedFile(file.path, file.label, file.part, opened.sha256, width, height, tuple(odd))
+    return InspectedFile(file.path, file.label, file.part, opened.sha256, width, height, odd)
 
 
 class Fingerprints:

@@ -11,9 +11,7 @@ Source: Lee et al. 2018, "A simple unified framework for detecting out-of-distri
 https://arxiv.org/abs/1807.03888.
 """
 
-import io
 import math
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ import numpy as np
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import OodResults
 from vitft.system.errors import RunError
+from vitft.system.npz import read_npz
 from vitft.system.text import describe_os_error, percent
 
 Features = np.ndarray[Any, np.dtype[np.float32]]
@@ -267,21 +266,34 @@ def read_reference(run: Path, width: int) -> Reference | None:
     """
     path = run / REFERENCE_FILE
     try:
-        data = path.read_bytes()
+        arrays = read_npz(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise damaged_reference(path, describe_os_error(error)) from error
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            found = Reference.from_arrays(arrays)
-    except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except ValueError as error:
         raise damaged_reference(path, str(error)) from error
+    if not are_statistics(arrays):
+        raise damaged_reference(path, "it does not hold the statistics of features")
+    found = Reference.from_arrays(arrays)
     shapes = (found.centre.shape, found.within.shape, found.means.shape[1:])
     size = min(width, found.centre.size)  # of the last block, if the head reads several
-    if shapes != ((size,), (size, size), (size,)) or not np.isfinite(found.limit):
+    if shapes != ((size,), (size, size), (size,)) or not len(found.means):
         raise damaged_reference(path, f"expected {width}-dimensional features")
     return found
+
+
+def are_statistics(arrays: Mapping[str, Features]) -> bool:
+    """Return whether arrays have the names, types and ranges that `Reference.arrays` gives them."""
+    required = {"centre": 1, "means": 2, "within": 2, "limit": 0}
+    optional = {"unknown": 0, "trained": 0}
+    if not required.keys() <= arrays.keys() <= (required | optional).keys():
+        return False
+    fits = (a.ndim == (required | optional)[n] and a.dtype == np.float32 for n, a in arrays.items())
+    if not all(fits) or not all(bool(np.isfinite(arrays[name]).all()) for name in required):
+        return False
+    unknown = arrays.get("unknown", np.float32(0))
+    return bool(np.isnan(unknown) or 0 <= unknown <= 1)
 
 
 def damaged_reference(path: Path, reason: str) -> RunError:

@@ -1,46 +1,54 @@
 """Types of the results written as JSON: eval.json and audit.json.
 
-Fractions are from 0 to 1 and losses are in nats. All intervals are 95 % intervals (low, high); they
-are lists instead of tuples when read from a file. Undefined values, such as the recall of a class
-without images, are None.
+Fractions are from 0 to 1 and losses are in nats. All intervals are 95 % intervals (low, high).
+Undefined values, such as the recall of a class without images, are None. Files are checked against
+these types (`system.run_content`), so a key that older runs lack must be NotRequired.
 """
 
-from typing import NotRequired, TypedDict
+from pathlib import Path
+from typing import Annotated, NotRequired, TypedDict
 
-Interval = tuple[float, float]  # lower and upper bounds
+from vitft.system.run_content import damaged_file, read_run_json
+from vitft.system.structure import AtLeastOne, Natural, Range, Share
+
+Interval = Annotated[tuple[float, float], Range(ge=-1e6, le=1e6)]  # lower and upper bounds
+Loss = Annotated[float, Range(ge=0, le=1e9)]
+Positive = Annotated[float, Range(gt=0, le=1e30)]
 
 
 class ClassMetrics(TypedDict):
     """Metrics of one class."""
 
-    images: int
-    recall: float | None
+    images: Natural
+    recall: Share | None
     recall_interval: Interval | None
-    precision: float | None
+    precision: Share | None
     precision_interval: Interval | None
-    f1: float | None
+    f1: Share | None
     f1_interval: Interval | None
 
 
 class CalibrationBin(TypedDict):
     """One point of a reliability diagram: the images with confidences from `low` to `high`."""
 
-    low: float
-    high: float
-    images: int
-    confidence: float  # mean over the images
-    accuracy: float
+    low: Share
+    high: Share
+    images: Natural
+    confidence: Share  # mean over the images
+    accuracy: Share
 
 
 class CalibrationMetrics(TypedDict):
     """Calibration of the probabilities."""
 
-    ece: float  # expected calibration error, corrected for the bias of small samples
+    ece: Annotated[
+        float, Range(ge=-1, le=1)
+    ]  # expected calibration error, corrected for the bias of small samples
     ece_interval: Interval
-    ece_binned: float  # the usual plug-in estimate, without the correction
-    ece_before: float | None
+    ece_binned: Share  # the usual plug-in estimate, without the correction
+    ece_before: Annotated[float | None, Range(ge=-1, le=1)]
     """Corrected error before temperature scaling; None if no temperature is known."""
-    temperature: float | None  # divisor of the logits; 1 if none was fitted
+    temperature: Positive | None  # divisor of the logits; 1 if none was fitted
     note: str | None  # reason why no temperature was fitted
     cross_validated: NotRequired[int]
     """Number of training images to whose cross-validated logits the temperature was fitted, in
@@ -51,7 +59,7 @@ class CalibrationMetrics(TypedDict):
 class ProbabilityMetrics(TypedDict):
     """Metrics that depend on the temperature."""
 
-    loss: float  # mean cross-entropy
+    loss: Loss  # mean cross-entropy
     loss_interval: Interval | None
     calibration: CalibrationMetrics | None  # None if only accuracy was measured
 
@@ -59,31 +67,31 @@ class ProbabilityMetrics(TypedDict):
 class Metrics(ProbabilityMetrics):
     """Metrics of a model on labelled images."""
 
-    images: int
-    top1: float
+    images: Natural
+    top1: Share
     top1_interval: Interval
-    top5: float | None  # None for five or fewer classes
+    top5: Share | None  # None for five or fewer classes
     top5_interval: Interval | None
-    balanced: float  # mean recall over the classes that have images
+    balanced: Share  # mean recall over the classes that have images
     balanced_interval: Interval
-    majority: float  # accuracy of always predicting the largest class
+    majority: Share  # accuracy of always predicting the largest class
     per_class: dict[str, ClassMetrics]  # in the order of the model's outputs
-    confusion: list[list[int]]  # by true class (row) and predicted class (column)
+    confusion: list[list[Natural]]  # by true class (row) and predicted class (column)
 
 
 class LearningCurvePoint(TypedDict):
     """Cross-validated accuracy of a head fitted to a subset of the images."""
 
-    images: int  # number of training images, averaged over the folds
-    top1: float
+    images: AtLeastOne  # number of training images, averaged over the folds
+    top1: Share
 
 
 WeakClass = TypedDict(
     "WeakClass",
     {
         "class": str,  # a keyword, which requires the functional form
-        "recall": float,
-        "images": int,
+        "recall": Share,
+        "images": Natural,
         "taken_for": str | None,  # most frequent wrong prediction
     },
 )
@@ -94,29 +102,30 @@ class HeadCandidate(TypedDict):
     """A way to fit the head, with its cross-validated scores on the training images."""
 
     reads: str  # `last block`, `several blocks` or `mixture`
-    cv_loss: float
-    cv_top1: float
+    cv_loss: Loss
+    cv_top1: Share
 
 
 class CrossValidation(TypedDict):
     """Results of cross-validating a linear head on the training and validation images."""
 
-    images: int  # number of images scored
-    of: int  # total number of images
-    top1: float
+    images: Natural  # number of images scored
+    of: Natural  # total number of images
+    top1: Share
     top1_interval: Interval
     curve: list[LearningCurvePoint]  # from few images to many
-    gain_from_twice: float | None  # extrapolated gain in accuracy from doubling their number
+    gain_from_twice: Annotated[float | None, Range(ge=-1, le=1)]
+    """Extrapolated gain in accuracy from doubling the number of images."""
     weak_spots: list[WeakClass]  # the three classes with the lowest recall, lowest first
 
 
 class HeadChoice(TypedDict):
     """Blocks that a solved head reads, and the scores used to choose them."""
 
-    blocks: int  # number of last blocks that the head reads
+    blocks: AtLeastOne  # number of last blocks that the head reads
     reads: str  # the candidate that was chosen
     candidates: list[HeadCandidate]
-    last_block_top1: float | None
+    last_block_top1: Share | None
     """Validation accuracy of a head that reads the last block only; None if the chosen head
     does."""
 
@@ -124,9 +133,9 @@ class HeadChoice(TypedDict):
 class SolvedHeadResults(TypedDict):
     """Additional results for a solved head."""
 
-    first_loss: float  # training loss of the zero head
-    l2: float  # penalty on the weights of the head
-    knn_top1: float  # accuracy of nearest neighbours in feature space
+    first_loss: Loss  # training loss of the zero head
+    l2: Positive  # penalty on the weights of the head
+    knn_top1: Share  # accuracy of nearest neighbours in feature space
     head: NotRequired[HeadChoice]  # absent if only the last block could be read
     cross_validation: NotRequired[CrossValidation]  # absent with too few images per class
 
@@ -134,23 +143,23 @@ class SolvedHeadResults(TypedDict):
 class FinalTestResults(Metrics):
     """Metrics of the finished model on the test part of the data, which no choice depended on."""
 
-    left_out: int  # number of test images that are identical to a training or validation image
+    left_out: Natural  # number of test images that are identical to a training or validation image
 
 
 class RunResults(Metrics):
     """Contents of a run's eval.json: metrics on the validation images, and facts about the run."""
 
-    epochs: int  # 1 for a solved head
-    best_epoch: int  # epoch of the saved weights, counted from 1
+    epochs: AtLeastOne  # 1 for a solved head
+    best_epoch: AtLeastOne  # epoch of the saved weights, counted from 1
     selected_on_validation: bool  # whether the epoch was selected on the same images
-    first_loss: NotRequired[float]  # like the next three, from `SolvedHeadResults`
-    l2: NotRequired[float]
-    knn_top1: NotRequired[float]
+    first_loss: NotRequired[Loss]  # like the next three, from `SolvedHeadResults`
+    l2: NotRequired[Positive]
+    knn_top1: NotRequired[Share]
     head: NotRequired[HeadChoice]
     cross_validation: NotRequired[CrossValidation]
     confirmed_in_float32: NotRequired[int]  # number of images with logits recomputed in float32
     test: NotRequired[FinalTestResults]  # absent without test images, and if the run did not finish
-    seconds: NotRequired[float]  # absent if the run did not finish
+    seconds: NotRequired[Loss]  # absent if the run did not finish
 
 
 class FileRemark(TypedDict):
@@ -175,7 +184,7 @@ class EvaluatedData(TypedDict):
     validated: int | None
     """Number of scored images that the run validated on, or near-duplicates of such images; None
     if the split is unknown."""
-    copies: int  # number of scored images identical to an earlier one
+    copies: Natural  # number of scored images identical to an earlier one
 
 
 class EvaluationResults(Metrics):
@@ -207,23 +216,23 @@ class Mislabel(TypedDict):
     path: str
     label: str
     suggested: str  # the most probable class
-    given_probability: float  # probability of `label`
-    suggested_probability: float
+    given_probability: Share  # probability of `label`
+    suggested_probability: Share
 
 
 class Imbalance(TypedDict):
     """Largest and smallest class, each with its number of images (None if there are none)."""
 
-    largest: tuple[str, int] | None
-    smallest: tuple[str, int] | None
-    ratio: float | None
+    largest: tuple[str, Natural] | None
+    smallest: tuple[str, Natural] | None
+    ratio: Loss | None
 
 
 class UnusedFiles(TypedDict):
     """Files with one suffix that are not used."""
 
     suffix: str  # in lower case, e.g. `.txt`
-    files: int
+    files: Natural
     reason: str
     fix: str
 
@@ -234,14 +243,14 @@ class OodResults(TypedDict):
     The fractions are None if the run cannot give the note; `reason` says why.
     """
 
-    images: int  # number of images whose features describe the classes
-    held_out: int  # number of images from which the limit was estimated
+    images: Natural  # number of images whose features describe the classes
+    held_out: Natural  # number of images from which the limit was estimated
     reason: str | None  # why the run has no such note; None if it has
-    false_alarms: float | None  # expected fraction of noted images of the known classes
-    unknown_class: float | None  # fraction of noted images of classes left out in turn
+    false_alarms: Share | None  # expected fraction of noted images of the known classes
+    unknown_class: Share | None  # fraction of noted images of classes left out in turn
     unknown_class_interval: Interval | None
     unknown_class_range: Interval | None  # lowest and highest fraction of a class left out
-    classes_left_out: int
+    classes_left_out: Natural
     features_trained: bool
     """Whether the features were trained on the classes left out; the fraction may then be high."""
 
@@ -249,11 +258,41 @@ class OodResults(TypedDict):
 class AuditResults(TypedDict):
     """Contents of audit.json: possible problems of a labelled folder."""
 
-    images: int  # number of readable images
-    unused: list[UnusedFiles]  # files that are neither images nor hidden, the most frequent first
+    images: Natural  # number of readable images
+    unused: NotRequired[list[UnusedFiles]]
+    """Files that are neither images nor hidden, the most frequent first; absent from older runs."""
     bad: list[FileRemark]
     odd: list[FileRemark]
     duplicates: list[CopyGroup]
     mislabels: list[Mislabel]
     imbalance: Imbalance
     out_of_distribution: NotRequired[OodResults]  # absent from `vitft check` and older runs
+
+
+class LogLine(TypedDict, total=False):
+    """A line of metrics.jsonl: an epoch, or a penalty tried for a solved head."""
+
+    epoch: AtLeastOne
+    lr: float
+    first_loss: Loss
+    train_loss: Loss
+    train_top1: Share
+    val_loss: Loss
+    val_top1: Share
+    l2: Positive
+    cv_loss: Loss
+    cv_top1: Share
+
+
+def read_results(path: Path) -> RunResults | None:
+    """Return the content of a run's eval.json, or None if it does not exist.
+
+    Raises:
+        RunError: The file is damaged.
+    """
+    results = read_run_json(path, RunResults)
+    if results is not None:
+        classes, matrix = len(results["per_class"]), results["confusion"]
+        if any(size != classes for size in (len(matrix), *map(len, matrix))):
+            raise damaged_file(path, "confusion does not have one row and column per class")
+    return results

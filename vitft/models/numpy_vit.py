@@ -10,10 +10,11 @@ Sources: Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929; Hendrycks & 
 1606.08415; the layout of safetensors files, https://github.com/huggingface/safetensors.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from vitft.metrics.calibration import softmax
 from vitft.models.card import Card
 from vitft.models.checkpoint_file import CheckpointFile
 from vitft.models.vit_config import ViTConfig
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 
 Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 Uint8Array = np.ndarray[Any, np.dtype[np.uint8]]
@@ -144,6 +148,7 @@ class NumpyModel:
         self, function: Callable[[Float32Array], Float32Array], x: Float32Array
     ) -> Float32Array:
         """Apply a function of tokens (n, D) to all tokens (B, N, D), in parallel threads."""
+        function = strictly(function)
         flat = x.reshape(-1, x.shape[-1])
         if self.threads == 1 or len(flat) < 2 * ROWS:
             done = function(flat)
@@ -161,6 +166,8 @@ class NumpyModel:
         """Apply LayerNorm over the last axis."""
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = np.einsum("...d,...d->...", centred, centred)[..., None] / x.shape[-1]
+        if not np.isfinite(variance).all():  # dividing by infinity would hide it
+            raise FloatingPointError("the variance of a token overflows")
         centred /= np.sqrt(variance + np.float32(self.eps))
         return centred * self[f"{name}weight"] + self[f"{name}bias"]
 
@@ -177,6 +184,20 @@ class NumpyModel:
         if self.config.pre_logits:
             features = np.tanh(self.linear(features, "pre_logits.fc."))
         return self.linear(features, "head.")
+
+
+def strictly(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """Return a function that raises FloatingPointError where a result is not a finite number.
+
+    Without it, NumPy warns, and infinity in between can lead to a finite, wrong result.
+    """
+
+    @functools.wraps(function)
+    def checked(*args: Arguments.args, **options: Arguments.kwargs) -> Returned:
+        with np.errstate(over="raise", invalid="raise", divide="raise"):
+            return function(*args, **options)
+
+    return checked
 
 
 def gelu(x: Float32Array) -> Float32Array:

@@ -27,7 +27,7 @@ from vitft.metrics.calibration import (
     confidence_and_correctness,
 )
 from vitft.metrics.classification import classification_metrics, probability_metrics
-from vitft.metrics.results import EvaluatedData, EvaluationResults
+from vitft.metrics.results import EvaluatedData, EvaluationResults, read_results
 from vitft.models.find import find_model
 from vitft.predict.engine import FIRST_PAGE_NOTE, Views, notes_on, with_notes
 from vitft.predict.onnx_engine import OnnxEngine
@@ -36,7 +36,6 @@ from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
 from vitft.predict.run_images import LEFT_OUT, Recognised, RunImages
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
-from vitft.predict.validation import read_json
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.files import write_atomically
@@ -241,10 +240,10 @@ def before_temperature(
     folder: Path, logits: Tensor, labels: Tensor
 ) -> tuple[float | None, float | None]:
     """Return the calibration error before temperature scaling, and the run's temperature."""
-    kept = read_json(RunDir(folder).eval)
-    calibration = kept.get("calibration") if isinstance(kept, dict) else None
-    temperature = calibration.get("temperature") if isinstance(calibration, dict) else None
-    if not isinstance(temperature, float | int) or not temperature > 0:
+    kept = read_results(RunDir(folder).eval)
+    calibration = kept["calibration"] if kept else None
+    temperature = calibration["temperature"] if calibration else None
+    if temperature is None:
         return None, None
     raw = logits.double().numpy() * temperature
     bins = bin_by_confidence(*confidence_and_correctness(raw, labels.numpy()))

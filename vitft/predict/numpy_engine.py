@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from vitft.models.checkpoint_file import CheckpointFile, lacks_card, open_checkpoint
-from vitft.models.numpy_vit import NumpyModel, normalise, numpy_model
+from vitft.models.numpy_vit import NumpyModel, normalise, numpy_model, strictly
 from vitft.predict.engine import Views, decode_view
-from vitft.predict.postprocess import Scores
+from vitft.predict.postprocess import Scores, not_finite
 
 T = TypeVar("T")
 
@@ -62,10 +62,14 @@ class NumpyEngine:
         """Return the scores of views (B, S, S, 3).
 
         Raises:
-            RunError: The checkpoint file is damaged.
+            RunError: The checkpoint file is damaged, or the computation overflows.
         """
-        features = self.model.features(normalise(views, self.transform))
-        scores = Scores(self.model.classify(features), features)
+        try:
+            features = strictly(self.model.features)(normalise(views, self.transform))
+            scores = Scores(strictly(self.model.classify)(features), features)
+        except FloatingPointError as error:
+            self.opened.check_digest(self.digest())
+            raise not_finite() from error
         self.opened.check_digest(self.digest())
         return scores
 

@@ -97,11 +97,7 @@ class Postprocess:
             RunError: Some logits are not finite.
         """
         if not np.isfinite(scores.logits).all():
-            raise RunError(
-                "the logits of the model are not finite: the training diverged or the file is "
-                "damaged",
-                fix="train again with a lower learning rate",
-            )
+            raise not_finite()
         probabilities = softmax(scores.logits.astype(np.float64))  # (B, C)
         if self.top_k == 1:
             order = probabilities.argmax(axis=1)[:, None]  # (B, k)
@@ -123,3 +119,11 @@ class Postprocess:
             )
             predictions.append(prediction)
         return predictions
+
+
+def not_finite() -> RunError:
+    """Return the error for a model whose outputs are infinite or NaN."""
+    return RunError(
+        "the logits of the model are not finite: the training diverged or the file is damaged",
+        fix="train again with a lower learning rate",
+    )

@@ -6,12 +6,13 @@ training image at this path cannot be read for a comparison. Does not import tor
 
 import hashlib
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from vitft.config.run import config_from_table, read_toml
+from vitft.config.run import checked_run_config
 from vitft.data.arrays import data_path
 from vitft.data.duplicates import KnownImages
 from vitft.data.fingerprint import fingerprint_of
@@ -20,7 +21,7 @@ from vitft.data.images import decode
 from vitft.data.split import Manifest, Row
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.system import console
-from vitft.system.errors import RunError, VitftError
+from vitft.system.errors import RunError
 from vitft.system.rundir import RunDir
 
 log = logging.getLogger(__name__)
@@ -61,10 +62,10 @@ class RunImages:
         `split` is the digest of the manifest with which the model was trained.
 
         Raises:
-            RunError: The file split.csv belongs to another model.
+            RunError: The file split.csv belongs to another model, or a file is damaged.
         """
         path = RunDir(folder).split
-        if not path.is_file():
+        if not os.path.lexists(path):
             return None
         manifest = Manifest.read(path, folder)
         if hashlib.sha256(path.read_bytes()).hexdigest() != split:
@@ -106,11 +107,14 @@ class RunImages:
 
 
 def read_fingerprints(folder: Path, manifest: Manifest, rows: tuple[Row, ...]) -> Fingerprints:
-    """Return the fingerprints of those images of a run that are still in its data folder."""
-    try:
-        config = config_from_table(read_toml(folder / "config.toml"))
-    except VitftError:
-        return Fingerprints("none")  # no settings, so the place of the images is unknown
+    """Return the fingerprints of those images of a run that are still in its data folder.
+
+    Raises:
+        RunError: The file config.toml is damaged.
+    """
+    if not os.path.lexists(folder / "config.toml"):  # so the place of the images is unknown
+        return Fingerprints("none")
+    config = checked_run_config(folder)
     if len(rows) > MAX_COMPARED:
         log.warning(
             f"near-duplicates of training images are not recognised: the run has {len(rows):,} "

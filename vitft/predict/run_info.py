@@ -1,24 +1,27 @@
 """Facts about the run that makes the predictions: name, classes, accuracy and age.
 
 They are read from files beside the checkpoint. A missing or damaged file leaves a fact unknown,
-because predictions do not depend on it. This module does not import torch.
+because predictions do not depend on it; a damaged one is reported. Does not import torch.
 """
 
-import json
+import contextlib
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Self, TypeVar
 
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import RunResults
-from vitft.system.rundir import MODEL
+from vitft.metrics.results import read_results
+from vitft.system.errors import RunError
+from vitft.system.rundir import MODEL, read_environment
 from vitft.system.text import count, days_and_hours, percent
 
-MAX_JSON_BYTES = 64 * 2**20
-"""Size above which a file is not read."""
+log = logging.getLogger(__name__)
+
+Fact = TypeVar("Fact")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +45,14 @@ class RunInfo:
     def read(cls, run: str | None, checkpoint: Path, classes: int) -> Self:
         """Read the facts beside a checkpoint; `run` is what the user called it."""
         folder = checkpoint.parent
-        results = cast("RunResults", read_fields(folder / "eval.json"))
-        try:
-            top1, images = float(results["top1"]), int(results["images"])
-            at_chance = chance_level(results)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-            top1, images, at_chance = None, 0, ""
+        results = or_warn(read_results, folder / "eval.json")
         return cls(
             name=run_name(run, checkpoint),
             classes=classes,
-            top1=top1,
-            images=images,
+            top1=results["top1"] if results else None,
+            images=results["images"] if results else 0,
             trained_at=end_of_run(folder, checkpoint),
-            at_chance=at_chance,
+            at_chance=chance_level(results) if results else "",
         )
 
     def line(self, now: float | None = None) -> str:
@@ -76,21 +74,19 @@ def run_name(run: str | None, checkpoint: Path) -> str:
     return checkpoint.resolve().parent.name if checkpoint.name == MODEL else checkpoint.stem
 
 
-def read_fields(path: Path) -> Mapping[str, Any]:
-    """Return the JSON object in a file, or an empty one if it cannot be read."""
+def or_warn(read: Callable[[Path], Fact | None], path: Path) -> Fact | None:
+    """Return the content of a file, or None, with a warning, if it is damaged."""
     try:
-        if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
-            return {}
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
+        return read(path)
+    except RunError as error:
+        log.warning(error.problem)
+        return None
 
 
 def end_of_run(folder: Path, checkpoint: Path) -> float:
     """Return when a run ended; for older runs and other checkpoints, the file's time."""
-    try:
-        ended = read_fields(folder / "environment.json")["ended"]
-        return datetime.fromisoformat(ended).timestamp()
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return checkpoint.stat().st_mtime
+    environment = or_warn(read_environment, folder / "environment.json")
+    with contextlib.suppress(ValueError, OverflowError):
+        if environment and "ended" in environment:
+            return datetime.fromisoformat(environment["ended"]).timestamp()
+    return checkpoint.stat().st_mtime

@@ -4,8 +4,7 @@ The report, the thumbnails and the comparison of runs read the same predictions,
 same mistakes in the same order. This module does not import torch or open images.
 """
 
-import json
-import zipfile
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from vitft.data.split import Manifest, Row
 from vitft.metrics.intervals import Floats
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
-from vitft.system.errors import RunError
+from vitft.system.run_content import damaged_file, read_run_arrays, read_run_json
 from vitft.system.rundir import RunDir
 
 THUMBS = "thumbs"
@@ -47,49 +46,27 @@ def thumb_name(sha256: str, *, attention: bool = False) -> str:
     return f"{sha256[:16]}{'-attention' if attention else ''}.jpg"
 
 
-def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the content of a JSON file of a run, or None if it does not exist.
-
-    Raises:
-        RunError: The file is not valid JSON or cannot be read.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise damaged_file(path, str(error)) from error
-
-
-def damaged_file(path: Path, reason: str) -> RunError:
-    """Return the error for a damaged file of a run."""
-    return RunError(
-        f"damaged run: {path} ({reason})",
-        fix="copy the run again from its original location, or train the model again",
-    )
-
-
 def read_classes(run: Path) -> tuple[str, ...]:
     """Return the class names in the order of the logits, or an empty tuple if there are none."""
-    table = read_json(RunDir(run).class_indices)
+    path = RunDir(run).class_indices
+    table = read_run_json(path, dict[str, str])
     if table is None:
         return ()
-    try:
-        return tuple(str(table[str(i)]) for i in range(len(table)))
-    except (KeyError, TypeError) as error:
-        reason = "the class names are not numbered 0, 1, 2, ..."
-        raise damaged_file(RunDir(run).class_indices, reason) from error
+    if any(str(i) not in table for i in range(len(table))):
+        raise damaged_file(path, "the class names are not numbered 0, 1, 2, ...")
+    if len({*table.values()}) != len(table):
+        raise damaged_file(path, "a class is named twice")
+    return tuple(table[str(i)] for i in range(len(table)))
 
 
 def read_rows(run: Path, classes: Sequence[str]) -> tuple[Row, ...]:
     """Return the rows of split.csv, if it exists, with labels as indices into `classes`.
 
     Raises:
-        DataError: The table is damaged.
-        RunError: The table has a class that is unknown to the model.
+        RunError: The table is damaged, or has a class that is unknown to the model.
     """
     path = RunDir(run).split
-    if not path.is_file():
+    if not os.path.lexists(path):
         return ()
     manifest = Manifest.read(path, run)
     if unknown := {*manifest.classes} - {*classes}:
@@ -146,14 +123,7 @@ def read_validation_arrays(run: Path) -> dict[str, Any] | None:
     Raises:
         RunError: The file is damaged.
     """
-    path = run / VALIDATION_FILE
-    if not path.is_file():
-        return None
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise damaged_file(path, str(error)) from error
+    return read_run_arrays(run / VALIDATION_FILE)
 
 
 def as_array(path: Path, values: Any, dtype: Any) -> Any:  # noqa: ANN401 - an array of that type
@@ -173,7 +143,6 @@ def read_validation_predictions(run: Path) -> tuple[ValidationPrediction, ...]:
 
     Raises:
         RunError: A file of the run is damaged.
-        DataError: The file split.csv is damaged.
     """
     classes = read_classes(run)
     rows = [row for row in read_rows(run, classes) if row.split == "val"]

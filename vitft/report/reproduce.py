@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitft.config.run import config_from_table, merge_settings, with_former_defaults
+from vitft.models.card import Provenance
 from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
 
@@ -63,17 +64,18 @@ def setting_text(value: object) -> str:
 
 def environment_rows(run: Run) -> list[tuple[str, str]]:
     """Return the device, the precision and the versions of Python and its packages."""
-    known, keys = run.environment, ("device", "precision", "python", "system")
+    known: Mapping[str, Any] = run.environment
+    keys = ("device", "precision", "python", "system")
     first = [(key, str(known[key])) for key in keys if known.get(key)]
     return first + [(name, str(v)) for name, v in known.get("packages", {}).items()]
 
 
 def digests(run: Run) -> list[tuple[str, str]]:
     """Return the digests that identify the data, the weights and the model."""
-    weights = run.card.get("weights", {})
+    weights = run.card.weights if run.card else Provenance()
     pairs = [
         ("trained model (SHA-256 of card and tensors)", run.digest),
-        ("split.csv (SHA-256 of the table)", str(run.card.get("split", ""))),
+        ("split.csv (SHA-256 of the table)", run.card.split if run.card else ""),
         ("pretrained weights (SHA-256 of the file)", str(weights.get("sha256", ""))),
         ("pretrained weights, source", str(weights.get("source", ""))),
         ("pretrained weights, licence", str(weights.get("licence", ""))),

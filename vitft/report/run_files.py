@@ -4,37 +4,36 @@ Files missing from an older or interrupted run are read as empty. A damaged file
 """
 
 import base64
-import json
 import math
-import struct
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from vitft.config.run import read_toml
+from vitft.config.run import read_run_config
 from vitft.data.split import Row
 from vitft.features.ood import REFERENCE_FILE
-from vitft.metrics.results import AuditResults, RunResults
+from vitft.metrics.results import AuditResults, LogLine, RunResults, read_results
+from vitft.models.card import Card, parse_card
 from vitft.predict.validation import (
     THUMBS,
     ValidationPrediction,
-    damaged_file,
     read_classes,
-    read_json,
     read_rows,
     thumb_name,
     validation_predictions,
 )
-from vitft.system.errors import RunError, UsageError
-from vitft.system.rundir import BASE, LATEST, RunDir
+from vitft.system.errors import RunError
+from vitft.system.files import read_regular
+from vitft.system.run_content import damaged_file, read_run_bytes, read_run_json, read_run_lines
+from vitft.system.rundir import BASE, LATEST, RunDir, RunEnvironment, read_environment
+from vitft.system.safetensors_file import read_header
 
 JsonObject = Mapping[str, Any]
-NO_FINDINGS: JsonObject = {"unused": [], "bad": [], "odd": [], "duplicates": [], "mislabels": []}
-
-MAX_HEADER_BYTES, MAX_THUMBNAIL_BYTES = 64 * 2**20, 40_000
-"""Maximum sizes in bytes of a safetensors header and of a thumbnail written by vitft."""
+MAX_THUMBNAIL_BYTES = 40_000
+"""Maximum size in bytes of a thumbnail written by vitft."""
 MAX_EMBEDDED = 2_000_000
 """Maximum number of characters of thumbnails in a page, which keeps it below 3 MB."""
 
@@ -50,12 +49,12 @@ class Run:
     rows: tuple[Row, ...]
     predictions: tuple[ValidationPrediction, ...]
     results: RunResults
-    """Content of eval.json; some keys may be missing in an older run."""
-    log: tuple[JsonObject, ...]
+    """Content of eval.json; empty if it is missing."""
+    log: tuple[LogLine, ...]
     """Lines of metrics.jsonl."""
-    environment: JsonObject
+    environment: RunEnvironment
     audit: AuditResults
-    card: JsonObject
+    card: Card | None
     digest: str
     """SHA-256 of the card and the tensors of the model."""
     parameters: int
@@ -80,11 +79,12 @@ class Run:
 
     def thumbnail(self, sha256: str, *, attention: bool = False) -> str:
         """Return a thumbnail as a data URI, or an empty string if there is none."""
+        path = self.path / THUMBS / thumb_name(sha256, attention=attention)
         try:
-            data = (self.path / THUMBS / thumb_name(sha256, attention=attention)).read_bytes()
+            data = read_regular(path, limit=MAX_THUMBNAIL_BYTES)
         except (OSError, ValueError):
             return ""
-        if not data.startswith(b"\xff\xd8\xff") or len(data) > MAX_THUMBNAIL_BYTES:
+        if not data.startswith(b"\xff\xd8\xff"):
             return ""
         return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
 
@@ -135,14 +135,13 @@ def read_run(path: Path) -> Run:
 
     Raises:
         RunError: A file is damaged.
-        DataError: The file split.csv is damaged.
     """
     config_text, config = read_config(path / "config.toml")
     classes = read_classes(path)
     rows = read_rows(path, classes)
     validation = [row for row in rows if row.split == "val"]
     card, digest, parameters = read_model_facts(RunDir(path).model)
-    audit = read_object(path / "audit.json")
+    audit = read_run_json(path / "audit.json", AuditResults)
     return Run(
         path=path,
         config=config,
@@ -150,10 +149,10 @@ def read_run(path: Path) -> Run:
         classes=classes,
         rows=rows,
         predictions=validation_predictions(path, validation, classes),
-        results=cast("RunResults", read_object(path / "eval.json")),
-        log=read_log(path / "metrics.jsonl"),
-        environment=read_object(path / "environment.json"),
-        audit=cast("AuditResults", {**NO_FINDINGS, **audit} if audit else {}),
+        results=results_for(path, classes),
+        log=read_run_lines(path / "metrics.jsonl", LogLine),
+        environment=read_environment(path / "environment.json") or cast("RunEnvironment", {}),
+        audit=cast("AuditResults", {"unused": [], **audit} if audit else {}),
         card=card,
         digest=digest,
         parameters=parameters,
@@ -161,54 +160,35 @@ def read_run(path: Path) -> Run:
     )
 
 
-def read_object(path: Path) -> JsonObject:
-    """Return the JSON object in a file, or an empty one if the file is missing."""
-    content = read_json(path)
-    if content is not None and not isinstance(content, dict):
-        raise damaged_file(path, "not a JSON object")
-    return content or {}
-
-
 def read_config(path: Path) -> tuple[str, Mapping[str, JsonObject]]:
     """Return the text of config.toml and its parsed sections."""
-    if not path.is_file():
+    data = read_run_bytes(path)
+    if data is None:
         return "", {}
-    try:
-        return path.read_text(encoding="utf-8"), read_toml(path)
-    except (UsageError, OSError, ValueError) as error:
-        raise damaged_file(path, str(error).partition("\n")[0]) from error
+    table = read_run_config(path.parent)
+    return data.decode("utf-8"), table
 
 
-def read_log(path: Path) -> tuple[JsonObject, ...]:
-    """Return the lines of metrics.jsonl, except a last line cut off by a crash."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # the rest is incomplete
-        objects = [json.loads(line) for line in lines if line.strip()]
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValueError) as error:
-        raise damaged_file(path, str(error)) from error
-    if not all(isinstance(one, dict) for one in objects):
-        raise damaged_file(path, "a line is not a JSON object")
-    return tuple(objects)
+def results_for(run: Path, classes: Sequence[str]) -> RunResults:
+    """Return the content of eval.json, which must describe the given classes; empty if missing."""
+    path = RunDir(run).eval
+    results = read_results(path)
+    if results is not None and (*results["per_class"],) != tuple(classes):
+        raise damaged_file(path, "its classes are not those of class_indices.json")
+    return results or cast("RunResults", {})
 
 
-def read_model_facts(path: Path) -> tuple[JsonObject, str, int]:
+def read_model_facts(path: Path) -> tuple[Card | None, str, int]:
     """Return the card, digest and parameter count of a checkpoint without reading its tensors.
 
     The digest is not verified here, but by `vitft predict` whenever it loads the file.
     """
-    if not path.is_file():
-        return {}, "", 0
+    if not os.path.lexists(path):
+        return None, "", 0
     try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > MAX_HEADER_BYTES:
-                raise damaged_file(path, "its header is too long")
-            header = json.loads(file.read(length))
-        metadata = header.pop("__metadata__", {})
-        parameters = sum(math.prod(tensor["shape"]) for tensor in header.values())
-        card = json.loads(metadata.get("vitft.card", "{}"))
-        return card, metadata.get("vitft.sha256", ""), parameters
-    except (OSError, ValueError, struct.error, AttributeError, KeyError, TypeError) as error:
+        header = read_header(path)
+        card = parse_card(header.metadata.get("vitft.card", ""))
+    except (OSError, ValueError) as error:
         raise damaged_file(path, str(error)) from error
+    parameters = sum(math.prod(facts.shape) for facts in header.tensors.values())
+    return card, header.metadata.get("vitft.sha256", ""), parameters

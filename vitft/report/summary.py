@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vitft.features.ood import power_text
 from vitft.metrics.chance import chance_level
+from vitft.models.vit_config import ViTConfig
 from vitft.predict.validation import mistakes
 from vitft.report.advice import ClassRecall, cross_validated_recalls, validation_recalls
 from vitft.report.run_files import Run
@@ -60,19 +61,19 @@ def describe_data(run: Run) -> str:
 
 def describe_model(run: Run) -> str:
     """Return a text on the architecture, the pretrained weights and the trained layers."""
-    name, shape = str(run.setting("weights", "name") or ""), run.card.get("architecture", {})
+    name, shape = str(run.setting("weights", "name") or ""), run.card and run.card.architecture
     if not name and not shape:
         return ""
-    kind = "Vision Transformer" if "patch_size" in shape else "network"
+    kind = "Vision Transformer" if isinstance(shape, ViTConfig) else "network"
     number = run.parameters
     size = f"{number:,}" if number < 100_000 else f"{number / 1e6:,.1f} million"
-    blocks = f"{count(shape['depth'], 'block')}, " if "depth" in shape else ""
+    blocks = f"{count(shape.depth, 'block')}, " if isinstance(shape, ViTConfig) else ""
     origin = f"was pretrained (weights: {weights_name(name) or 'unknown'})"
     if name == "none" or name.startswith("random:"):
         origin = "was initialised at random"
     trained = describe_training(str(run.setting("train", "freeze") or ""))
-    pixels = run.card.get("transform", {}).get("image_size", [])
-    inputs = f" Its input is {pixels[0]} × {pixels[1]} pixels." if len(pixels) == 2 else ""
+    pixels = shape.image_size if shape else ()
+    inputs = f" Its input is {pixels[0]} × {pixels[1]} pixels." if pixels else ""
     training = f"; {trained}" if trained else ""
     return f"The {kind} ({blocks}{size} parameters) {origin}{training}.{inputs}"
 

@@ -46,7 +46,7 @@ def read_regular(path: Path, *, limit: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than the limit of {limit:,}")
-        return file.read(limit)
+        return file.read()
 
 
 def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview]) -> None:

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from vitft.system.errors import LockedError, RunError
 from vitft.system.files import free_name, write_atomically, write_json, writing
+from vitft.system.run_content import read_run_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,17 +114,21 @@ class RunDir:
         return path.stat().st_size if path.exists() else 0
 
     def cut_log(self, size: int) -> None:
-        """Truncate metrics.jsonl to `size` bytes."""
+        """Truncate metrics.jsonl to at most `size` bytes."""
         path = self.path / "metrics.jsonl"
         if self.writes and path.exists():
             with writing(path):
-                os.truncate(path, size)
+                os.truncate(path, min(size, self.log_size()))
 
     def log(self, fields: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl; if an error occurs, nothing is appended."""
         if not self.writes:
             return
         path, size = self.path / "metrics.jsonl", self.log_size()
+        if path.exists() and not path.is_file():  # a pipe would block
+            raise RunError(
+                f"{path} is not a regular file", fix="remove it, or start a new run with --out"
+            )
         with writing(self.path):
             try:
                 with path.open("a", encoding="utf-8") as file:
@@ -243,6 +248,15 @@ def point_latest(run: RunDir) -> None:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(run.path.name, target_is_directory=True)
         temporary.replace(link)
+
+
+def read_environment(path: Path) -> RunEnvironment | None:
+    """Return the content of environment.json, or None if it does not exist.
+
+    Raises:
+        RunError: The file is damaged.
+    """
+    return read_run_json(path, RunEnvironment)
 
 
 def environment(status: str, device: str, precision: str) -> RunEnvironment:

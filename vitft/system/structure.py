@@ -46,8 +46,9 @@ class Range:
 
 
 NO_LIMITS = Range()
-Share = Annotated[float, Range(ge=0, le=1)]
+Share = Annotated[float, Range(ge=0, le=1 + 1e-9)]  # a mean of ones may be rounded up
 Natural = Annotated[int, Range(ge=0)]
+AtLeastOne = Annotated[int, Range(ge=1)]
 
 
 class StructureError(ValueError):
@@ -90,6 +91,8 @@ def structured(value: Any, kind: Any, place: str = "") -> Any:  # noqa: ANN401 -
     Raises:
         StructureError: The value does not conform to `kind`; `place` begins the message.
     """
+    if kind is Any:
+        return value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return in_range(structured(value, arguments[0], place), arguments[1], place)

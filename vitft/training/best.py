@@ -11,15 +11,28 @@ from torch import Tensor
 
 from vitft.metrics.results import Metrics, RunResults, SolvedHeadResults
 from vitft.models.timm_model import Model
+from vitft.system.errors import RunError
+from vitft.system.structure import Natural
 from vitft.training.loop import StepResult
+
+
+class RunningFacts(TypedDict):
+    """Fields of `RunningMetrics`, as saved in a training state."""
+
+    first_loss: float | None
+    steps: Natural
+    images: Natural
+    correct: Natural
+    total: float
+    lr: float
 
 
 class BestFacts(TypedDict):
     """Fields of `BestWeights` other than tensors, as saved in a training state."""
 
-    epochs: int
-    since: int
-    figures: RunResults
+    epochs: Natural
+    since: Natural
+    figures: RunResults | None  # None before the end of the first epoch
     extra: SolvedHeadResults | None
 
 
@@ -58,11 +71,22 @@ class BestWeights:
         self._validated["selected_on_validation"] = self.epochs > 1
 
     def restore(self) -> None:
-        """Load the best weights into the model."""
+        """Load the best weights into the model.
+
+        Raises:
+            RunError: Weights read from a file have other shapes.
+        """
         with torch.no_grad():
             for name, tensor in self.trained_tensors():
-                if name in self.weights:  # other tensors never change
-                    tensor.copy_(self.weights[name])
+                if name not in self.weights:  # it never changes
+                    continue
+                if self.weights[name].shape != tensor.shape:
+                    raise RunError(
+                        f"the best weights in {self.file or 'resume/'} are not those of this "
+                        f"model: {name} has the wrong shape",
+                        fix="start a new run in another directory with --out",
+                    )
+                tensor.copy_(self.weights[name])
 
     def copy_weights(self) -> dict[str, Tensor]:
         """Return copies of the trained tensors on the CPU, which saves GPU memory."""
@@ -78,14 +102,15 @@ class BestWeights:
         return {
             "epochs": self.epochs,
             "since": self.epochs_since_best,
-            "figures": self._validated,
+            "figures": self._validated or None,
             "extra": self.head_results,
         }
 
     def load(self, facts: BestFacts, weights: Mapping[str, Tensor], file: str) -> None:
         """Restore the fields and weights saved by an earlier process."""
         self.epochs, self.epochs_since_best = facts["epochs"], facts["since"]
-        self._validated, self.head_results = facts["figures"], facts["extra"] or None
+        self._validated = facts["figures"] or cast("RunResults", {})
+        self.head_results = facts["extra"] or None
         self.weights, self.file = dict(weights), file
 
 

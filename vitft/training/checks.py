@@ -1,16 +1,16 @@
 """Checks made before torch is imported: data, weights, settings and the run directory."""
 
-import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from vitft.config.run import (
     Config,
+    checked_run_config,
     config_from_table,
     merge_settings,
-    read_toml,
-    with_former_defaults,
+    read_run_config,
 )
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
@@ -19,7 +19,7 @@ from vitft.data.folder import Folder, assign_parts, scan
 from vitft.data.split import check_folder_classes
 from vitft.models.pretrained.locate import check_weights_name
 from vitft.system.errors import RunError, UsageError
-from vitft.system.rundir import RunDir, plan_run
+from vitft.system.rundir import RunDir, plan_run, read_environment
 from vitft.training.trackers import check_trackers
 
 RESUME_CHANGES = frozenset(
@@ -88,13 +88,13 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
         RunError: The run does not exist, or a changed setting would alter its results.
     """
     run = RunDir(path)
-    settings = path / "config.toml"
-    if not settings.is_file() or not run.split.is_file():
+    if not all(map(os.path.lexists, (path / "config.toml", run.split))):
         raise RunError(
             f"cannot resume: {path} is not a run directory",
             fix="use the directory of a stopped run, which contains config.toml and split.csv",
         )
-    before = with_former_defaults(read_toml(settings))
+    checked_run_config(path)
+    before = read_run_config(path)
     after = merge_settings(before, named)
     changed = {
         f"{section}.{key}": (before.get(section, {}).get(key), value)
@@ -115,10 +115,8 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
             fix="remove these options, or start a new run; only these settings may change: "
             f"{', '.join(sorted(allowed))}",
         )
-    try:
-        status = json.loads((path / "environment.json").read_text()).get("status")
-    except (OSError, ValueError, AttributeError):
-        status = None
+    environment = read_environment(path / "environment.json")
+    status = environment["status"] if environment else None
     config = config_from_table(after)
     check_trackers(config.train.trackers)
     data = data_path(config.data.path, config.data.root)

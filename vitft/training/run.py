@@ -20,6 +20,7 @@ from vitft.models.lora import merge_adapters
 from vitft.system.device import describe_device, peak_memory
 from vitft.system.errors import Stopped
 from vitft.system.malloc import freed_memory_kept
+from vitft.system.run_content import damaged_file
 from vitft.system.rundir import RunDir, create_run, environment, locked, point_latest
 from vitft.system.signals import Stopper
 from vitft.system.text import count
@@ -238,6 +239,8 @@ def load_saved(context: RunContext) -> State | None:
         context.run.cut_log(0)
     else:
         facts = found[0].facts
+        if facts["stage"] >= len(context.config.train.stages):
+            raise damaged_file(context.run.resume, "its stage is not one of the run")
         context.best.load(facts["best"], found[1], str(facts.get("best_file", "")))
         done = count(facts["epochs"], "completed epoch")
         log.info(f"resuming after {count(facts['step'], 'step')} ({done})")

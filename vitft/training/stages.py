@@ -31,7 +31,7 @@ from vitft.system.rundir import RunDir
 from vitft.system.signals import Stopper
 from vitft.system.text import count, percent
 from vitft.training.batches import epoch_size, evaluation_batches, training_batches, training_views
-from vitft.training.best import BestWeights, RunningMetrics
+from vitft.training.best import BestWeights, RunningFacts, RunningMetrics
 from vitft.training.dataset import Dataset, StageInputs
 from vitft.training.distributed import shard_module, unshard_into
 from vitft.training.loop import StepResult, Trainer, diverged, predict_logits
@@ -357,7 +357,7 @@ class StepStage:
             **trainer_facts,
             "stage": self.number,
             "epochs": self.epochs,
-            "tally": asdict(self.metrics),
+            "tally": cast("RunningFacts", asdict(self.metrics)),
             "best": best.facts(),
             "log_bytes": context.run.log_size(),
             "best_file": best.file,

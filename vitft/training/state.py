@@ -27,9 +27,10 @@ from vitft.models.checkpoint import state_digest
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, writing
 from vitft.system.rundir import RunDir
-from vitft.system.safetensors_file import with_sorted_metadata
+from vitft.system.safetensors_file import read_header, with_sorted_metadata
+from vitft.system.structure import Natural, parse_json, structured
 from vitft.system.text import describe_os_error
-from vitft.training.best import BestFacts
+from vitft.training.best import BestFacts, RunningFacts
 from vitft.training.distributed import full_tensor, slice_like
 from vitft.training.loop import Trainer
 
@@ -39,24 +40,24 @@ log = logging.getLogger(__name__)
 class TrainerFacts(TypedDict):
     """Values in the state of a trainer other than tensors."""
 
-    step: int
-    micro_batch: int
+    step: Natural
+    micro_batch: Natural
     scaler: dict[str, Any]
 
 
 class StateFacts(TrainerFacts):
     """Values in a training state other than tensors."""
 
-    stage: int
+    stage: Natural
     """Index of the stage in the run, counting from 0."""
-    epochs: int
+    epochs: Natural
     """Number of finished and validated epochs of the stage."""
-    tally: dict[str, Any]
+    tally: RunningFacts
     """Fields of `RunningMetrics` in the current epoch."""
     best: BestFacts
     best_file: str
     """Name of the file with the best weights; empty before the end of the first epoch."""
-    log_bytes: int
+    log_bytes: Natural
     """Size of metrics.jsonl in bytes."""
 
 
@@ -93,14 +94,19 @@ def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
 def load_trainer_state(
     trainer: Trainer, tensors: Mapping[str, Tensor], facts: TrainerFacts
 ) -> None:
-    """Restore a trainer from a state returned by `trainer_state`."""
+    """Restore a trainer from a state returned by `trainer_state`.
+
+    Raises:
+        RunError: The tensors are not those of this trainer.
+    """
+    check_tensors(trainer, tensors)
     slots: dict[int, dict[str, Tensor]] = {}
     targets: dict[str, Mapping[str, Tensor]] = {
         "weights": trainer.parameters,
         "buffers": dict(trainer.model.named_buffers()),
         "average": trainer.average.average,
     }
-    optimized = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    optimized = optimized_parameters(trainer)
     for name, value in tensors.items():
         kind, _, rest = name.partition("/")
         if kind == "optimizer":
@@ -116,6 +122,35 @@ def load_trainer_state(
     trainer.steps, trainer.micro_batch = facts["step"], facts["micro_batch"]
     if trainer.sharded and trainer.spec.micro_batch:  # may have been lowered on resuming
         trainer.micro_batch = trainer.spec.micro_batch
+
+
+def optimized_parameters(trainer: Trainer) -> list[Tensor]:
+    """Return the parameters of the optimiser, in its order."""
+    return [p for group in trainer.optimizer.param_groups for p in group["params"]]
+
+
+def check_tensors(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
+    """Check that saved tensors have the names and shapes of a trainer's.
+
+    Raises:
+        RunError: They do not.
+    """
+    weights, parameters = trainer.average.trained, optimized_parameters(trainer)
+    wanted = {f"weights/{name}": tensor.shape for name, tensor in weights.items()}
+    wanted |= {f"buffers/{name}": b.shape for name, b in trainer.model.named_buffers()}
+    wanted |= {f"average/{name}": mean.shape for name, mean in trainer.average.average.items()}
+    for name, value in tensors.items():
+        slot = re.fullmatch(r"optimizer/(\d{1,6})/\w+", name)
+        if slot and int(slot[1]) < len(parameters):
+            wanted[name] = parameters[int(slot[1])].shape if value.ndim else value.shape
+    found = {name: value.shape for name, value in tensors.items()}
+    if found != wanted:
+        odd = min(dict(found.items() ^ wanted.items()))
+        raise RunError(
+            f"the training state is not that of this model: {odd[:100]} is missing, unknown or has "
+            "the wrong shape",
+            fix="start a new run in another directory with --out",
+        )
 
 
 def save_state(
@@ -168,25 +203,39 @@ def state_metadata(facts: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def read_state(path: Path) -> State | None:
     """Return the contents of a file written by `write_state`, or None if it is damaged."""
     try:
+        read_header(path)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError):
+        text = metadata.get("facts", "")
+        if metadata != state_metadata(text, tensors):
+            return None
+        facts = parse_json(text)
+        return State(tensors, checked_facts(facts) if facts else {})
+    except (SafetensorError, OSError, ValueError):
         return None
-    text = metadata.get("facts", "")
-    if metadata != state_metadata(text, tensors):
-        return None
-    return State(tensors, json.loads(text))
+
+
+def checked_facts(facts: object) -> StateFacts:
+    """Return the facts of a state if they have the right types and name a file of the folder.
+
+    Raises:
+        ValueError: They do not.
+    """
+    found: StateFacts = structured(facts, StateFacts)
+    if not re.fullmatch(r"(best-\d+-\d+\.safetensors)?", found["best_file"]):
+        raise ValueError(f"best_file is {found['best_file']!r}")
+    return found
 
 
 def best_file_of(path: Path) -> str | None:
     """Return the name of the best weights of a state file, or None if the file is damaged."""
     try:
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {}).get("facts", "{}"))
-    except (SafetensorError, OSError, ValueError):
+        facts = parse_json(read_header(path).metadata.get("facts", "{}"))
+    except (OSError, ValueError):
         return None
-    return facts.get("best_file")
+    name = facts.get("best_file") if isinstance(facts, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def list_states(folder: Path) -> list[Path]:

@@ -31,13 +31,13 @@ from vitft.predict.validation import (
     THUMBS,
     least_confident,
     mistakes,
-    read_json,
     read_validation_predictions,
     thumb_name,
 )
 from vitft.system import console
 from vitft.system.errors import ImageError, VitftError
 from vitft.system.files import writing
+from vitft.system.run_content import read_run_json
 from vitft.system.rundir import RunDir
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ def select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[R
     """
     predictions = read_validation_predictions(run)
     wrong = mistakes(predictions)[:200]
-    audit: AuditResults | None = read_json(run / "audit.json")
+    audit = read_run_json(run / "audit.json", AuditResults)
     named = [item["path"] for item in audit["mislabels"]] if audit else []
     for group in audit["duplicates"] if audit else ():
         named += [member["path"] for member in group["members"][:6]]

@@ -8,7 +8,6 @@ created.
 """
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -23,9 +22,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vitft.system.errors import UsageError
+from vitft.system.files import read_regular
 from vitft.system.imports import require_extra
 from vitft.system.redaction import redacted
 from vitft.system.rundir import RunDir
+from vitft.system.structure import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -360,7 +361,7 @@ def without_warnings(action: Callable[[], object]) -> None:
 def read_progress(run: RunDir) -> dict[str, dict[str, Any]]:
     """Return the contents of trackers.json, or an empty mapping if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads((run.path / PROGRESS_FILE).read_text(encoding="utf-8"))
+        found = parse_json(read_regular(run.path / PROGRESS_FILE, limit=2**24))
         if isinstance(found, dict):
             return {name: facts for name, facts in found.items() if isinstance(facts, dict)}
     return {}

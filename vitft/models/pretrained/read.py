@@ -3,16 +3,14 @@
 Names and layouts remain as they are in the file; `convert` interprets them.
 """
 
-import math
 import re
 import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -23,6 +21,7 @@ from vitft.models.pretrained.fetch import sha256_of
 from vitft.models.pretrained.hub import short_message
 from vitft.models.pretrained.locate import check_pickle, check_weight_file
 from vitft.system.errors import WeightsError
+from vitft.system.npz import read_npy
 from vitft.system.safetensors_file import read_header
 from vitft.system.text import count
 
@@ -191,35 +190,13 @@ def read_npz_weights(path: Path) -> dict[str, Tensor]:
         for member in archive.infolist():
             try:
                 with archive.open(member) as file:
-                    array = read_array(file, member.file_size)
+                    array = read_npy(file, member.file_size, kinds="f")
             except MemoryError:
                 raise
             except Exception as error:  # zipfile, zlib, tokenize and ast raise different ones
                 raise damaged_weights(".npz file", path, error) from error
             tensors[member.filename.removesuffix(".npy")] = torch.from_numpy(array)
     return tensors
-
-
-def read_array(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
-    """Read a .npy file of `size` bytes; check the shape in its header before allocating memory.
-
-    Raises:
-        ValueError: The file is damaged or does not contain plain floating-point numbers.
-    """
-    npy = np.lib.format
-    is_first = npy.read_magic(file) == (1, 0)
-    header = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
-    shape, fortran, dtype = header(file)
-    if dtype.kind != "f" or dtype.itemsize > 8:
-        raise ValueError(f"it contains an array of dtype {dtype}, not of a floating-point type")
-    if math.prod(shape) * dtype.itemsize != size - file.tell():
-        raise ValueError(
-            f"an array of shape {shape} and dtype {dtype} does not match its {size} bytes"
-        )
-    content = np.frombuffer(bytearray(file.read()), dtype.newbyteorder("<"))
-    if dtype.byteorder == ">":
-        raise ValueError("it contains big-endian numbers")
-    return content.reshape(shape, order="F" if fortran else "C")
 
 
 def open_archive(path: Path, kind: str) -> zipfile.ZipFile:

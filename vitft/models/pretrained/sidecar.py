@@ -5,7 +5,7 @@ is checked, nothing is constructed from them, and stated shapes are used only if
 """
 
 import json
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +96,7 @@ class JsonTable:
 
 def is_number(value: object) -> bool:
     """Return whether a JSON value is a finite number."""
-    return type(value) in (int, float) and math.isfinite(cast("float", value))
+    return type(value) in (int, float) and abs(cast("float", value)) <= sys.float_info.max
 
 
 def read_sidecar(path: Path) -> SidecarFacts:

@@ -1,0 +1,241 @@
+"""Edited run directories: exit code 5 with the name of the file, from every command."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import draw_folder
+from tests.support.hostile_run import (
+    JSON_FILES,
+    TEXTS,
+    Edit,
+    bomb,
+    copied,
+    empty,
+    folder,
+    json_value,
+    not_numbers,
+    objects,
+    pipe,
+    shapes,
+    sparse,
+    text,
+)
+from vitft.cli.main import main
+from vitft.data.transforms import EvalTransform
+from vitft.models.card import Card
+from vitft.models.checkpoint import save_checkpoint
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
+from vitft.training.best import RunningMetrics
+
+SECONDS = 20
+"""Time after which a command hangs; each takes less than two."""
+STEPS = 10
+"""Step at which the stopped run is stopped, in its third epoch."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with images, a finished run `run` and a stopped run `half`."""
+    here, before = tmp_path_factory.mktemp("hostile"), Path.cwd()
+    config = ViTConfig(
+        image_size=(16, 16), patch_size=(8, 8), width=16, depth=1, heads=2, num_classes=0
+    )
+    torch.manual_seed(0)
+    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
+    save_checkpoint(here / "w.safetensors", VisionTransformer(config).state_dict(), card)
+    draw_folder(here / "data", per_class=36)
+    draw_folder(here / "fresh", per_class=2)
+    add = RunningMetrics.add
+
+    def stop_at(self: RunningMetrics, step: Any) -> None:
+        add(self, step)
+        if self.steps == STEPS:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    os.chdir(here)
+    try:
+        given = ["finetune", "--data", f"{here}/data", "--weights", f"{here}/w.safetensors"]
+        given += ["--cache", "none"]
+        assert main([*given, "--out", "run"]) == 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunningMetrics, "add", stop_at)
+            steps = ["--freeze", "none", "--epochs", "9", "--batch-size", "8", "--out", "half"]
+            assert main([*given, *steps]) == 143
+    finally:
+        os.chdir(before)
+    return here
+
+
+@pytest.fixture(autouse=True)
+def in_time() -> Iterator[None]:
+    """End a test whose command waits for a pipe."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+COMMANDS = {
+    "predict": "predict {0}/data/red/000.png --run {1}",
+    "precision": "predict {0}/data/red/000.png --run {1} --precision 0.5",
+    "evaluate": "evaluate --data {0}/fresh --run {1}",
+    "explain": "explain {0}/data/red/000.png --run {1} --out explained",
+    "export": "export --safetensors --run {1} --out exported",
+    "report": "report --run {1}",
+    "compare": "compare {1} {0}/run --out compared.html",
+    "check": "check {0}/data --run {1} --cache none",
+    "resume": "finetune --resume {1}",
+}
+READERS = {
+    "eval.json": ("evaluate", "report", "compare"),
+    "audit.json": ("report", "compare"),
+    "environment.json": ("report", "compare", "resume"),
+    "class_indices.json": ("precision", "report", "compare"),
+    "metrics.jsonl": ("report", "compare"),
+    "split.csv": ("precision", "evaluate", "export", "report", "compare", "check", "resume"),
+    "config.toml": ("evaluate", "export", "report", "compare", "check", "resume"),
+    "reference.npz": ("predict", "evaluate"),
+    "validation.npz": ("precision", "report", "compare"),
+    "model.safetensors": ("predict", "evaluate", "explain", "export"),
+}
+"""Commands that need a file; the others ignore it, or warn."""
+EDITS: dict[str, dict[str, Edit]] = {
+    **{name: {kind: text(content) for kind, content in TEXTS.items()} for name in JSON_FILES},
+    "metrics.jsonl": {kind: text(f"{content}\n") for kind, content in TEXTS.items()},
+    "split.csv": {
+        "no header": text("a,b\n"),
+        "columns": text("path,label,split,sha256\n1\n"),
+        "a path outside": text(f"path,label,split,sha256\n../x,red,val,{'0' * 64}\n"),
+        "a large cell": text('path,label,split,sha256\n"' + "x" * 200_000 + '"\n'),
+    },
+    "config.toml": {
+        "not TOML": text("= 5"),
+        "deep": text(f"x = {'[' * 100_000}"),
+        "a value for a section": text('data = 5\ntrain = "x"'),
+        "not UTF-8": lambda path: path.write_bytes(b"\xff"),
+    },
+    "reference.npz": {
+        "a bomb": bomb, "objects": objects, "shapes": shapes, "not numbers": not_numbers,
+    },
+    "validation.npz": {
+        "a bomb": bomb, "objects": objects, "shapes": shapes, "not numbers": not_numbers,
+    },
+    "model.safetensors": {"zeros": text("\0" * 100), "a huge header": text("\xff" * 100)},
+}  # fmt: skip
+EVERYWHERE: dict[str, Edit] = {"pipe": pipe, "folder": folder, "empty": empty, "sparse": sparse}
+HARMLESS = {
+    ("metrics.jsonl", "empty"),
+    ("metrics.jsonl", "an unpaired surrogate"),  # under an unknown key
+    ("config.toml", "empty"),
+}
+CASES = [
+    pytest.param(name, edit, id=f"{name} {kind}")
+    for name, edits in EDITS.items()
+    for kind, edit in (edits | EVERYWHERE).items()
+    if (name, kind) not in HARMLESS
+]
+
+
+def outcome(
+    home: Path, command: str, run: Path, capfd: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    """Run a command on a run directory; return its exit code and error output."""
+    capfd.readouterr()
+    code = main(COMMANDS[command].format(home, run).split())
+    return code, capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "edit"), CASES)
+def test_every_command_names_the_damaged_file_that_it_needs(
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    edit: Edit,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in READERS[name]:
+        run = copied(home / ("half" if command == "resume" else "run"), tmp_path / command)
+        edit(run / name)
+
+        code, error = outcome(home, command, run, capfd)
+
+        assert "Traceback" not in error, f"{command}: {error}"
+        assert code == 5, f"{command}: {error}"
+        found = [line for line in error.splitlines() if line.startswith("vitft: error: ")]
+        assert len(found) == 1, f"{command}: {error}"
+        assert name.partition(".")[0] in found[0], f"{command}: {error}"
+        assert len(found[0]) < 700
+
+
+WRONG_VALUES = [
+    ("eval.json", "top1", "high"),
+    ("eval.json", "top1", 1.5),
+    ("eval.json", "top1", ...),
+    ("eval.json", "top1_interval", [0.5]),
+    ("eval.json", "images", -1),
+    ("eval.json", "images", 10**400),
+    ("eval.json", "per_class", []),
+    ("eval.json", "per_class.red", None),
+    ("eval.json", "per_class.red.recall", "1"),
+    ("eval.json", "confusion", [[1]]),
+    ("eval.json", "confusion.0", "abc"),
+    ("eval.json", "calibration", []),
+    ("eval.json", "calibration.bins", {}),
+    ("eval.json", "calibration.temperature", 0),
+    ("eval.json", "best_epoch", 0),
+    ("eval.json", "seconds", "long"),
+    ("audit.json", "duplicates", {}),
+    ("audit.json", "duplicates", [5]),
+    ("audit.json", "duplicates", [{"kind": "exact", "members": "x"}]),
+    ("audit.json", "bad", [{"path": "x"}]),
+    ("audit.json", "odd", [["x", "y"]]),
+    ("audit.json", "mislabels", [{"path": 1}]),
+    ("audit.json", "imbalance", None),
+    ("environment.json", "status", 5),
+    ("environment.json", "packages", []),
+    ("environment.json", "packages.torch", 2),
+    ("class_indices.json", "0", 5),
+    ("class_indices.json", "0", ["x"]),
+    ("class_indices.json", "7", "x"),
+    ("class_indices.json", "1", "red"),
+    ("metrics.jsonl", "cv_top1", "x"),
+    ("metrics.jsonl", "l2", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "value"), WRONG_VALUES)
+def test_a_wrong_value_is_reported_with_its_file(
+    home: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    place: str,
+    value: object,
+) -> None:
+    run = copied(home / "run", tmp_path / "run")
+    lines = (run / name).read_text().splitlines(keepends=True)
+    if name.endswith("jsonl"):  # one line of several
+        (run / name).write_text(lines[0])
+    json_value(place, value)(run / name)
+    if name.endswith("jsonl"):
+        (run / name).write_text((run / name).read_text() + "\n" + "".join(lines[1:]))
+
+    code, error = outcome(home, "report", run, capfd)
+
+    assert code == 5, error
+    assert f"{name} (" in error
+    assert "Traceback" not in error

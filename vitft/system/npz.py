@@ -1,0 +1,75 @@
+"""Bounded reader for .npz files: sizes and types are checked before memory is allocated."""
+
+import math
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from vitft.system.files import open_regular
+
+MAX_EXPANSION = 20
+"""Ratio of unpacked to packed size above which an archive is refused."""
+SMALL_BYTES, LARGEST_BYTES = 2**26, 16 * 2**30
+"""Unpacked sizes below which any ratio is accepted, and above which none is."""
+
+AnyArray = np.ndarray[Any, np.dtype[Any]]
+
+
+def read_npz(path: Path) -> dict[str, AnyArray]:
+    """Return the arrays of numbers in a .npz file.
+
+    Raises:
+        OSError: The file is missing, not regular, or cannot be read.
+        ValueError: The file is damaged, holds other objects, or unpacks to an implausible size.
+    """
+    with open(path, "rb", opener=open_regular) as file:
+        packed = file.seek(0, 2)
+        try:
+            with zipfile.ZipFile(file) as archive:
+                check_unpacked_size(archive, packed)
+                arrays = {}
+                for member in archive.infolist():
+                    with archive.open(member) as content:
+                        name = member.filename.removesuffix(".npy")
+                        arrays[name] = read_npy(content, member.file_size)
+                return arrays
+        except (MemoryError, OSError, ValueError):
+            raise
+        except Exception as error:  # zipfile, zlib, tokenize and ast raise different ones
+            raise ValueError(str(error) or type(error).__name__) from error
+
+
+def check_unpacked_size(archive: zipfile.ZipFile, packed: int) -> None:
+    """Refuse an archive whose directory states an implausible unpacked size.
+
+    Raises:
+        ValueError: The archive is refused.
+    """
+    unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > min(LARGEST_BYTES, max(SMALL_BYTES, MAX_EXPANSION * packed)):
+        raise ValueError(f"{packed:,} bytes that unpack to {unpacked:,}")
+
+
+def read_npy(file: IO[bytes], size: int, *, kinds: str = "fiub") -> AnyArray:
+    """Read a .npy file of `size` bytes; check the shape in its header before allocating memory.
+
+    `kinds` are the accepted `dtype.kind`s.
+
+    Raises:
+        ValueError: The file is damaged or does not contain plain numbers of these kinds.
+    """
+    npy = np.lib.format
+    is_first = npy.read_magic(file) == (1, 0)
+    header = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+    shape, fortran, dtype = header(file)
+    if dtype.kind not in kinds or dtype.itemsize > 8:
+        what = "floating point numbers" if kinds == "f" else "plain numbers"
+        raise ValueError(f"an array of type {dtype}, not of {what}")
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size - file.tell():
+        raise ValueError(f"shape {shape} of {dtype} does not match its {size} bytes")
+    content = np.frombuffer(bytearray(file.read()), dtype.newbyteorder("<"))
+    if dtype.byteorder == ">":
+        raise ValueError("big-endian numbers")
+    return content.reshape(shape, order="F" if fortran else "C")

@@ -1,0 +1,88 @@
+"""Readers for the files of a run directory, which may have been edited or written by a stranger.
+
+Pipes are not waited for, sizes are limited, and JSON values are checked against their types. Every
+problem is a RunError that names the file. Does not import torch.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from vitft.system.errors import RunError
+from vitft.system.files import read_regular
+from vitft.system.structure import parse_json, structured
+from vitft.system.text import describe_os_error
+
+if TYPE_CHECKING:
+    from vitft.system.npz import AnyArray
+
+Content = TypeVar("Content")
+MAX_TEXT_BYTES = 256 * 2**20
+"""Maximum size of a text file, e.g. a confusion matrix of 5,000 classes."""
+
+
+def damaged_file(path: Path, reason: str) -> RunError:
+    """Return the error for a damaged file of a run."""
+    return RunError(
+        f"damaged run: {path} ({reason[:300]})",
+        fix="copy the run again from its original location, or train the model again",
+    )
+
+
+def read_run_bytes(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes | None:
+    """Return the content of a file of a run, or None if it does not exist.
+
+    Raises:
+        RunError: The file is not a regular file, is too large, or cannot be read.
+    """
+    try:
+        return read_regular(path, limit=limit)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise damaged_file(path, describe_os_error(error)) from error
+
+
+def read_run_json(path: Path, kind: type[Content]) -> Content | None:
+    """Return the content of a JSON file of a run as `kind`, or None if it does not exist.
+
+    Raises:
+        RunError: The file is not strict JSON, or a value has the wrong type or is out of range.
+    """
+    data = read_run_bytes(path)
+    return None if data is None else checked_json(path, data, kind)
+
+
+def read_run_lines(path: Path, kind: type[Content]) -> tuple[Content, ...]:
+    """Return the complete lines of a JSONL file of a run, each as `kind`; () if it does not exist.
+
+    Raises:
+        RunError: A line is not strict JSON, or a value has the wrong type or is out of range.
+    """
+    lines = (read_run_bytes(path) or b"").split(b"\n")[:-1]  # the rest was cut off by a crash
+    return tuple(checked_json(path, line, kind) for line in lines if line.strip())
+
+
+def checked_json(path: Path, data: bytes, kind: type[Content]) -> Content:
+    """Return JSON text of the file `path` as `kind`."""
+    try:
+        return cast("Content", structured(parse_json(data), kind))
+    except ValueError as error:
+        raise damaged_file(path, str(error)) from error
+
+
+def read_run_arrays(path: Path) -> "dict[str, AnyArray] | None":
+    """Return the arrays of a .npz file of a run, or None if it does not exist.
+
+    Raises:
+        RunError: The file is damaged, or unpacks to an implausible size.
+    """
+    from vitft.system.npz import read_npz  # it imports numpy
+
+    try:
+        return read_npz(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise damaged_file(path, describe_os_error(error)) from error
+    except ValueError as error:
+        raise damaged_file(path, str(error)) from error
