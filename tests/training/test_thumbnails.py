@@ -116,7 +116,7 @@ def test_a_full_or_read_only_disk_costs_the_thumbnails_only(
     (run.path / ".thumbs").write_text("a file where the folder should be")
 
     assert keep(run, manifest, tiny_vit) == 0
-    assert "no thumbnails for the report" in capsys.readouterr().err
+    assert "the report will have no thumbnails" in capsys.readouterr().err
 
 
 def test_thumbnails_hold_no_metadata_of_the_original(

@@ -92,7 +92,7 @@ def copy_groups(
 
 
 def class_imbalance(labels: Iterable[str]) -> Imbalance:
-    """Return the largest and smallest class with their ratio."""
+    """Return the largest and the smallest class, and the ratio of their sizes."""
     counts = Counter(labels)
     if not counts:
         return {"largest": None, "smallest": None, "ratio": None}

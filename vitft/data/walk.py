@@ -1,6 +1,7 @@
 """Listing of a data folder: image files, unreadable entries and ignored entries.
 
-It uses only names and kinds of entries and opens no file; `data.folder` finds classes and layouts.
+Only the names and kinds of entries are used, and no file is opened; `data.folder` finds classes and
+layouts.
 """
 
 import os

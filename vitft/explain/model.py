@@ -30,7 +30,7 @@ class ExplainedModel:
     vit: VisionTransformer
     transform: EvalTransform
     classes: tuple[str, ...]
-    """Names of the outputs, or their indices if unnamed; empty without a head."""
+    """Names of the outputs, or their indices if unnamed; empty if there is no head."""
     run: Path | None = None
     """The run directory; None for pretrained weights."""
 

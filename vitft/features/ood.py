@@ -105,7 +105,7 @@ def fit_reference(
     *,
     trained: bool,
 ) -> tuple[Reference | None, OodResults]:
-    """Fit a reference to features (n, D) and class indices (n,), and estimate how much it notices.
+    """Fit a reference to features (n, D) and class indices (n,), and estimate its detection rates.
 
     Args:
         features: Inputs of the head.

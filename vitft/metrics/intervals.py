@@ -16,7 +16,7 @@ from vitft.metrics.results import Interval
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 Z = 1.959963984540054
-"""Number of standard deviations within which 95 % of a normal distribution lies."""
+"""Number of standard deviations from the mean that contain 95 % of a normal distribution."""
 RESAMPLES = 1000
 
 

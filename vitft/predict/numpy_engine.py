@@ -77,7 +77,7 @@ class NumpyEngine:
 def start_digest(path: Path) -> Callable[[], str] | None:
     """Start computing a checkpoint's digest in a thread; return a function that waits for it.
 
-    For a file of another tool, return None.
+    Return None for a file of another tool.
 
     Raises:
         RunError: The checkpoint is damaged or its card is not valid.

@@ -43,7 +43,7 @@ class RunInfo:
 
     @classmethod
     def read(cls, run: str | None, checkpoint: Path, classes: int) -> Self:
-        """Read the facts beside a checkpoint; `run` is what the user called it."""
+        """Read the facts beside a checkpoint; `run` is the name given by the user."""
         folder = checkpoint.parent
         results = or_warn(read_results, folder / "eval.json")
         return cls(

@@ -34,7 +34,7 @@ class CurvePoint:
 
     shots: int
     correct: tuple[NDArray[np.bool_], ...]
-    """Masks (n,) of the correctly classified test images, one per seed."""
+    """Masks (n,) of the correctly classified test images, one for each seed."""
 
     @property
     def accuracies(self) -> list[float]:

@@ -74,7 +74,7 @@ def check_val_from(folder: Folder, spec: DataSpec) -> None:
     present = {file.part for file in folder.files}
     if spec.val_from == "test" and {"val", "test"} <= present:
         raise UsageError(
-            f"data.val_from=test, but {spec.path} has a validation part",
+            f"data.val_from=test cannot be used: {spec.path} has a validation part",
             fix="remove --val-from: the test images are then evaluated once, after training",
         )
 

@@ -80,7 +80,7 @@ def write_thumbnails(
         maker = ThumbnailMaker(manifest, own, transform, max_pixels, predicted)
         return write_folder(run.path, maker, rows)
     except VitftError as error:
-        log.warning(f"no thumbnails for the report: {error.problem}")
+        log.warning(f"the report will have no thumbnails: {error.problem}")
         return 0
 
 
@@ -128,7 +128,7 @@ class ThumbnailMaker:
             for drawn in in_order(draw, batches, workers=before if on_cpu else 1):
                 yield from drawn
         except VitftError as error:  # thumbnails are written without overlays
-            log.info(f"no attention overlays: {error.problem}")
+            log.info(f"the report will have no attention overlays: {error.problem}")
         finally:
             torch.set_num_threads(before)
 

@@ -172,7 +172,7 @@ def flavour_of(names: Iterable[str]) -> Flavour:
         f"not the weights of a Vision Transformer (tensors: {', '.join(sorted(present)[:5])} ...)"
         if present
         else "the file contains no tensors",
-        fix="use a ViT from timm, Hugging Face or Google, e.g. one from `vitft weights list`",
+        fix="use a ViT from timm, Hugging Face or Google, e.g. one listed by `vitft weights list`",
     )
 
 

@@ -110,7 +110,7 @@ async function showHeat(job, name, row) {
     job.heat = picture(source, "Relevance for " + visible(name), "bright regions support " + name);
     job.pictures.append(job.heat);
   } catch (error) {
-    if (job.request === request) announce(job.name + ": the overlay failed: " + error.message);
+    if (job.request === request) announce(job.name + ": the overlay could not be drawn: " + error.message);
   }
 }
 
