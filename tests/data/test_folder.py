@@ -190,6 +190,14 @@ def test_a_test_folder_validates_on_request(tmp_path: Path) -> None:
     assert "the test images are used for validation" in folder.notes[-1]
 
 
+def test_former_runs_ignored_a_test_folder_beside_a_val_folder(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{p}/{name}/1.jpg" for p in ("train", "val", "test") for name in "ab"))
+
+    folder = assign_parts(scan(tmp_path), "test")
+
+    assert [file.part for file in folder.files] == ["train", "val"] * 2
+
+
 def test_a_test_folder_of_other_classes_is_no_obstacle_beside_a_val_folder(tmp_path: Path) -> None:
     touch(tmp_path, *(f"{part}/{name}/1.jpg" for part in ("train", "val") for name in "ab"))
     touch(tmp_path, "test/unknown/1.jpg")
