@@ -15,6 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitft.system.device import one_thread
+
+SINGLE_THREAD_VALUES = 10**7
+"""Number of values in a feature matrix below which one thread is used: several threads would save
+less than a second, and cost as much on a busy machine."""
 SMALLEST_VARIANCE = 1e-6
 """Lower bound on the mean variance of a dimension within a class, for identical images."""
 
@@ -31,19 +36,20 @@ def solve_discriminant(
         The heads (S, C, D + 1), float64: weights and, in the last column, biases. Their logits are
         those of Gaussian classes, whose priors are the fractions of the sample weight.
     """
-    used = sample_weight > 0
-    x, y, weight = x[used].double(), y[used], sample_weight[used].double()
-    weight = weight / weight.sum()
-    membership = F.one_hot(y, classes).double() * weight[:, None]  # (n, C)
-    prior = membership.sum(dim=0)  # (C,)
-    means = membership.T @ x / prior.clamp(min=torch.finfo(prior.dtype).tiny)[:, None]  # (C, D)
-    unbiased = len(y) / max(1, len(y) - int((prior > 0).sum()))
-    residual = (x - means[y]) * (weight * unbiased).sqrt()[:, None]  # R^T R is the covariance
-    variance = max(residual.square().sum().item() / x.shape[1], SMALLEST_VARIANCE)
-    weights = inverse_products(residual, means.T, variance, shrinkages).mT  # (S, C, D)
-    floor = 0.5 / len(y)  # an unseen class is rarer than one of n images
-    bias = prior.clamp(min=floor).log() - 0.5 * (weights * means).sum(dim=-1)  # (S, C)
-    return torch.cat([weights, bias[..., None]], dim=-1)
+    with one_thread(when=x.numel() < SINGLE_THREAD_VALUES):
+        used = sample_weight > 0
+        x, y, weight = x[used].double(), y[used], sample_weight[used].double()
+        weight = weight / weight.sum()
+        membership = F.one_hot(y, classes).double() * weight[:, None]  # (n, C)
+        prior = membership.sum(dim=0)  # (C,)
+        means = membership.T @ x / prior.clamp(min=torch.finfo(prior.dtype).tiny)[:, None]  # (C, D)
+        unbiased = len(y) / max(1, len(y) - int((prior > 0).sum()))
+        residual = (x - means[y]) * (weight * unbiased).sqrt()[:, None]  # R^T R is the covariance
+        variance = max(residual.square().sum().item() / x.shape[1], SMALLEST_VARIANCE)
+        weights = inverse_products(residual, means.T, variance, shrinkages).mT  # (S, C, D)
+        floor = 0.5 / len(y)  # an unseen class is rarer than one of n images
+        bias = prior.clamp(min=floor).log() - 0.5 * (weights * means).sum(dim=-1)  # (S, C)
+        return torch.cat([weights, bias[..., None]], dim=-1)
 
 
 def inverse_products(
