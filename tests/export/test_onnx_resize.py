@@ -67,7 +67,7 @@ def noise(size: tuple[int, int]) -> Image.Image:
 
 @pytest.mark.parametrize("run", RUNTIMES)
 @pytest.mark.parametrize("fields", TRANSFORMS)
-def test_the_view_of_a_graph_is_pillows_to_one_grey_level(
+def test_the_view_of_a_graph_is_pillows_to_single_grey_levels(
     run: Runtime, fields: dict[str, Any]
 ) -> None:
     transform = EvalTransform(**{"image_size": (24, 24), **fields})
@@ -79,7 +79,7 @@ def test_the_view_of_a_graph_is_pillows_to_one_grey_level(
         view = run(graph, "image", np.asarray(image)[None])[0]
         off.append(np.abs(view.astype(np.int16) - transform.pixels(image)).ravel())
 
-    assert max(each.max() for each in off) <= 1
+    assert max(each.max() for each in off) <= 2  # rarely two: see MAX_GREY_LEVELS
     # Weights such as 1/4 make exact halves, which Pillow rounds by the error of its weights.
     assert np.concatenate(off).mean() < (0.02 if transform.interpolation == "bilinear" else 1e-3)
 
@@ -93,7 +93,7 @@ def test_images_of_one_size_are_resized_together(run: Runtime) -> None:
     views = run(graph, "image", pair)
 
     for view, image in zip(views, pair, strict=True):
-        assert np.abs(view.astype(int) - transform.pixels(Image.fromarray(image))).max() <= 1
+        assert np.abs(view.astype(int) - transform.pixels(Image.fromarray(image))).max() <= 2
 
 
 @pytest.mark.parametrize("run", RUNTIMES)

@@ -30,8 +30,11 @@ PLANES_INPUT = "pixel_values"
 """Name of an input in float32 with the colours first, as transformers.js passes it."""
 RESIZED = ("bilinear", "bicubic", "lanczos")
 """Interpolations that the graph can compute."""
-MAX_GREY_LEVELS = 1
-"""Maximum difference between views, in grey levels (out of 255)."""
+MAX_GREY_LEVELS = 2
+"""Maximum difference between views, in grey levels (out of 255).
+
+Where the first pass rounds a close call otherwise, the second one can amplify the difference.
+"""
 GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
 """Pillow's weights of red, green and blue in grey, as multiples of 1 / 65536."""
 
