@@ -122,9 +122,83 @@ def test_the_exif_orientation_is_applied(trained: Trained, tmp_path: Path) -> No
         pytest.param(np.zeros((0, 8, 3), np.uint8), id="nothing"),
     ],
 )
-def test_an_ambiguous_array_is_refused(trained: Trained, array: Any) -> None:
-    with pytest.raises(UsageError, match="cannot be used as an image"):
-        trained.predict([array])
+def test_an_ambiguous_array_gets_an_error_and_the_others_their_answers(
+    trained: Trained, image_folder: Path, array: Any
+) -> None:
+    good = image_folder / "red" / "000.png"
+
+    answers = trained.predict([good, array, np.asarray(open_image(good))])
+
+    assert [a.classes for a in answers] == [("red",), (), ("red",)]
+    assert "cannot be used as an image: pass uint8" in answers[1].error
+    with pytest.raises(ImageError, match="cannot be used as an image"):
+        trained.features([array])
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        pytest.param(lambda p: torch.from_numpy(p), id="(H, W, 3) uint8"),
+        pytest.param(lambda p: torch.from_numpy(p).permute(2, 0, 1), id="(3, H, W) uint8"),
+        pytest.param(lambda p: torch.from_numpy(p).permute(2, 0, 1) / 255, id="(3, H, W) floats"),
+        pytest.param(lambda p: torch.from_numpy(p).double() / 255, id="(H, W, 3) doubles"),
+        pytest.param(
+            lambda p: (torch.from_numpy(p) / 255).requires_grad_(), id="part of a computation"
+        ),
+    ],
+)
+def test_a_tensor_is_answered_as_the_image_of_its_values(
+    trained: Trained, image_folder: Path, convert: Any
+) -> None:
+    pixels = np.array(open_image(image_folder / "red" / "000.png"))  # (20, 24, 3)
+    expected = trained.predict(pixels, top_k=3)[0].probabilities
+
+    alone = trained.predict(convert(pixels), top_k=3)
+    stacked = trained.predict(torch.stack([convert(pixels)] * 2), top_k=3)
+
+    assert [len(alone), len(stacked)] == [1, 2]
+    for answer in (*alone, *stacked):
+        assert answer.probabilities == pytest.approx(expected, abs=1e-6)
+
+
+def test_grey_tensors_are_answered_as_grey_arrays(trained: Trained) -> None:
+    grey = np.random.default_rng(0).integers(0, 256, (20, 24), dtype=np.uint8)
+    expected = trained.predict(grey, top_k=3)[0].probabilities
+
+    tensor = torch.from_numpy(grey)
+    for answer in trained.predict([tensor, tensor[None], tensor[None] / 255], top_k=3):
+        assert answer.probabilities == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        pytest.param(torch.full((3, 8, 8), 1.5), "values from 1.5 to 1.5", id="above 1"),
+        pytest.param(torch.linspace(-2, 2, 192).reshape(3, 8, 8), "from -2 to 2", id="normalised"),
+        pytest.param(torch.full((3, 8, 8), torch.nan), "from nan to nan", id="not a number"),
+        pytest.param(torch.zeros(3, 8, 8, dtype=torch.int64), "type int64", id="integers"),
+        pytest.param(torch.zeros(5, 8, 8, dtype=torch.uint8), "shape (5, 8, 8)", id="5 channels"),
+        pytest.param(torch.zeros(3, 0, 8), "shape (0, 8, 3)", id="empty"),
+    ],
+)
+def test_a_tensor_that_is_not_an_image_gets_an_error_in_its_place(
+    trained: Trained, image_folder: Path, tensor: torch.Tensor, reason: str
+) -> None:
+    good = image_folder / "red" / "000.png"
+
+    answers = trained.predict([good, tensor, good])
+
+    assert [a.classes for a in answers] == [("red",), (), ("red",)]
+    assert reason in answers[1].error
+
+
+def test_the_first_of_several_pages_is_noted(trained: Trained, tmp_path: Path) -> None:
+    pages = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    pages[0].save(tmp_path / "scan.tif", save_all=True, append_images=pages[1:])
+
+    answers = trained.predict([tmp_path / "scan.tif", (tmp_path / "scan.tif").read_bytes()])
+
+    assert [a.notes[-1] for a in answers] == ["first of several pages"] * 2
 
 
 def test_options_and_settings_are_applied(
@@ -270,6 +344,8 @@ def test_the_example_runs(
     [
         pytest.param(None, 1, "unsupported type NoneType", id="not an image"),
         pytest.param(np.zeros((8, 8, 3), np.uint8), 0, "invalid top_k=0", id="no classes"),
+        pytest.param(np.zeros((8, 8, 3), np.uint8), 1.5, r"invalid top_k=1\.5", id="a fraction"),
+        pytest.param(np.zeros((8, 8, 3), np.uint8), "2", "invalid top_k='2'", id="text"),
     ],
 )
 def test_a_wrong_argument_of_predict_is_a_usage_error(

@@ -24,7 +24,7 @@ from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
 from vitft.models.find import find_model
 from vitft.models.timm_model import require_vit
-from vitft.predict.engine import LoadedImage, Pipeline, Views
+from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.prediction import Prediction
 from vitft.predict.run_info import RunInfo
@@ -33,8 +33,12 @@ from vitft.system.errors import ImageError, UsageError
 from vitft.training.checks import check_request
 from vitft.training.run import Result, run_finetuning
 
-Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any]
-"""A path, the bytes of a file, a PIL image, or a uint8 array (H, W, 3) or (H, W)."""
+Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any] | torch.Tensor
+"""A path, the bytes of a file, a PIL image, a uint8 array (H, W, 3) or (H, W), or a tensor.
+
+A tensor is (3, H, W), (1, H, W), (H, W, 3) or (H, W), of uint8 or of floats from 0 to 1 that are
+not normalised. If both (3, H, W) and (H, W, 3) fit, it is (3, H, W).
+"""
 
 
 def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
@@ -162,13 +166,13 @@ class Trained:
         """Return one prediction per image: its `top_k` classes, with calibrated probabilities.
 
         A prediction whose probability is below the threshold has the note `not sure`. The
-        prediction for an unusable image has an `error`; no exception is raised.
+        prediction for an unusable image, array or tensor has an `error`; no exception is raised.
 
         Raises:
-            UsageError: `top_k` is less than 1, or an image has an unsupported type.
+            UsageError: `top_k` is not an integer of 1 or more, or an image has an unsupported type.
         """
-        if top_k < 1:
-            raise UsageError(f"invalid top_k={top_k}", fix="use an integer of 1 or more")
+        if type(top_k) is not int or top_k < 1:
+            raise UsageError(f"invalid top_k={top_k!r}", fix="use an integer of 1 or more")
         postprocess = replace(self.postprocess, top_k=top_k, threshold=threshold)
         pipeline = Pipeline(self.predictor, postprocess)
         predictions: list[Prediction] = []
@@ -183,7 +187,9 @@ class Trained:
             ImageError: An image is unusable.
         """
         parts = [
-            self.predictor.scores(np.stack([self.view(i, p) for i, p in batch])).features
+            self.predictor.scores(
+                np.stack([self.view(picture_name(i, p), p) for i, p in batch])
+            ).features
             for batch in numbered_batches(images)
         ]
         return np.concatenate([np.empty((0, self.predictor.feature_size), np.float32), *parts])
@@ -202,35 +208,41 @@ class Trained:
                 f"the model has no class {about!r}",
                 fix=f"use one of {', '.join(self.classes[:20])}",
             )
-        view = self.view(0, image)
+        view = self.view(picture_name(0, image), image)
         target = None if about is None else torch.tensor([self.classes.index(about)])
         heat = relevance_map(model, self.predictor.inputs(view[None]), target)[0]
         return overlay(Image.fromarray(view), heat)
 
     def load_image(self, index: int, picture: Picture) -> LoadedImage:
         """Return the preprocessed image, or an error if the image is unusable."""
+        name = picture_name(index, picture)
         try:
-            return LoadedImage(picture_name(index, picture), self.view(index, picture))
+            if isinstance(picture, str | os.PathLike):
+                picture = read_bytes(picture)
+            notes = notes_on(picture) if isinstance(picture, bytes) else ()
+            return LoadedImage(name, self.view(name, picture), notes=notes)
         except ImageError as error:
-            return LoadedImage(picture_name(index, picture), None, error.reason)
+            return LoadedImage(name, None, error.reason)
 
-    def view(self, index: int, picture: Picture) -> Views:
-        """Return the preprocessed image, (S, S, 3).
+    def view(self, name: str, picture: Picture) -> Views:
+        """Return the preprocessed image, (S, S, 3); `name` is used in messages.
 
         Raises:
             ImageError: The image is unusable.
+            UsageError: It is neither an image, nor an array or a tensor.
         """
-        name = picture_name(index, picture)
+        if isinstance(picture, str | os.PathLike):
+            picture = read_bytes(picture)
         if isinstance(picture, bytes):
             return self.predictor.view(picture, name)
-        if isinstance(picture, str | os.PathLike):
-            return self.predictor.view(read_bytes(picture), name)
+        if isinstance(picture, torch.Tensor):
+            picture = array_from_tensor(picture, name)
         if isinstance(picture, np.ndarray):
-            picture = image_from_array(picture)
+            picture = image_from_array(picture, name)
         if not isinstance(picture, Image.Image):
             raise UsageError(
                 f"image {name} has the unsupported type {type(picture).__name__}",
-                fix="pass a path, the bytes of a file, a PIL image or a uint8 array",
+                fix="pass a path, the bytes of a file, a PIL image, a uint8 array or a tensor",
             )
         return self.transform.pixels(upright_rgb(picture, name, self.transform.grey_range))
 
@@ -250,17 +262,41 @@ def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> 
         raise ImageError(name, f"damaged image ({error})") from error
 
 
-def image_from_array(array: np.ndarray[Any, Any]) -> Image.Image:
+def array_from_tensor(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
+    """Return a tensor of the shapes and values in `Picture` as an array (H, W, 3) or (H, W).
+
+    Raises:
+        ImageError: It holds floating-point values outside of 0 to 1.
+    """
+    values = tensor.detach().cpu()
+    if values.ndim == 3 and values.shape[0] in (1, 3):
+        values = values.permute(1, 2, 0)
+    if values.ndim == 3 and values.shape[2] == 1:
+        values = values[:, :, 0]
+    if values.is_floating_point() and values.numel():
+        low, high = values.min().item(), values.max().item()
+        if not 0 <= low <= high <= 1:  # False for NaN
+            raise ImageError(
+                name,
+                f"a tensor with values from {low:.3g} to {high:.3g} cannot be used as an image: "
+                "pass values from 0 to 1, not normalised, or uint8",
+            )
+        values = (values.float() * 255).round().to(torch.uint8)
+    return values.numpy()
+
+
+def image_from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
     """Convert an array to an image.
 
     Raises:
-        UsageError: The array is not uint8, or its shape is neither (H, W, 3) nor (H, W).
+        ImageError: The array is not uint8, or its shape is neither (H, W, 3) nor (H, W).
     """
     has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
     if array.dtype != np.uint8 or not has_shape or not array.size:
-        raise UsageError(
-            f"an array of type {array.dtype} and shape {array.shape} cannot be used as an image",
-            fix="pass a uint8 array of shape (H, W, 3) for RGB or (H, W) for greyscale",
+        raise ImageError(
+            name,
+            f"an array of type {array.dtype} and shape {array.shape} cannot be used as an image: "
+            "pass uint8 of shape (H, W, 3) for RGB or (H, W) for greyscale",
         )
     return Image.fromarray(array)
 
@@ -272,8 +308,8 @@ def picture_name(index: int, picture: Picture) -> str:
 
 def numbered_batches(images: Picture | Iterable[Picture]) -> Iterator[list[tuple[int, Picture]]]:
     """Yield batches of images with their indices; a single image is accepted as well."""
-    is_stack = isinstance(images, np.ndarray) and images.ndim > 3
-    single = (str, os.PathLike, bytes, Image.Image, np.ndarray)
+    is_stack = isinstance(images, np.ndarray | torch.Tensor) and images.ndim > 3
+    single = (str, os.PathLike, bytes, Image.Image, np.ndarray, torch.Tensor)
     if isinstance(images, single) and not is_stack:
         images = [images]
     numbered = enumerate(cast("Iterable[Picture]", images))
