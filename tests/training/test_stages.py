@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -348,6 +349,18 @@ def test_the_command_line_resumes_a_run(
     assert main(["finetune", "--resume", str(stopped), "--data", str(moved)]) == 0
     assert "resuming after 2 steps" in capsys.readouterr().err
     assert main(["finetune", "--resume", str(stopped), "--data", str(moved)]) == 0
+
+
+def test_a_moved_run_is_resumed_at_its_new_place(
+    stopped: Path, few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = shutil.move(stopped, tmp_path / "elsewhere")
+
+    assert main(["finetune", "--resume", str(moved), "--data", str(few)]) == 0
+
+    assert "resuming after 2 steps" in capsys.readouterr().err
+    assert (moved / "report.html").is_file()
+    assert not stopped.exists()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Training states on disk."""
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,21 @@ def test_the_newest_state_reads_back_with_its_best_weights(tmp_path: Path) -> No
     assert found[0].facts["step"] == 100
     assert torch.equal(found[0].tensors["x"], torch.full((3,), 100.0))
     assert torch.equal(found[1]["w"], WEIGHTS["w"])
+
+
+def test_the_newest_state_is_that_of_the_last_step_whatever_the_clock_says(tmp_path: Path) -> None:
+    saved(tmp_path, 9, 10)
+    for step, name in enumerate(sorted(path.name for path in tmp_path.rglob("*"))):
+        os.utime(tmp_path / name, (10**9 - step, 10**9 - step))  # later names, earlier times
+
+    found = newest_state(tmp_path)
+    saved(tmp_path, 11)  # the clock has been put back: its files are to be kept
+
+    assert found is not None
+    assert found[0].facts["step"] == 10
+    kept = newest_state(tmp_path)
+    assert kept is not None
+    assert kept[0].facts["step"] == 11
 
 
 def test_a_later_stage_is_newer_whatever_its_step(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def folder_images(root: str) -> Iterator[ImageSource]:
     Raises:
         DataError: The folder contains no images.
     """
-    walk = Walk(root)
+    walk = Walk(root.rstrip("/") or "/")
     images = walk_and_log(walk)
     first = next(images, None)
     if first is None:

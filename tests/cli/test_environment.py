@@ -1,0 +1,163 @@
+"""Unusual environments, working directories and spellings of paths."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.export_run import make_run
+from vitft.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX only")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with run/ and photos/, three images of each of three classes."""
+    home = tmp_path_factory.mktemp("made")
+    make_run(home)
+    return home
+
+
+def vitft(
+    *arguments: str, cwd: Path, before: str = "", **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    code = f"import sys\n{before}\nfrom vitft.__main__ import run\nsys.argv[0] = 'vitft'\nrun()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def predict(made: Path, folder: str = "photos", *, before: str = "", **environment: str) -> bytes:
+    """Return the rows of a prediction, which must succeed without a traceback."""
+    given = ["predict", str(made / folder), "--run", str(made / "run"), "--format", "csv"]
+    done = vitft(*given, cwd=made, before=before, **environment)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    return done.stdout
+
+
+@POSIX
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param({}, id="no home"),
+        pytest.param({"HOME": "/proc/none"}, id="home not writable"),
+        pytest.param({"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0"}, id="no UTF-8"),
+        pytest.param({"NO_COLOR": "1"}, id="no colour"),
+        pytest.param({"TERM": "dumb"}, id="dumb terminal"),
+        pytest.param({"PYTHONOPTIMIZE": "1"}, id="python -O"),
+    ],
+)
+def test_the_environment_does_not_change_the_answers(
+    made: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    rows = predict(made, **environment)
+
+    assert rows == predict(made, HOME=str(tmp_path))
+    assert rows.count(b"\n") == 10
+    assert b"\x1b" not in rows
+
+
+@POSIX
+def test_a_deleted_working_directory_does_not_matter_to_absolute_paths(
+    made: Path, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+
+    before = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r})"
+    rows = predict(made, "photos/0", before=before)  # few images: oneMKL, in torch, needs a folder
+
+    assert rows.count(b"\n") == 4
+
+
+@POSIX
+def test_few_open_files_are_enough(made: Path) -> None:
+    rows = predict(made, before="import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (40, 40))")
+
+    assert rows.count(b"\n") == 10
+
+
+def predicted(capsys: pytest.CaptureFixture[str], run: str, *images: str) -> list[str]:
+    capsys.readouterr()
+    assert main(["predict", "--run", run, "--format", "jsonl", "--", *images]) == 0
+    return [json.loads(line)["path"] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_paths_may_have_blanks_slashes_dashes_and_be_relative(
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(made / "run", "my run")
+    (tmp_path / "my photos").mkdir()
+    for name in ("my photos/a b.png", "-x.png"):
+        shutil.copy(made / "photos" / "0" / "1.png", name)
+
+    assert predicted(capsys, "my run/", "my photos/") == ["my photos/a b.png"]
+    assert predicted(capsys, "./my run", "-x.png") == ["-x.png"]
+    assert predicted(capsys, "my run/../my run", "./-x.png") == ["./-x.png"]
+
+
+def test_a_tilde_in_the_path_of_data_and_run_is_the_home_folder(
+    image_folder: Path,
+    tiny_weights: Path,
+    own_home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(image_folder, own_home / "photos")
+    given = ["--data", "~/photos", "--weights", str(tiny_weights), "--cache", "none"]
+
+    assert main(["finetune", *given, "--out", "~/run"]) == 0
+    assert (own_home / "run" / "report.html").is_file()
+    assert predicted(capsys, "~/run", str(image_folder / "red" / "000.png"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["finetune", "--data", "", "--weights", "demo"], 2),
+        (["finetune", "--data", "x", "--weights", ""], 2),
+        (["predict", "--run", "", "x.png"], 5),
+        (["check", ""], 2),
+    ],
+)
+def test_an_empty_path_is_refused(
+    arguments: list[str],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(arguments) == code
+
+    shown = capsys.readouterr().err
+    assert "fix: " in shown
+    assert "Traceback" not in shown
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_run_directory_inside_the_data_is_refused(
+    image_folder: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--data", str(image_folder), "--weights", str(tiny_weights)]
+
+    assert main(["finetune", *given, "--out", str(image_folder / "run")]) == 2
+
+    assert "is inside the data directory" in capsys.readouterr().err
+    assert not (image_folder / "run").exists()

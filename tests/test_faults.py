@@ -1,0 +1,30 @@
+"""The table of faults: every row names a test that exists, or says why there is none."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "faults.md").read_text()
+ROWS = re.findall(r"^\| (\d+\.\d+) \| (.+?) \| (.+?) \| (.+) \|$", PAGE, flags=re.MULTILINE)
+
+
+def test_the_table_has_every_row_in_order() -> None:
+    sections = [17, 15, 24, 17, 12, 9, 8, 13]
+
+    expected = [f"{s}.{i}" for s, number in enumerate(sections, 1) for i in range(1, number + 1)]
+
+    assert [row[0] for row in ROWS] == expected
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_a_row_names_a_test_or_the_reason_why_there_is_none(row: tuple[str, ...]) -> None:
+    proof = row[3]
+    tests = re.findall(r"`([\w/]+\.py)::(\w+)`", proof)
+
+    assert tests or "no test: " in proof
+    for path, name in tests:
+        assert f"def {name}(" in (ROOT / "tests" / path).read_text(), name
+    for campaign in re.findall(r"`(benchmarks/[\w/]+\.py)`", proof):
+        assert (ROOT / campaign).is_file()
