@@ -135,7 +135,7 @@ def accepted_entries(
         content += entry.size
         if not limits.allows(content, packed):
             raise ArchiveRefusedError(
-                f"it has {packed:,} bytes and unpacks to at least {content:,} bytes up to the "
+                f"it has {packed:,} bytes but unpacks to at least {content:,} bytes up to the "
                 f"entry '{entry.name}'; the limits are {limits.content / 1e9:g} GB and "
                 f"{limits.ratio} times its size"
             )
