@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo test check docs clean bench-frozen bench-heads bench-train bench-predict \
-	bench-finetuned bench-scratch kills campaigns mutants pretrain-demo
+	bench-finetuned bench-scratch kills campaign mutants pretrain-demo
 
 demo: $(VENV)/.installed  ## fine-tune, predict and export on drawn flowers, offline
 	$(BIN)/vitft demo
@@ -48,10 +48,12 @@ bench-scratch: $(VENV)/.testing  ## compare an epoch from scratch with a tutoria
 kills: $(VENV)/.testing  ## kill runs 200 times at random moments, resume and compare
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.kills
 
-campaigns: $(VENV)/.testing  ## signals, killed processes, failing calls, full disks (the last as root)
+campaign: $(VENV)/.testing  ## signals, killed processes, failing calls, fuzzing, full disks (the last as root)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.signals
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.rank_kills
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.fail_points
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.fuzz --plant
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.fuzz --scale 100
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults.full_disk
 
 mutants: $(VENV)/.testing  ## plant 150 random faults, one at a time, and count those that tests detect

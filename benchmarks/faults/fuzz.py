@@ -101,8 +101,10 @@ def attempt(run: Callable[[], str], seconds: float, mebibytes: int) -> tuple[str
     return ("memory", f"{grown} MiB") if grown > mebibytes else ("", outcome)
 
 
-def campaign(name: str, count: int, home: Path, *, seed: int) -> collections.Counter[str]:
-    """Run `count` inputs of a kind; return the outcomes and violations."""
+def campaign(
+    name: str, count: int, home: Path, *, seed: int, until: str = ""
+) -> collections.Counter[str]:
+    """Run `count` inputs of a kind, or stop at the violation `until`; return outcomes and violations."""
     rng, coverage = random.Random(f"{seed} {name}"), LineCoverage()
     target, corpus = TARGETS[name](home), collections.deque[Any](maxlen=500)
     counts: collections.Counter[str] = collections.Counter()
@@ -122,6 +124,8 @@ def campaign(name: str, count: int, home: Path, *, seed: int) -> collections.Cou
             corpus.append(made)
         counts[kind or text] += 1
         counts["violations"] += bool(kind)
+        if kind and kind == until:
+            break
         place = text.strip().splitlines()[-1][:80] if kind else ""
         shown[place] += 1
         if kind and shown[place] <= 2:
@@ -180,11 +184,11 @@ def plant() -> int:
         with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as null:  # noqa: PTH123
             count = 500 if kind != "runs" else 300
             with contextlib.redirect_stdout(null), planter():
-                counts = campaign(kind, count, Path(folder), seed=SEED)
+                counts = campaign(kind, count, Path(folder), seed=SEED, until=violation)
         found = counts[violation] > 0
         missed += not found
         print(
-            f"{name}: {'found' if found else 'MISSED'} ({violation} {counts[violation]} of {count})",
+            f"{name}: {'found' if found else 'MISSED'} ({violation} in {kind})",
             flush=True,
         )
     return missed

@@ -318,3 +318,14 @@ def test_a_process_of_torchrun_exits_with_the_code_of_the_command(
 
     assert done.returncode == code
     assert "vitft 0" in done.stdout or "fintune" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["recipes", "predict", "weights inspect", "check", "compare"])
+def test_a_path_that_is_too_long_is_no_bug(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main([*command.split(), "x" * 5000])
+
+    error = capsys.readouterr().err
+    assert 2 <= code <= 8, error
+    assert "Traceback" not in error

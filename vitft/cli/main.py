@@ -5,6 +5,7 @@ that `--help` and a wrong option do not wait for torch.
 """
 
 import argparse
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
 from vitft.cli.streams import StdoutLostError
 from vitft.system import console
-from vitft.system.errors import ResourceError, VitftError
+from vitft.system.errors import ResourceError, UsageError, VitftError
 from vitft.system.signals import Stopper
 
 COMMANDS = {
@@ -73,7 +74,10 @@ def run_command(arguments: list[str]) -> int:
         return getattr(stop, "exit_code", 130)
     except SystemExit as end:  # --help and --version
         return end.code if isinstance(end.code, int) else 0
-    except Exception:  # the only place that catches everything: a bug, to be reported
+    except Exception as error:  # the only place that catches everything: a bug, to be reported
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # from any argument
+            output.fail(UsageError("a path is too long", fix="use a shorter path"))
+            return UsageError.exit_code
         output.show_traceback()
         output.bug()
         return 1
