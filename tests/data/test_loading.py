@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitft.data import loading
+from vitft.data.folder import File
 from vitft.data.loading import Pixels, decode_images, in_order, stack_batches
 from vitft.system.errors import ImageError
 
@@ -94,6 +96,38 @@ def test_an_error_in_a_view_ends_the_stream_and_its_threads(
         list(decode_images(numbered, fail))
 
     assert threads() == 0
+
+
+def test_a_slow_file_is_named_while_it_is_awaited(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loading, "PATIENCE_S", 0.05)
+
+    def read(file: File) -> str:
+        time.sleep(0.25 if file.path == "slow.png" else 0)
+        return file.path
+
+    files = [File("quick.png", 0), File("slow.png", 0)]
+
+    assert list(in_order(read, files, workers=1)) == ["quick.png", "slow.png"]
+    shown = capsys.readouterr().err
+    assert shown.count("waiting for slow.png for 0 s") in (2, 3)  # after 0.05, 0.1 and 0.2 s
+    assert "quick" not in shown
+
+
+def test_an_awaited_batch_is_named_by_its_first_file() -> None:
+    assert loading.first_path([File("a.png", 0), File("b.png", 0)]) == "a.png"
+    assert loading.first_path((7, "photos/a.png")) == "photos/a.png"
+    assert loading.first_path(("photos/a.png", "cat")) == "photos/a.png"
+    assert loading.first_path(Path("a.png")) == "a.png"
+
+
+def test_a_timeout_of_the_function_itself_is_raised() -> None:
+    def fail(_: int) -> None:
+        raise TimeoutError("lost")
+
+    with pytest.raises(TimeoutError, match="lost"):
+        list(in_order(fail, [1], workers=1))
 
 
 def test_ctrl_c_ends_a_long_decode_immediately(numbered: list[str]) -> None:

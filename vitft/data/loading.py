@@ -4,9 +4,10 @@ Threads are sufficient because Pillow and hashlib release the GIL. Only a few im
 at a time.
 """
 
+import logging
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,8 +18,12 @@ from vitft.data.grey_levels import GreyRange
 from vitft.data.images import MAX_PIXELS, open_image
 from vitft.system.errors import ImageError
 
+log = logging.getLogger(__name__)
+
 Argument = TypeVar("Argument")
 Mapped = TypeVar("Mapped")
+PATIENCE_S = 30.0
+"""Time in seconds after which a message names the file that is awaited."""
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -66,17 +71,41 @@ def in_order(
         yield from map(function, items)
         return
     limit = max(1, 4 * workers if ahead is None else ahead)
-    pending: deque[Future[Mapped]] = deque()
+    pending: deque[tuple[Argument, Future[Mapped]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode")
     try:
         for item in items:
-            pending.append(pool.submit(function, item))
+            pending.append((item, pool.submit(function, item)))
             if len(pending) >= limit:
-                yield pending.popleft().result()
+                yield wait_for(*pending.popleft())
         while pending:
-            yield pending.popleft().result()
+            yield wait_for(*pending.popleft())
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def wait_for(item: object, future: Future[Mapped]) -> Mapped:
+    """Return the result for an item; log that it is awaited after `PATIENCE_S`, and each doubling.
+
+    Otherwise a slow disk or a lost network share would look like a program that has stopped.
+    """
+    waited, step = 0.0, PATIENCE_S
+    while True:
+        try:
+            return future.result(timeout=step)
+        except TimeoutError:
+            if future.done():  # raised by the function, or done at this moment
+                return future.result()
+            waited += step
+            step = waited
+            log.info(f"waiting for {first_path(item)} for {waited:.0f} s")
+
+
+def first_path(item: object) -> str:
+    """Return the path of an item of work, or of the first one in a batch."""
+    while isinstance(item, Sequence) and not isinstance(item, str) and len(item):
+        item = next((part for part in item if not isinstance(part, int)), "")  # without its number
+    return str(getattr(item, "path", "") or item)
 
 
 class ImageBatch(NamedTuple):
