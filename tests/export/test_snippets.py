@@ -132,7 +132,7 @@ def openvino() -> None:
 def test_every_program_answers_as_predict_for_turned_transparent_and_16_bit_images(
     tmp_path: Path, photos: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tiny(3, image_size=(20, 24), width=64, heads=4)
+    config = tiny(3, image_size=(24, 24), width=64, heads=4)
     run = made(tmp_path, config, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
     done = export_run(str(run), plan_export([*EXPORT_FORMATS], str(tmp_path / "all")))
 
