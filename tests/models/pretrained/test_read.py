@@ -368,12 +368,12 @@ def test_tensors_that_are_not_arrays_in_the_file_are_refused_at_once(
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 2), (1, 1, 1, 1, 1)])
-@pytest.mark.parametrize("name", list(VisionTransformer(CONFIG).state_dict()))
+@pytest.mark.parametrize(
+    "name", [n for n in VisionTransformer(CONFIG).state_dict() if "blocks.1." not in n]
+)
 def test_a_tensor_of_any_other_shape_is_refused_with_its_name_or_use(
     tmp_path: Path, state: dict[str, Tensor], name: str, shape: tuple[int, ...]
 ) -> None:
-    if "blocks.1." in name:
-        pytest.skip("the same as block 0")
     save_file(state | {name: torch.zeros(shape)}, tmp_path / "a.safetensors")
 
     with pytest.raises(WeightsError):
