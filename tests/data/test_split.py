@@ -16,7 +16,7 @@ from vitft.config.sections import DataSpec
 from vitft.data.folder import File, Folder, Part
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.split import Manifest, Row, draw, leaks, log_split, split, write_class_indices
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, RunError
 
 FLOWERS = {"daisy": 633, "dandelion": 898, "roses": 641, "sunflowers": 699, "tulips": 799}
 SHA = "0" * 64
@@ -276,14 +276,14 @@ def test_the_error_for_a_broken_table_names_the_line(
     path = tmp_path / "split.csv"
     path.write_text(text)
 
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(RunError) as caught:
         Manifest.read(path, tmp_path)
 
     assert expected in caught.value.problem
 
 
-def test_a_missing_table_is_an_error_of_the_data(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot read"):
+def test_a_missing_table_is_an_error_of_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="cannot read"):
         Manifest.read(tmp_path / "split.csv", tmp_path)
 
 

@@ -76,7 +76,7 @@ def add_threshold_options(parser: Parser) -> None:
         "--precision",
         type=float,
         metavar="P",
-        help="choose the lowest threshold such that a fraction P of the predictions at or above it "
-        "is correct, judged on the validation images and the cross-validated predictions for "
-        "training images",
+        help="choose the lowest threshold at or above which at least a fraction P of the "
+        "predictions is expected to be correct, judged by the probabilities of the validation "
+        "images and of the training images under cross-validation",
     )

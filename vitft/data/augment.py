@@ -99,7 +99,7 @@ def fits(count: int, size: tuple[int, int], channels: int) -> bool:
 def draw_shifts(
     images: Tensor, turns: Tensor, *, count: int, seed: int, epoch: int, padding: int, flip: float
 ) -> Shifts:
-    """Draw the shifts in an epoch of images, given their indices (B,) among `count` images.
+    """Draw the shifts and flips of images in one epoch, given indices (B,) among `count` images.
 
     `turns` (B,) holds the number of earlier uses of each image in this epoch, so that every use
     gets a different shift. `padding` is the maximum shift in pixels, and `flip` is the probability

@@ -112,7 +112,7 @@ def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
 
 
 def check_is_folder(root: Path) -> None:
-    """Raise a DataError, suggesting a similar name if there is one, if `root` is not a folder."""
+    """Raise a DataError if `root` is not a folder, suggesting a similar name if there is one."""
     try:
         if root.is_dir():
             return

@@ -236,7 +236,7 @@ def list_folder(name: str) -> str:
 
 
 def list_entries(name: str) -> Iterator[str]:
-    """Yield the paths in a list file lazily, without empty lines and # comments."""
+    """Yield the entries of a list file, skipping empty lines and, in text lists, # comments."""
     try:
         with Path(name).open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             if Path(name).suffix.lower() in (".csv", ".tsv"):

@@ -199,7 +199,7 @@ labels = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])["class
 
 
 def openvino_snippet(transform: EvalTransform, takes: GraphInput) -> Snippet:
-    """Return a program for OpenVINO, in float32."""
+    """Return a program that runs the model with OpenVINO in float32."""
     load = """
 import openvino
 

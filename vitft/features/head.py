@@ -203,9 +203,9 @@ def cross_validate(
 def gain_from_twice(points: Sequence[tuple[float, float]]) -> float | None:
     """Return the expected gain in accuracy from doubling the number of images, or None.
 
-    Each point is a number of images and an error rate, in ascending order; a power law is fitted to
-    the last three. The gain is None with fewer than three points, if any error is zero, or if the
-    fitted error does not decrease.
+    The points are pairs of a number of images and an error rate, with fewer images first; a power
+    law is fitted to the last three. The gain is None with fewer than three points, if any error is
+    zero, or if the fitted error does not decrease.
 
     Source: Hestness et al. 2017, "Deep Learning Scaling is Predictable, Empirically".
     """

@@ -4,7 +4,8 @@ Predicting a few images takes less time than importing torch. From the same file
 in float32 what `vit.VisionTransformer` computes, but it shares no code with it. It cannot be
 trained, runs on the CPU only, and supports neither hybrids nor timm models.
 
-Notation: B images, P patches, N tokens (prefix + P), D width, H heads, K head width, C classes.
+Notation: B images, S image side in pixels, P patches, N tokens (prefix + P), D width, H heads,
+K head width, C classes.
 
 Sources: Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929; Hendrycks & Gimpel 2016 (GELU),
 1606.08415; the layout of safetensors files, https://github.com/huggingface/safetensors.
@@ -72,7 +73,7 @@ class NumpyModel:
         return self.weights[name]
 
     def features(self, pixels: Float32Array) -> Float32Array:
-        """Return pooled features (B, D) of normalised pixels (B, S, S, channels), channels last."""
+        """Return pooled features (B, `feature_size`) of normalised pixels (B, S, S, channels)."""
         x, earlier = self.embed(pixels), []  # (B, N, D)
         for i in range(self.depth):
             is_last = i == self.depth - 1 and self.config.pool == "cls"

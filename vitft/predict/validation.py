@@ -127,10 +127,10 @@ def read_validation_arrays(run: Path) -> dict[str, Any] | None:
 
 
 def as_array(path: Path, values: Any, dtype: Any) -> Any:  # noqa: ANN401 - an array of that type
-    """Return values of a file as an array.
+    """Return `values`, read from the file `path`, as an array of `dtype`.
 
     Raises:
-        RunError: They have another type.
+        RunError: The values cannot be converted to `dtype`.
     """
     try:
         return np.asarray(values).astype(dtype)

@@ -68,8 +68,8 @@ class BackboneFeatures:
         self.extractor, self.view = extractor, eval_view(transform)
         self.is_complete = False  # whether the features of every image are cached
         log.info(
-            f"{source.name}: {model.feature_size} dimensions, on {describe_device(device)} in "
-            f"{precision}"
+            f"{source.name}: {model.feature_size}-dimensional features, computed on "
+            f"{describe_device(device)} in {precision}"
         )
 
     def inspect(self) -> InspectedFolder:

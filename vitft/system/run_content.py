@@ -63,7 +63,11 @@ def read_run_lines(path: Path, kind: type[Content]) -> tuple[Content, ...]:
 
 
 def checked_json(path: Path, data: bytes, kind: type[Content]) -> Content:
-    """Return JSON text of the file `path` as `kind`."""
+    """Parse `data`, the JSON text of the file `path`, and check it against `kind`.
+
+    Raises:
+        RunError: The text is not valid JSON, or it does not match `kind`.
+    """
     try:
         return cast("Content", structured(parse_json(data), kind))
     except ValueError as error:

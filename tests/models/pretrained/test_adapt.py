@@ -164,7 +164,7 @@ def test_heads_that_nothing_tells_are_asked_for() -> None:
 
     with pytest.raises(WeightsError, match=r"heads is unknown for a width of 96"):
         infer_config(tensors, SidecarFacts())
-    with pytest.raises(WeightsError, match=r"not a multiple of 7 heads"):
+    with pytest.raises(WeightsError, match=r"not a multiple of the number of attention heads, 7"):
         infer_config(tensors, SidecarFacts(heads=7))
 
 

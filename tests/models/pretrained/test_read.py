@@ -270,8 +270,16 @@ def deep(levels: int) -> str:
         pytest.param('{"num_attention_heads": "x"}', "num_attention_heads is x", id="text"),
         pytest.param('{"num_attention_heads": 1e9}', "num_attention_heads is", id="float"),
         pytest.param('{"num_attention_heads": 1000000000}', "an integer from 0 to 1024", id="vast"),
-        pytest.param('{"num_attention_heads": 7}', "not a multiple of 7 heads", id="heads"),
-        pytest.param('{"num_attention_heads": 0}', "not a multiple of 0 heads", id="no heads"),
+        pytest.param(
+            '{"num_attention_heads": 7}',
+            "not a multiple of the number of attention heads, 7",
+            id="heads",
+        ),
+        pytest.param(
+            '{"num_attention_heads": 0}',
+            "not a multiple of the number of attention heads, 0",
+            id="no heads",
+        ),
         pytest.param('{"num_attention_heads": 3, "hidden_act": "relu"}', "is relu", id="relu"),
         pytest.param('{"model_args": {"img_size": "x"}}', "img_size is x", id="size"),
         pytest.param('{"model_args": 5}', "model_args is 5 instead of an object", id="no table"),

@@ -109,8 +109,9 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
     """Open one connection and store what it delivers.
 
     Raises:
-        BrokeOffError: The connection ended before the file was complete.
+        BrokeOffError: The attempt failed, but another one may succeed.
         DataError: Another attempt would fail as well.
+        ResourceError: There is not enough disk space.
     """
     known = read_version(part, url)
     start = file_size(part) if known else 0

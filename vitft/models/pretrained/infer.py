@@ -153,7 +153,7 @@ def heads_of(width: int, hinted: int | None) -> int:
     raise WeightsError(
         f"the number of attention heads is unknown for a width of {width}"
         if heads is None
-        else f"a width of {width} is not a multiple of {heads} heads",
+        else f"the width {width} is not a multiple of the number of attention heads, {heads}",
         fix='set "num_attention_heads" in a config.json next to the weight file',
     )
 

@@ -169,7 +169,7 @@ def with_usual_statistics(facts: SidecarFacts, config: ViTConfig, flavour: Flavo
 def from_checkpoint(
     raw: RawWeights, facts: SidecarFacts, provenance: Provenance
 ) -> PretrainedWeights:
-    """Return the weights of a vitft checkpoint, which its card describes; verify its digest."""
+    """Verify the digest of a vitft checkpoint, and return its weights as described by its card."""
     try:
         tensors, card = load_checkpoint(raw.path)
     except RunError as error:
