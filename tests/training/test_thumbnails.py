@@ -69,7 +69,18 @@ def test_images_named_by_the_audit_have_thumbnails(
 ) -> None:
     run, manifest = finished(tmp_path, image_folder)
     train = manifest.train[0]
-    audit = {"mislabels": [{"path": train.path}], "duplicates": [{"members": [{"path": "gone"}]}]}
+    member = {"path": "gone", "label": "blue", "split": "train"}
+    odds = {"given_probability": 0.01, "suggested_probability": 0.99}
+    audit = {
+        "images": 30,
+        "bad": [],
+        "odd": [],
+        "duplicates": [
+            {"kind": "near", "members": [member], "across_split": False, "labels_differ": False}
+        ],
+        "mislabels": [{"path": train.path, "label": "blue", "suggested": "red", **odds}],
+        "imbalance": {"largest": ["blue", 10], "smallest": ["red", 10], "ratio": 1.0},
+    }
     (run.path / "audit.json").write_text(json.dumps(audit))
 
     keep(run, manifest, tiny_vit)

@@ -54,20 +54,23 @@ def stderr() -> "Console":
 
 def silence() -> None:
     """Print only errors from now on; called in every process of a job except the main one."""
-    stdout().quiet = stderr().quiet = True
+    stdout().quiet = stderr().quiet = LogHandler.is_silent = True
 
 
 class LogHandler(logging.Handler):
     """Handler that prints log records to stderr: warnings in yellow, hidden characters escaped."""
 
+    is_silent = False
+
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record on one line."""
-        text = visible(record.getMessage())
+        """Print one record on one line; rich is imported only for a terminal."""
+        is_warning = record.levelno >= logging.WARNING
+        text = f"{'warning: ' * is_warning}{visible(record.getMessage())}"
         with contextlib.suppress(OSError):  # a log that cannot be written ends no run
-            if record.levelno >= logging.WARNING:
-                stderr().print(f"warning: {text}", markup=False, style="yellow")
-            else:
-                stderr().print(text, markup=False)
+            if sys.stderr is not None and sys.stderr.isatty():
+                stderr().print(text, markup=False, style="yellow" if is_warning else None)
+            elif sys.stderr is not None and not self.is_silent:
+                sys.stderr.write(f"{text}\n")
 
 
 def show_log(level: int = logging.INFO) -> None:
@@ -92,7 +95,7 @@ class Progress:
         self.done = 0
         self.metrics: dict[str, str] = {}
         self.started = self.printed = time.monotonic()
-        self.live = is_shown() and stderr().is_terminal
+        self.live = is_shown() and sys.stderr is not None and sys.stderr.isatty()
 
     def __enter__(self) -> "Progress":
         if self.live:

@@ -65,7 +65,7 @@ def read_npy(file: IO[bytes], size: int, *, kinds: str = "fiub") -> AnyArray:
     header = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
     shape, fortran, dtype = header(file)
     if dtype.kind not in kinds or dtype.itemsize > 8:
-        what = "floating point numbers" if kinds == "f" else "plain numbers"
+        what = "a floating-point type" if kinds == "f" else "a numeric type"
         raise ValueError(f"an array of type {dtype}, not of {what}")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size - file.tell():
         raise ValueError(f"shape {shape} of {dtype} does not match its {size} bytes")
