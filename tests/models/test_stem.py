@@ -143,7 +143,7 @@ def test_other_patches_never_change_the_strides_of_trained_convolutions() -> Non
     adapted = adapt(tensors, config, twice, new_head=False).tensors
     VisionTransformer(twice).load_state_dict(adapted)
     assert adapted["patch_embed.proj.weight"].shape == (8, 8, 2, 2)
-    with pytest.raises(UsageError, match=r"support the patch size \(4, 4\), but not \(6, 6\)"):
+    with pytest.raises(UsageError, match=r"supports patch size \(4, 4\), but not \(6, 6\)"):
         adapt(tensors, config, replace(config, patch_size=(6, 6)), new_head=False)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.support.fail_points import ERRORS, KILL, FailPoints, Killed
+from tests.training.test_state import facts_of_step
 from vitft.features.cache import Store, key_of, open_store
 from vitft.predict.output import ProcessShard, ResumePoint, find_resume_point, open_rows
 from vitft.predict.prediction import Prediction
@@ -60,7 +61,7 @@ def every_point(tmp_path: Path, how: str, before: Write, write: Write, look: Loo
 
 def save(home: Path, step: int) -> None:
     value = torch.full((4,), float(step))
-    save_state(home / "resume", 0, step, State({"x": value}, {"step": step}), {"w": value})
+    save_state(home / "resume", 0, step, State({"x": value}, facts_of_step(step)), {"w": value})
 
 
 @pytest.mark.parametrize("how", HOWS)
