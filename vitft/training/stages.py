@@ -4,33 +4,26 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import cast
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from vitft.config.run import Config
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import batch_augmentation
 from vitft.data.split import Row
-from vitft.data.transforms import View, eval_view
-from vitft.features.cut import cut_model
-from vitft.features.head import HeldOutLogits, SolvedHead, cross_validate, solve_head
-from vitft.features.mixture import HeadMethod
-from vitft.features.neighbours import nearest_neighbours
+from vitft.features.head import HeldOutLogits
 from vitft.metrics.classification import classification_metrics
-from vitft.metrics.results import CrossValidation, HeadChoice
 from vitft.models.timm_model import Model, TimmModel
-from vitft.models.vit import VisionTransformer
 from vitft.system import console
 from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
 from vitft.system.rundir import RunDir
 from vitft.system.signals import Stopper
 from vitft.system.text import count, percent
-from vitft.training.batches import epoch_size, evaluation_batches, training_batches, training_views
+from vitft.training.batches import epoch_size, evaluation_batches, training_batches
 from vitft.training.best import BestWeights, RunningFacts, RunningMetrics
 from vitft.training.dataset import Dataset, StageInputs
 from vitft.training.distributed import shard_module, unshard_into
@@ -69,163 +62,6 @@ class RunContext:
     """Inputs of the current stage."""
     scored: ScoredImages | None = None
     """Features and held-out logits of all images; None until a head is solved."""
-
-
-def solve_head_stage(context: RunContext) -> None:
-    """Solve the linear head, validate it, and score all images by cross-validation."""
-    config, inputs, best = context.config, context.inputs, context.best
-    data, manifest = inputs.data, inputs.data.manifest
-    classes, balanced, seed = manifest.classes, config.balances, config.train.seed
-    views = [eval_view(data.transform)]
-    if config.solvable:
-        views = training_views(data.transform, config.train, config.optim)
-    training, validation, distinct = head_features(best.model, inputs, views)
-    read = training.shape[1] if inputs.extractor is None else inputs.extractor.prefix.leading
-    labels = data.labels(manifest.train).cpu()
-    solved = solve_head(
-        training,
-        labels.repeat(len(views)),
-        classes=len(classes),
-        l2=config.optim.l2,
-        balanced=balanced,
-        seed=seed,
-        views=len(views),
-        groups=data.group_ids(manifest.train),
-        read=read,
-    )
-    solved = data.group.broadcast(solved)
-    if not solved.method.reads_several:
-        training, validation = training[:, :read], validation[:, :read]
-        context.inputs = inputs = of_last_block(inputs, best.model)
-    plain = training[: len(labels)]
-    first_loss = set_head(best.model, solved, plain, labels)
-    for tried in solved.path:
-        context.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1})
-    best.update(classification_metrics(*validation_logits(inputs), classes))
-    votes = nearest_neighbours(plain[:, :read], labels, validation[:, :read], classes=len(classes))
-    truth = data.labels(manifest.val).cpu()
-    cross_validation, context.scored = cross_validate_images(data, distinct, config, solved.method)
-    best.head_results = {
-        "first_loss": first_loss,
-        "l2": solved.l2,
-        "knn_top1": (votes.argmax(dim=-1) == truth).float().mean().item(),
-    }
-    if cross_validation is not None:
-        best.head_results["cross_validation"] = cross_validation
-    if solved.candidates:
-        best.head_results["head"] = head_choice(best.model, solved, validation[:, :read], truth)
-        log.info(describe_choice(best.head_results["head"]))
-
-
-def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
-    """Return inputs with the features of the last block only, and make the new head read these."""
-    if isinstance(model, TimmModel) or model.config.read_blocks == 1 or inputs.extractor is None:
-        return inputs
-    extractor = inputs.extractor.of_last_block()
-    model.read_last_blocks(1)
-    return replace(inputs, extractor=extractor, cut=cut_model(model, "head"))
-
-
-def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadChoice:
-    """Return what the solved head reads and why.
-
-    `x` (n, D) and `y` (n,) are the validation images' features of the last block and their classes.
-    """
-    weight, bias = solved.last
-    right = (x @ weight.T + bias).argmax(dim=-1) == y
-    blocks = model.config.read_blocks if isinstance(model, VisionTransformer) else 1
-    return {
-        "blocks": blocks,
-        "reads": solved.method.name,
-        "candidates": list(solved.candidates),
-        "last_block_top1": right.float().mean().item() if blocks > 1 else None,
-    }
-
-
-def describe_choice(choice: HeadChoice) -> str:
-    """Return a log line about the blocks that the head reads, and why."""
-    last = choice["candidates"][0]["cv_top1"]
-    if choice["blocks"] == 1:
-        return f"the head reads the last block (cross-validated accuracy {percent(last)})"
-    best = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
-    return (
-        f"the head reads {count(choice['blocks'], 'block')} (cross-validated accuracy "
-        f"{percent(best['cv_top1'])}; the last block alone: {percent(last)})"
-    )
-
-
-def cross_validate_images(
-    data: Dataset, distinct: Tensor, config: Config, method: HeadMethod
-) -> tuple[CrossValidation | None, ScoredImages]:
-    """Cross-validate a way to fit the head on the features (n, D) of the distinct images.
-
-    There are no results and no logits if the images are too few.
-    """
-    scores = cross_validate(
-        distinct,
-        data.labels(data.distinct).cpu(),
-        data.manifest.classes,
-        method=method,
-        balanced=config.balances,
-        seed=config.train.seed,
-        groups=data.group_ids(data.distinct),
-    )
-    results, held_out = scores or (None, None)
-    features = distinct[:, : method.read]
-    return results, ScoredImages(features=features, held_out=held_out)
-
-
-def representative_scores(context: RunContext, first: StageInputs) -> ScoredImages | None:
-    """Return cross-validated logits that represent the best weights on new images, or None.
-
-    The result is None unless the best weights are those of a head solved on plain views;
-    cross-validation fits such heads in the same way, to 80 % of the images. `first` holds the
-    inputs of the first stage; a run resumed after that stage computes the logits again.
-    """
-    config, best = context.config, context.best
-    is_solved_head = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1
-    if not is_solved_head or best.head_results is None or config.train.views:
-        return None
-    if context.scored is None:
-        _, _, distinct = head_features(best.model, first, [eval_view(first.data.transform)])
-        method = HeadMethod(l2=best.head_results["l2"], read=distinct.shape[1])
-        _, context.scored = cross_validate_images(first.data, distinct, config, method)
-    return context.scored
-
-
-def head_features(
-    model: Model, inputs: StageInputs, views: Sequence[View]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inputs of the head, in float32 on the CPU.
-
-    Returns:
-        The training images, one block of rows per view (views * n, D), the validation images
-        (m, D), and one row per distinct image of both sets.
-    """
-    data = inputs.data
-    pre_logits = model.pre_logits.cpu()
-    with torch.no_grad():
-        parts = [pre_logits(inputs.features(data.manifest.train, view)) for view in views]
-        training = torch.cat(parts) if len(parts) > 1 else parts[0]  # a single part is not copied
-        validation = pre_logits(inputs.features(data.manifest.val))
-        distinct = pre_logits(inputs.features(data.distinct))
-    pre_logits.to(data.device)
-    return training, validation, distinct
-
-
-def set_head(model: Model, solved: SolvedHead, x: Tensor, labels: Tensor) -> float:
-    """Load the solved head into the model; return the training loss of the previous head."""
-    head, last_head = model.head, getattr(model, "last_head", None)
-    assert isinstance(head, nn.Linear)
-    device = head.weight.device
-    with torch.no_grad():
-        first_loss = F.cross_entropy(head(x.to(device)), labels.to(device)).item()
-        head.weight.copy_(solved.weight)
-        head.bias.copy_(solved.bias)
-        if last_head is not None:
-            last_head.weight.copy_(solved.last[0] * solved.method.alone)
-            last_head.bias.copy_(solved.last[1] * solved.method.alone)
-    return first_loss
 
 
 class StepStage:
