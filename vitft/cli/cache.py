@@ -59,7 +59,7 @@ def list_cache(args: argparse.Namespace) -> int:
 
 
 def clean_cache(args: argparse.Namespace) -> int:
-    """Delete cached features, which are computed again when needed."""
+    """Delete cached features, least recently used first, down to the requested size."""
     from vitft.features.cache import default_folder, prune
 
     if not args.to_gb >= 0:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitft.check.folder import CheckResult
 
 EXAMPLES = 3
-"""Maximum number of examples printed for each problem; fixes.csv contains all of them."""
+"""Maximum number of examples printed for each problem; `--format json` prints all of them."""
 
 
 def add_check(parser: Parser) -> None:
@@ -94,7 +94,7 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def fixes_path(out: Path, root: Path) -> Path:
-    """Return the path for the fixes: `fixes.csv` in `out`, or the first unused of fixes-2.csv, ...
+    """Return an unused path in `out`: `fixes.csv` or else `fixes-2.csv`, `fixes-3.csv` and so on.
 
     Raises:
         RunError: `out` is a file.
@@ -112,7 +112,7 @@ def fixes_path(out: Path, root: Path) -> Path:
 
 
 def print_findings(outcome: "CheckResult", written: str | None, data: str) -> None:
-    """Print the problems with a few examples each, and the next command."""
+    """Print a few examples of each problem, the balance of the classes, and the next command."""
     audit = outcome.audit
     output.result(count(audit["images"], "readable image"))
     for title, examples in examples_by_title(audit).items():
@@ -163,5 +163,5 @@ def examples_by_title(audit: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def members(groups: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return one line per group with the first paths of its members."""
+    """Return one line per group, with the paths of up to four members."""
     return [" = ".join(member["path"] for member in group["members"][:4]) for group in groups]

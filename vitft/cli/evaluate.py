@@ -53,7 +53,7 @@ def add_evaluate(parser: Parser) -> None:
 
 
 def evaluate_command(args: argparse.Namespace) -> int:
-    """Evaluate a model and print the results; return 3 if an image could not be read."""
+    """Evaluate a model, print the results, and return 3 if an image could not be read, else 0."""
     from vitft.data.arrays import data_path
     from vitft.data.labelled import find_labelled
     from vitft.models.find import find_model
@@ -96,7 +96,7 @@ def plan_output(out: str, data: Path) -> Path:
 
 
 def long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
-    """Yield one row per metric, ending with those of each class; undefined values are empty."""
+    """Yield a header, the overall metrics and those of each class; undefined values are empty."""
     yield "figure", "class", "value", "low", "high"
     calibration = results["calibration"]
     yield "images", "", results["images"], "", ""
@@ -141,7 +141,7 @@ def print_tables(results: Mapping[str, Any]) -> None:
 
 
 def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print recall, precision and F1 of the classes that have images, or of the weakest ones."""
+    """Print recall, precision and F1 of the classes with images; of many, only of the weakest."""
     occurring = [(name, row) for name, row in per_class.items() if row["images"]]
     if len(occurring) > MOST_LISTED:
         occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:MOST_LISTED]
@@ -156,7 +156,7 @@ def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def print_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-    """Print the confusion matrix if it fits, otherwise the ten most frequent confusions."""
+    """Print the confusion matrix of up to 12 classes, or else the ten most frequent confusions."""
     if len(names) <= 12:  # fits a terminal
         rows = [(name, *map(str, row)) for name, row in zip(names, matrix, strict=True)]
         output.table(("true \\ predicted", *names), rows, numbers=len(names))
@@ -175,6 +175,6 @@ def print_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> No
 
 
 def with_interval(row: Mapping[str, Any], name: str) -> str:
-    """Return a metric of a class with its interval in brackets."""
+    """Return a metric of a class with its interval in brackets, or an empty string if undefined."""
     value, bounds = row[name], row[f"{name}_interval"]
     return "" if value is None else f"{percent(value)} ({interval(bounds)})"

@@ -80,7 +80,7 @@ def add_explain(parser: Parser) -> None:
 
 
 def explain_command(args: argparse.Namespace) -> int:
-    """Write pictures and print a summary; return 3 if an image could not be read."""
+    """Write the figures, print a summary, and return 3 if an image could not be read, else 0."""
     method = choose_method(args)
     out = plan_run(args.out or str(free_name(Path("explained"))), "")
     if args.weights is not None:
@@ -110,7 +110,8 @@ def choose_method(args: argparse.Namespace) -> Method:
     """Return the attribution method selected by the options.
 
     Raises:
-        UsageError: An option has no effect, or there is nothing to explain.
+        UsageError: An option has no effect or contradicts another one, there is nothing to explain,
+            or the extra for plots is not installed.
     """
     if args.run is not None and args.weights is not None:
         raise UsageError("--run and --weights cannot be combined", fix="use only one of them")
@@ -149,7 +150,7 @@ def choose_method(args: argparse.Namespace) -> Method:
 def draw_images(
     model: "ExplainedModel", method: Method, images: list[str], out: Path, args: argparse.Namespace
 ) -> int:
-    """Write a picture for each image and print a table; return 3 if an image was unreadable."""
+    """Write a figure for each image, print a table, and return 3 if an image was unreadable."""
     from vitft.explain.explainer import Explainer
     from vitft.predict.postprocess import Postprocess
 
@@ -187,7 +188,7 @@ def draw_images(
 
 
 def draw_model(model: "ExplainedModel", images: list[str], out: Path) -> int:
-    """Write plots of the weights and print their names; return 3 if an image was unreadable."""
+    """Write plots of the weights, print their names, and return 3 if an image was unreadable."""
     from vitft.explain.model import validation_files
     from vitft.explain.model_figures import write_model_figures
 

@@ -68,7 +68,7 @@ def add_export(parser: Parser) -> None:
 
 
 def export_command(args: argparse.Namespace) -> int:
-    """Export the model, compare the exports with the run, and push them if requested."""
+    """Export the model, print a comparison with the run, and push the export if requested."""
     from vitft.models.find import find_model
 
     options = ("with_preprocessing", "with_resize", "images", "private", "revision", "licence")
@@ -93,7 +93,7 @@ def export_command(args: argparse.Namespace) -> int:
 
 
 def print_export(done: "Exported", plan: ExportPlan) -> None:
-    """Print one row per format, and the differences between the export and the run."""
+    """Print one row per format, and the largest difference between the exports and the run."""
     for text in done.notes:
         output.note(text)
     on = (

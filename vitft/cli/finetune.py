@@ -89,7 +89,7 @@ def add_run_options(group: OptionGroup) -> None:
 
 
 def finetune_command(args: argparse.Namespace) -> int:
-    """Check the request, train, and print the metrics."""
+    """Check the request, train, print the metrics, and return the exit code."""
     from vitft.data.demo import demo_data
     from vitft.training.checks import check_request
 
@@ -126,7 +126,11 @@ def finetune_command(args: argparse.Namespace) -> int:
 
 
 def requested_config(args: argparse.Namespace) -> Config:
-    """Return the settings of a new run."""
+    """Return the settings of a new run.
+
+    Raises:
+        UsageError: A setting is unknown, invalid, given twice or without effect.
+    """
     recipe, named = named_settings(args)
     config = config_from_table(merge_settings(recipe, named))
     check_effect(config.optim.solver, len(config.train.stages), [key for key, _ in named])
@@ -134,7 +138,7 @@ def requested_config(args: argparse.Namespace) -> Config:
 
 
 def print_dry_run(args: argparse.Namespace) -> int:
-    """Log what a run would do and print its settings."""
+    """Check the request, and print the settings and what a run would do."""
     from vitft.data.demo import temporary_demo_data
     from vitft.training.checks import check_request
 
@@ -156,8 +160,8 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
     """Return the settings (None if the run is finished) and the directory of a run to resume.
 
     Raises:
-        UsageError: An option applies to new runs only.
-        RunError: The run does not exist, or a setting would change its result.
+        UsageError: An option applies to new runs only, or a setting is unknown or given twice.
+        RunError: The run does not exist or is damaged, or a setting would change its result.
     """
     from vitft.training.checks import check_resume
 
@@ -171,10 +175,11 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
 
 
 def named_settings(args: argparse.Namespace) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """Return the recipe's settings, and the settings given by options and --set.
+    """Return the settings of the recipe, and those given by options and --set.
 
     Raises:
-        UsageError: A setting is given both by an option and by --set.
+        UsageError: A setting is given both by an option and by --set, or the recipe or a --set is
+            invalid.
     """
     options = option_settings(vars(args))
     settings = [parse_setting(text) for text in args.set]
@@ -201,7 +206,7 @@ def seconds_of(text: str) -> float:
 def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_latest: bool) -> None:
     """Print the metrics of a run, if it has any, and the next command.
 
-    The command includes the run directory unless `runs/latest` points to it.
+    The command includes the run directory unless the run is the latest one in `runs`.
     """
     folder = shlex.quote(str(run))
     if status != "finished":
@@ -255,7 +260,7 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
 def print_cross_validation(
     results: CrossValidation, *, knn_top1: float, with_weakest: bool
 ) -> None:
-    """Print cross-validated accuracy, the gain from more images, and the two weakest classes."""
+    """Print the cross-validated accuracy, the gain from more images, and the weakest classes."""
     scored, total = results["images"], results["of"]
     images = f"all {total:,}" if scored == total else f"{scored:,} of {total:,}"
     output.result(
@@ -273,7 +278,7 @@ def print_cross_validation(
 
 
 def print_weakest(per_class: Mapping[str, ClassMetrics]) -> None:
-    """Print the class with the lowest recall on the validation images."""
+    """Print the class with the lowest recall on the validation images, unless the recall is 1."""
     recalls = {name: row["recall"] for name, row in per_class.items() if row["images"]}
     name = min(recalls, key=lambda name: recalls[name] or 0.0, default=None)
     if name is not None and (recall := recalls[name]) is not None and recall < 1:

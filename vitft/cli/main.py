@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run one command and return its exit code, with errors printed."""
+    """Run one command, print the error if it fails, and return its exit code."""
     debug = "--debug" in arguments
     try:
         command = next((a for a in arguments if not a.startswith("-")), "")

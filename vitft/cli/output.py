@@ -1,6 +1,7 @@
 """Printing of results to stdout, and of notes, warnings and errors to stderr.
 
-Control characters in text are escaped (`console.visible`), so any file name can be printed.
+Control characters in text for people are escaped (`console.visible`), so that any file name can be
+printed.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from vitft.system.redaction import redacted
 
 @contextlib.contextmanager
 def safe_streams() -> Iterator[Stdout]:
-    """Replace stdout and stderr with streams that survive write errors; yield stdout's."""
+    """Replace stdout and stderr with streams that survive write errors; yield that for stdout."""
     before = sys.stdout, sys.stderr
     results, messages = Stdout(sys.stdout), SafeStream(sys.stderr)
     sys.stdout, sys.stderr = cast("TextIO", results), cast("TextIO", messages)
@@ -79,7 +80,7 @@ def table(
 
 
 def fail(error: VitftError) -> None:
-    """Print an error and its fix on two lines; line breaks within them become spaces."""
+    """Print an error and its fix on one line each, with spaces in place of line breaks."""
     problem, fix = (
         " ".join(visible(line.strip()) for line in part.split("\n") if line.strip())
         for part in (error.problem, error.fix)
@@ -98,7 +99,7 @@ def interrupted() -> None:
 
 
 def version() -> str:
-    """Return the installed version; imports `importlib.metadata`, which is slow."""
+    """Return the installed version. This imports `importlib.metadata`, which is slow."""
     import importlib.metadata
 
     return importlib.metadata.version("vitft")

@@ -16,7 +16,7 @@ class Parser(argparse.ArgumentParser):
         self.commands: dict[str, Parser] = {}
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UsageError for an argparse message, with the nearest known word as its fix."""
+        """Raise a UsageError for an argparse message; the fix is the nearest known word, if any."""
         fix = f"run {self.prog} --help for usage"
         wrong = re.findall(r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message)
         if wrong and (near := self.nearest(wrong[0], message)):
@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message.partition(" (choose from")[0], fix=fix)
 
     def nearest(self, wrong: str, message: str) -> str | None:
-        """Return the option, command or choice that was probably meant."""
+        """Return the option, command or choice that was probably meant, or None."""
         from vitft.config.names import find_setting
         from vitft.config.options import FINETUNE_OPTIONS
 
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         return next(iter([*near, *aliases]), None)
 
     def words(self) -> set[str]:
-        """Return all options and commands, including those of subcommands."""
+        """Return the names of all options and commands, including those of subcommands."""
         words = {*re.findall(r"--[a-z][a-z-]*", self.format_help()), *self.commands}
         return words.union(*(command.words() for command in self.commands.values()))
 
@@ -65,7 +65,7 @@ class Commands:
 
 
 def add_threshold_options(parser: Parser) -> None:
-    """Add the options that set or choose the threshold below which predictions are not sure."""
+    """Add the options for the threshold below which predictions are marked `not sure`."""
     parser.add_argument(
         "--threshold",
         type=float,

@@ -90,7 +90,7 @@ def add_predict(parser: Parser) -> None:
 
 
 def add_inference_options(parser: Parser) -> None:
-    """Add the options for the threshold, test-time augmentation, precision and engine."""
+    """Add the options for the threshold, the mirrored image, overlays, precision and engine."""
     add_threshold_options(parser)
     parser.add_argument(
         "--tta", action="store_true", help="average each prediction with that of the mirrored image"
@@ -115,7 +115,10 @@ def add_inference_options(parser: Parser) -> None:
 
 
 def predict_command(args: argparse.Namespace) -> int:
-    """Print one row per image; return 3 if any image could not be read."""
+    """Print or write one row per image, and return the exit code.
+
+    The code is 3 if an image could not be read and the images were not split among processes.
+    """
     options = {name: value for name, value in vars(args).items() if name != "command"}
     request = PredictRequest(**options, shard=ProcessShard.from_environment())
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read by NumPy on import: `numpy_engine`
@@ -128,14 +131,14 @@ def predict_command(args: argparse.Namespace) -> int:
 
 
 def standard_input() -> BinaryIO:
-    """Return the bytes of stdin: none if it is closed."""
+    """Return stdin as a binary stream, which is empty if stdin is closed."""
     return sys.stdin.buffer if sys.stdin else io.BytesIO()
 
 
 def illustrate(
     engine: "Engine", predictions: "Iterator[Prediction]", folder: Path
 ) -> "Iterator[Prediction]":
-    """Write a relevance overlay for each prediction; imports torch."""
+    """Return the predictions as an iterator that writes a relevance overlay for each of them."""
     from vitft.explain.explainer import illustrate_predictions
 
     return illustrate_predictions(engine, predictions, folder)

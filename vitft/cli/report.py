@@ -20,7 +20,7 @@ def add_report(parser: Parser) -> None:
 
 
 def report_command(args: argparse.Namespace) -> int:
-    """Write the report from the files of the run."""
+    """Write the report from the files of the run, and print its path."""
     from vitft.report.run_files import find_run
     from vitft.report.run_page import write_report
 
@@ -40,7 +40,7 @@ def print_report(run: Path) -> None:
 
 
 def new_page(name: str) -> Path:
-    """Return the path of a page to be written.
+    """Return the path of a new page, which does not exist yet.
 
     Raises:
         RunError: The file already exists, or its folder does not exist.

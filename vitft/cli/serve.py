@@ -65,7 +65,7 @@ def add_serve(parser: Parser) -> None:
 
 
 def serve_command(args: argparse.Namespace) -> int:
-    """Serve until a signal arrives; return 130 for SIGINT and 143 for SIGTERM."""
+    """Serve until a signal arrives, and return 130 for SIGINT or 143 for other signals."""
     from vitft.models.find import find_model
 
     limits = ServeLimits(max_bytes=args.max_bytes, queue=args.queue)
@@ -106,7 +106,12 @@ def serve_command(args: argparse.Namespace) -> int:
 
 
 def threshold_of(args: argparse.Namespace, run: Path) -> float:
-    """Return the probability below which predictions are marked `not sure`."""
+    """Return the probability below which predictions are marked `not sure`, or 0 for none.
+
+    Raises:
+        RunError: The run has no validation predictions, or they are damaged.
+        UsageError: No threshold gives the requested precision.
+    """
     if args.precision is None:
         return args.threshold or 0.0
     from vitft.predict.threshold import choose_threshold  # it imports simplejpeg
@@ -117,7 +122,11 @@ def threshold_of(args: argparse.Namespace, run: Path) -> float:
 
 
 def check_numbers(args: argparse.Namespace) -> None:
-    """Raise a UsageError if the port, the threshold or the precision is out of range."""
+    """Check the port, the threshold and the precision.
+
+    Raises:
+        UsageError: A number is out of range, or both a threshold and a precision are given.
+    """
     if not 0 <= args.port < 2**16:
         raise UsageError(
             f"invalid --port {args.port}",

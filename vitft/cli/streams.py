@@ -17,7 +17,7 @@ from vitft.system.text import describe_os_error
 CLOSED_PIPE = 141
 """Exit code that shells report for a program whose reader, such as `head`, has exited (SIGPIPE)."""
 SUCCESSES = (0, 3)
-"""Exit codes with results; 3 if some inputs could not be read."""
+"""Exit codes of commands with results; with 3, some inputs could not be read."""
 
 
 class StdoutLostError(Exception):
@@ -42,7 +42,7 @@ class SafeStream:
         return getattr(self.inner, name)
 
     def write(self, text: str) -> int:
-        """Write text, or drop it."""
+        """Write text, or drop it if the stream fails."""
         if self.is_missing or self.inner.closed:
             self.failure = self.failure or OSError(errno.EBADF, "it is closed")
         else:
@@ -51,14 +51,14 @@ class SafeStream:
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered, or keep the error."""
+        """Write what is buffered, or keep the error in `failure`."""
         if not self.inner.closed:
             with self.keeping_failure():
                 self.inner.flush()
 
     @contextlib.contextmanager
     def keeping_failure(self) -> Iterator[None]:
-        """Keep an error of the stream instead of raising it."""
+        """Keep the first error of the stream in `failure` instead of raising it."""
         try:
             yield
         except OSError as error:
@@ -67,8 +67,8 @@ class SafeStream:
     def finish(self) -> None:
         """Flush the stream for the last time.
 
-        What could not be written is discarded: Python would try to write it again at exit, and end
-        with code 120.
+        Text that could not be written is discarded, because Python would try to write it again at
+        exit, fail, and exit with code 120.
         """
         self.flush()
         if self.is_missing:

@@ -61,7 +61,7 @@ def add_study(parser: Parser) -> None:
 
 
 def study_command(args: argparse.Namespace) -> int:
-    """Check the request, fit the heads, and write and print the accuracies."""
+    """Check the request, fit the heads, and both write and print the accuracies."""
     require_extra("plots", feature="vitft study")
     from vitft.data.demo import demo_data
     from vitft.study.plan import BASELINES, check_study

@@ -113,7 +113,7 @@ def show_weights(args: argparse.Namespace) -> int:
 
 
 def fetch_weights(args: argparse.Namespace) -> int:
-    """Download weights, verify them, and print their path."""
+    """Download weights, verify them, and print their path, commit and digest."""
     from vitft.models.pretrained.catalog import CatalogEntry
     from vitft.models.pretrained.fetch import fetch
     from vitft.models.pretrained.locate import locate_entry
@@ -134,7 +134,7 @@ def fetch_weights(args: argparse.Namespace) -> int:
 
 
 def inspect_weights(args: argparse.Namespace) -> int:
-    """Describe the contents of a weight file, and how it would be adapted."""
+    """Describe the contents of a weight file, and how the tensors would be adapted."""
     from vitft.models.pretrained.locate import check_weights_name
 
     sides = args.image_size

@@ -1,1 +1,4 @@
-"""Settings: one dataclass per section, defaults, TOML files and recipes. Does not import torch."""
+"""Settings: one dataclass per section, defaults, TOML files and recipes.
+
+This package does not import torch.
+"""

@@ -41,16 +41,16 @@ STEP_SETTINGS = frozenset(
         *("epochs", "batch_size", "micro_batch", "clip", "label_smoothing", "ema", "patience"),
     }
 )
-"""Settings of `[optim]` that only apply to SGD and AdamW; setting one selects AdamW."""
+"""Settings of `[optim]` that apply only to SGD and AdamW; setting one of them selects AdamW."""
 LBFGS_SETTINGS = frozenset({"l2"})
-"""Settings of `[optim]` that only apply to L-BFGS."""
+"""Settings of `[optim]` that apply only to L-BFGS."""
 
 
 def default_lr(freeze: str, width: int) -> float:
     """Return the default peak learning rate of the last stage for a model of a given width.
 
     Hidden layers of wider models need proportionally smaller rates (Yang et al. 2022, 2203.03466,
-    table 3); a head on frozen features does not.
+    table 3); a head or a pre_logits layer on frozen features does not.
     """
     lr = LEARNING_RATES[kind := last_stage_kind(freeze)]
     return lr * 192 / max(192, width) if kind in ("blocks", "lora", "none") else lr
@@ -62,7 +62,7 @@ def last_stage_kind(freeze: str) -> str:
 
 
 def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
-    """Check that the settings given by the user have an effect with the solver.
+    """Check that the settings given by the user have an effect with the solver and the stages.
 
     Raises:
         UsageError: A setting has no effect.
@@ -79,7 +79,7 @@ def check_effect(solver: str, stages: int, named: Iterable[str]) -> None:
 
 
 def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the table with missing settings filled in, depending on what is trained."""
+    """Return the settings, with missing ones set to defaults that depend on what is trained."""
     train, optim = table.get("train", {}), table.get("optim", {})
     if not isinstance(train, Mapping) or not isinstance(optim, Mapping):
         return table  # rejected by `config_from_table`
@@ -98,6 +98,6 @@ def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
 def with_defaults(
     table: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Any]:
-    """Return the table with missing settings of `[optim]` and `[train]` filled in."""
+    """Return the settings, with those missing from `[optim]` and `[train]` set to `defaults`."""
     parts = {key: {**defaults.get(key, {}), **table.get(key, {})} for key in ("optim", "train")}
     return {**table, **parts}

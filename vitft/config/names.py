@@ -62,7 +62,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 
 
 def find_setting(name: str) -> str | None:
-    """Return the setting most likely meant by an unknown name, if any.
+    """Return the setting that an unknown name most likely means, or None if none is similar.
 
     The last part of the name is matched first: `train.lr` means `optim.lr`, not `train.flip`.
     """

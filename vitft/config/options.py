@@ -54,7 +54,7 @@ class Option:
 
     @property
     def text(self) -> str:
-        """Help text, with the default unless the option is a switch."""
+        """Help text, with the default unless the option is a switch or `default` is `-`."""
         if self.setting_type.type is bool:
             return self.help
         section, _, name = self.setting.partition(".")
@@ -153,9 +153,9 @@ FINETUNE_OPTIONS = (
 
 
 def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
-    """Return the settings for option values by keyword; None marks an option that is not given.
+    """Return the settings for the values of options, which are given by keyword.
 
-    The option `seed` sets two settings.
+    Options with the value None are left out. The option `seed` sets two settings.
     """
     settings: list[tuple[str, object]] = []
     for option in FINETUNE_OPTIONS:

@@ -40,7 +40,11 @@ class Config:
         self.check_augmentation()
 
     def check_weights(self) -> None:
-        """Check that the stages and the section `[model]` are compatible with the weights."""
+        """Check that the stages, the weights and the section `[model]` fit together.
+
+        Raises:
+            UsageError: They do not fit together.
+        """
         is_new, freeze = self.weights.name == "none", self.train.freeze
         require(
             not is_new or freeze == "none",
@@ -64,7 +68,11 @@ class Config:
         )
 
     def check_solver(self) -> None:
-        """Check that the solver is compatible with the stages and the class balancing."""
+        """Check that the solver fits the stages, the augmentation and the class balancing.
+
+        Raises:
+            UsageError: The solver does not fit, or the classes are balanced in two ways.
+        """
         is_lbfgs, is_balanced = self.optim.solver == "lbfgs", self.train.sampling == "balanced"
         require(
             not is_lbfgs or self.solvable,
@@ -84,7 +92,11 @@ class Config:
         )
 
     def check_augmentation(self) -> None:
-        """Check that no random augmentation is applied to the input of frozen layers."""
+        """Check that the augmentation and the cached views are compatible with the frozen layers.
+
+        Raises:
+            UsageError: They are not compatible.
+        """
         train = self.train
         trains_all_blocks = train.stages[-1] in ("none", "lora")
         is_cached = len(train.stages) == 1 and not trains_all_blocks and train.augment == "none"
@@ -118,7 +130,7 @@ class Config:
         return self.train.freeze == "head" and self.train.augment == "none"
 
     def solves(self, stage: str) -> bool:
-        """Return whether L-BFGS fits a stage; it always fits a head that precedes other stages."""
+        """Return whether L-BFGS fits a stage, which is always so for a head before other stages."""
         return stage == "head" and (self.optim.solver == "lbfgs" or self.train.freeze != "head")
 
 
@@ -126,7 +138,8 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
     """Return the settings from nested tables, with defaults that depend on what is trained.
 
     Raises:
-        UsageError: A key is unknown, or a value has the wrong type or is not allowed.
+        UsageError: A key is unknown, a value has the wrong type or is not allowed, or the settings
+            do not fit together.
     """
     sections: dict[str, Any] = {}
     for section, values in with_stage_defaults(table).items():
@@ -166,7 +179,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_run_config(run: Path) -> dict[str, dict[str, Any]]:
-    """Return the sections of a run's config.toml; their values are not checked.
+    """Return the sections of a run's config.toml without checking the values.
 
     Raises:
         RunError: The file is missing or not valid TOML, or a section is not a table.
@@ -183,7 +196,7 @@ def read_run_config(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def checked_run_config(run: Path) -> Config:
-    """Return the settings of a run.
+    """Return the checked settings of a run.
 
     Raises:
         RunError: The file config.toml is missing or damaged, or a setting is invalid.
@@ -196,7 +209,11 @@ def checked_run_config(run: Path) -> Config:
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """Return the settings of a bundled recipe or a TOML file, without the section `[recipe]`."""
+    """Return the settings of a bundled recipe or a TOML file, without the section `[recipe]`.
+
+    Raises:
+        UsageError: The recipe is unknown, or the file cannot be read or is not valid TOML.
+    """
     path = Path(name)
     if path.suffix != ".toml" and not path.exists():
         folder = resource("recipes")
@@ -212,7 +229,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def with_former_defaults(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run, with former defaults for those that it did not have.
+    """Return the settings of a run, with former defaults for settings newer than the run.
 
     A run writes every setting, so `data.val_from` is missing only if the run is older than this
     setting. Such a run validated on the test images if there were no validation images.
@@ -224,7 +241,13 @@ def with_former_defaults(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Split text such as `optim.lr=0.01` into key and value; a value that is not TOML is text."""
+    """Return the key and the value in text such as `optim.lr=0.01`.
+
+    A value that is not valid TOML is returned as text.
+
+    Raises:
+        UsageError: The text is not of the form KEY=VALUE.
+    """
     key, equals, raw = text.partition("=")
     if not equals or not key:
         raise UsageError(
@@ -259,7 +282,7 @@ def flat_settings(config: Config) -> dict[str, Any]:
 
 
 def to_toml(config: Config) -> str:
-    """Return all settings as TOML; None is omitted and is read back as the default."""
+    """Return all settings as TOML, except those that are None, which are read back as defaults."""
     tables = dataclasses.asdict(config)
     kept = {s: {k: v for k, v in t.items() if v is not None} for s, t in tables.items()}
     return tomli_w.dumps(kept)

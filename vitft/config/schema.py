@@ -29,10 +29,12 @@ class SettingType:
     limits: Range = NO_LIMITS
 
     def converted(self, value: Any) -> Any:  # noqa: ANN401
-        """Convert a value from TOML or Python to the type of the setting.
+        """Return a value from TOML or Python in the type of the setting.
+
+        If a list is expected, a single value is repeated for each item.
 
         Raises:
-            ValueError: The value cannot be converted without loss.
+            ValueError: The value has another type, or the list has another length.
         """
         accepted = (int, float) if self.type is float else (self.type,)
         if value is None and self.is_optional:
@@ -47,7 +49,7 @@ class SettingType:
         raise ValueError(value)
 
     def allows(self, value: Any) -> bool:  # noqa: ANN401
-        """Return whether a value of the right type is within the limits."""
+        """Return whether a value of the right type is one of the choices or within the limits."""
         if value is None:
             return self.is_optional
         if self.choices:
@@ -56,7 +58,7 @@ class SettingType:
         return self.type not in (int, float) or all(item in self.limits for item in items)
 
     def __str__(self) -> str:
-        """Return the allowed values in words: `a number above 0`, `cosine or constant`."""
+        """Return the allowed values in words, e.g. `a number above 0` or `cosine or constant`."""
         if self.choices:
             *others, last = map(str, self.choices)
             return f"{', '.join(others)} or {last}"

@@ -293,7 +293,7 @@ class TrainSpec:
 
 
 def stage_rank(stage: str) -> float:
-    """Return a sort key that grows with the number of trained parameters, or -1 if invalid."""
+    """Return a sort key that grows with the trained parameters, or -1 if the stage is invalid."""
     number = stage.removeprefix("blocks:")
     if number != stage and number.isdecimal() and int(number) > 0:
         return 2 + int(number)

@@ -20,14 +20,14 @@ from vitft.system.text import count, interval, percent, points
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One next step: an instruction in one sentence, and the reason with its uncertainty."""
+    """A sentence on what to do or to expect next, and the reason with its uncertainty."""
 
     what: str
     why: str
 
 
 def advise(run: Run) -> list[Advice]:
-    """Return the next steps for a run, most urgent first."""
+    """Return the next steps for a run, most urgent first. A run without results has none."""
     if not run.results:
         return []
     rules: tuple[Callable[[Run], Advice | None], ...] = (
@@ -42,7 +42,7 @@ def advise(run: Run) -> list[Advice]:
 
 
 def no_better_than_majority(run: Run) -> Advice | None:
-    """Warn if always predicting the largest class may be just as accurate."""
+    """Warn if the model may be no better than always predicting the largest class."""
     clause = chance_level(run.results)
     if not clause:
         return None
@@ -60,7 +60,7 @@ def no_better_than_majority(run: Run) -> Advice | None:
 
 
 def copies_across_split(run: Run) -> Advice | None:
-    """Warn about copies across training and validation images, which inflate the accuracy."""
+    """Warn about copies of training images in the validation part, which inflate the accuracy."""
     groups = sum(bool(group.get("across_split")) for group in run.audit.get("duplicates", []))
     if not groups:
         return None
@@ -86,7 +86,7 @@ def doubtful_labels(run: Run) -> Advice | None:
 
 
 def confused_pair(run: Run) -> Advice | None:
-    """Report the two classes whose confusion accounts for a large part of all mistakes."""
+    """Report two classes whose confusion accounts for at least a quarter of all mistakes."""
     wrong = mistakes(run.predictions)
     pairs = Counter(tuple(sorted((v.label, v.predicted))) for v in wrong)
     if len(wrong) < 4 or len(run.classes) < 3:
@@ -102,7 +102,7 @@ def confused_pair(run: Run) -> Advice | None:
 
 
 def weakest_class(run: Run) -> Advice | None:
-    """Advise collecting images of the weakest class, and estimate their benefit over others."""
+    """Advise collecting images of the weakest class, and estimate the benefit if possible."""
     recalls, exponent = cross_validated_recalls(run) or validation_recalls(run), error_exponent(run)
     train = Counter(run.classes[row.label] for row in run.rows if row.split == "train")
     known = [one for one in recalls if one.recall < 1 and train[one.name]]
@@ -129,7 +129,7 @@ def weakest_class(run: Run) -> Advice | None:
 
 @dataclass(frozen=True, slots=True)
 class ClassRecall:
-    """Recall of a class, with the images that it was measured on."""
+    """Recall of a class with its interval, and the images on which it was measured."""
 
     name: str
     recall: float
@@ -142,7 +142,7 @@ class ClassRecall:
 
 
 def cross_validated_recalls(run: Run) -> list[ClassRecall]:
-    """Return the classes with the lowest recall in cross-validation, in ascending order."""
+    """Return the recalls of the weakest classes in cross-validation, lowest first."""
     more = run.results.get("cross_validation")
     if not more:
         return []
@@ -157,7 +157,7 @@ def cross_validated_recalls(run: Run) -> list[ClassRecall]:
 
 
 def validation_recalls(run: Run) -> list[ClassRecall]:
-    """Return the recall of every class on the validation images, in ascending order."""
+    """Return the recall of each class that has validation images, lowest first."""
     recalls = []
     for name, row in run.results.get("per_class", {}).items():
         images, recall, bounds = row.get("images"), row["recall"], row["recall_interval"]
@@ -169,7 +169,10 @@ def validation_recalls(run: Run) -> list[ClassRecall]:
 
 
 def error_exponent(run: Run) -> float | None:
-    """Return the exponent b of error = a * images^-b, the power law fitted by `gain_from_twice`."""
+    """Return the exponent b of the power law error = a * images^-b, or None if it is unknown.
+
+    The exponent follows from the gain that `gain_from_twice` computed with this law.
+    """
     more = run.results.get("cross_validation")
     if not more:
         return None
@@ -183,10 +186,18 @@ def error_exponent(run: Run) -> float | None:
 def equivalent_images(
     run: Run, worst: ClassRecall, train: int, more: int, exponent: float
 ) -> float:
-    """Return the number of images of all classes that help as much as `more` images of one class.
+    """Return the number of images of all classes that help as much as `more` of the worst class.
 
-    Two correct and two wrong predictions are added to the recall of the class, to limit the effect
-    of single images in small classes (Agresti & Coull 1998).
+    The result is infinite if no number of images helps as much. Two correct and two wrong
+    predictions are added to those for the worst class, to limit the effect of single images in
+    small classes (Agresti & Coull 1998).
+
+    Args:
+        run: The run, which has a learning curve.
+        worst: The recall of the class.
+        train: Number of training images of the class.
+        more: Number of additional images of the class.
+        exponent: Exponent of the learning curve, from `error_exponent`.
     """
     fraction = sum(run.classes[row.label] == worst.name for row in run.rows) / len(run.rows)
     missed = (1 - worst.recall) * worst.images
@@ -198,7 +209,7 @@ def equivalent_images(
 
 
 def more_images(run: Run) -> Advice | None:
-    """Estimate the gain from doubling the number of images, or report a flat learning curve."""
+    """Estimate the gain from twice as many images, or report that the learning curve is flat."""
     more = run.results.get("cross_validation")
     curve = (more.get("curve") or []) if more else []
     if not more or len(curve) < 3:
@@ -219,7 +230,7 @@ def more_images(run: Run) -> Advice | None:
 
 
 def few_validation_images(run: Run) -> Advice | None:
-    """Advise using more validation images if the interval is too wide to compare models."""
+    """Advise using more validation images if the accuracy is too uncertain to compare models."""
     low, high = run.results["top1_interval"]
     images, needed = run.results.get("images", 0), sample_size(0.04, run.results["top1"])
     if high - low <= 0.08 or needed <= images:

@@ -19,7 +19,7 @@ def epoch_chart(
     y: str,
     is_percent: bool = False,
 ) -> str:
-    """Return a chart of values by epoch: a solid training line and a dashed validation line."""
+    """Return a chart of training values (solid line) and validation values (dashed) by epoch."""
     markers = None if len(epochs) <= 24 else [False] * len(epochs)
     lines = (("training", "second", training, ""), ("validation", "accent", validation, "10 4"))
     series = [
@@ -52,7 +52,11 @@ def penalty_chart(
 def learning_curve_chart(
     label: str, points: Sequence[tuple[float, float]], extrapolated: tuple[float, float] | None
 ) -> str:
-    """Return a chart of accuracy by number of training images, optionally extrapolated."""
+    """Return a chart of accuracy by number of training images.
+
+    Each point is a pair of a number of images and an accuracy. A dashed line leads from the last
+    measured point to the extrapolated one, if there is one.
+    """
     xs, ys = zip(*points, strict=True)
     series = [Series(name="measured", colour="accent", xs=xs, ys=ys)]
     if extrapolated is not None:
@@ -74,7 +78,7 @@ def learning_curve_chart(
 
 
 def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
-    """Return a reliability diagram: accuracy by confidence, with the diagonal for reference."""
+    """Return a reliability diagram: accuracy by confidence, with intervals and the diagonal."""
     series = [
         Series(name="ideal", colour="muted", xs=[0, 1], ys=[0, 1], width=1, markers=NO_MARKERS)
     ]
@@ -94,7 +98,7 @@ def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
 def interval_chart(
     label: str, names: Sequence[str], accuracies: Sequence[tuple[float, Interval]]
 ) -> str:
-    """Return a chart of accuracies with their intervals, arranged one below the other."""
+    """Return a chart of accuracies and intervals, with one row for each of the names."""
     series = []
     for row, (accuracy, bounds) in enumerate(accuracies):
         series.append(
@@ -111,7 +115,7 @@ def interval_chart(
 def with_y_axis(
     label: str, x_axis: Axis, series: Sequence[Series], *, title: str, is_percent: bool
 ) -> str:
-    """Return a chart of the series with a y-axis that spans all of their values."""
+    """Return a chart of the series with a y-axis that spans the values of all of them."""
     low, high = axis_limits([value for one in series for value in one.ys])
     values = round_ticks(low, high)
     ticks = percent_ticks(values) if is_percent else [(value, f"{value:g}") for value in values]
@@ -120,11 +124,11 @@ def with_y_axis(
 
 
 def log_axis(values: Sequence[float], ticks: Sequence[tuple[float, str]], title: str) -> Axis:
-    """Return a logarithmic axis that spans the values."""
+    """Return a logarithmic axis that spans the values, with the given ticks."""
     low, high = axis_limits(values, is_log=True)
     return Axis(low=low, high=high, ticks=ticks, title=title, is_log=True)
 
 
 def percent_ticks(fractions: Sequence[float]) -> list[tuple[float, str]]:
-    """Return tick positions with labels such as `85 %` or `85.5 %`."""
+    """Return each fraction as the position of a tick, with a label such as `85 %` or `85.5 %`."""
     return [(value, f"{round(100 * value, 3):g} %") for value in fractions]

@@ -1,4 +1,4 @@
-"""Comparison of several runs on the images that all of them used for validation, and its page.
+"""Comparison of several runs on the validation images that they share, and the page about it.
 
 Images are matched by the digest of their bytes, and classes by name. Each image is counted once,
 and only if no run was trained on it. The test compares these trained models, not their settings:
@@ -26,13 +26,13 @@ from vitft.system.files import write_atomically
 from vitft.system.text import count, interval, listing, percent, points
 
 MAX_DISPUTED = 60
-"""Maximum number of images shown on which the runs disagree."""
+"""Maximum number of disputed images on the page."""
 Proportion = tuple[float, Interval]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedImage:
-    """An image used for validation by every run, with the prediction and probability of each."""
+    """An image that every run used for validation, with what each run predicts for it."""
 
     sha256: str
     path: str
@@ -67,7 +67,7 @@ class RunPair:
 
 @dataclass(frozen=True, kw_only=True)
 class RunComparison:
-    """Several runs with their shared images and a significance test for each pair."""
+    """Several runs, the images that they share, and a significance test for each pair of runs."""
 
     runs: Sequence[Run]
     names: Sequence[str]
@@ -92,13 +92,13 @@ class RunComparison:
 
     @cached_property
     def accuracies(self) -> list[Proportion]:
-        """Accuracy of each run on the shared images; empty if there are none."""
+        """Accuracy and interval of each run on the shared images; empty if no image is shared."""
         shared = self.shared
         return [(right / shared, wilson_interval(right, shared)) for right in self.rights if shared]
 
     @cached_property
     def recall_counts(self) -> dict[str, tuple[list[int], int]]:
-        """Number of correctly classified images per run, and of all shared images, by class."""
+        """Shared images of each class: the number each run classifies correctly, and the total."""
         counts = {}
         for name in sorted({image.label for image in self.images}):
             members = [image for image in self.images if image.label == name]
@@ -107,7 +107,7 @@ class RunComparison:
         return counts
 
     def accuracy_rows(self) -> list[tuple[str, str, str, str]]:
-        """Return the name, accuracy, interval and accuracy on the shared images of each run."""
+        """Return a table row for each run: name, accuracy, interval, accuracy on shared images."""
         return [
             (
                 f"{self.letters[i]} {self.names[i]}",
@@ -133,11 +133,11 @@ class RunComparison:
         ]
 
     def conclusions(self) -> list[str]:
-        """Return one sentence without a full stop for each pair of runs."""
+        """Return the conclusion for each pair of runs, a sentence without a full stop."""
         return [self.conclusion(pair) for pair in self.pairs]
 
     def conclusion(self, pair: RunPair) -> str:
-        """Return a clause stating which run is better or that the difference is not significant."""
+        """Return a sentence on which run of a pair is more accurate and how certain this is."""
         better, worse = self.letters[pair.first], self.letters[pair.second]
         if pair.difference < 0:
             better, worse = worse, better
@@ -188,11 +188,11 @@ def p_text(p: float) -> str:
 
 
 def compare_runs(runs: Sequence[Run]) -> RunComparison:
-    """Compare runs on the validation images that they share.
+    """Compare runs on the validation images that they share and that they label alike.
 
     Raises:
-        UsageError: A run is given twice, or there are more than 26.
-        RunError: The predictions of a run were not saved.
+        UsageError: A run is given twice, or there are more than 26 runs.
+        RunError: A run has no validation predictions.
     """
     check_runs(runs)
     by_digest = [{one.sha256: one for one in run.predictions} for run in runs]
@@ -216,7 +216,12 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
 
 
 def check_runs(runs: Sequence[Run]) -> None:
-    """Check that the runs can be compared."""
+    """Check that the runs can be compared.
+
+    Raises:
+        UsageError: A run is given twice, or there are more than 26 runs.
+        RunError: A run has no validation predictions.
+    """
     if len(runs) > len(ascii_uppercase):
         raise UsageError(
             f"cannot compare {len(runs)} runs",
@@ -242,8 +247,11 @@ def comparison_notes(
 ) -> list[str]:
     """Return sentences on the limits of the comparison.
 
-    `common` is the number of validation images shared by all runs, and `relabelled` is the number
-    of those whose label differs between runs.
+    Args:
+        runs: Runs to compare.
+        by_digest: Validation predictions of each run, by SHA-256 of the image.
+        common: Number of validation images that all runs share.
+        relabelled: Number of shared images whose label differs between runs.
     """
     notes = []
     sizes = [len(table) for table in by_digest]
@@ -282,7 +290,7 @@ def comparison_notes(
 
 
 def run_pairs(images: Sequence[SharedImage], runs: int) -> list[RunPair]:
-    """Return the comparison of every pair of runs."""
+    """Return a comparison for each pair of runs, on at least one shared image."""
     pairs = list(itertools.combinations(range(runs), 2))
     counts = [
         (
@@ -307,10 +315,11 @@ def run_pairs(images: Sequence[SharedImage], runs: int) -> list[RunPair]:
 
 
 def write_comparison(comparison: RunComparison, out: Path) -> Path:
-    """Write a comparison as an HTML page and return its path.
+    """Write a comparison as an HTML page and return the path of the page.
 
     Raises:
         RunError: The page cannot be written.
+        ResourceError: The disk is full.
     """
     names, runs, accuracies = comparison.names, comparison.runs, comparison.accuracies
 
@@ -338,7 +347,7 @@ def write_comparison(comparison: RunComparison, out: Path) -> Path:
 
 
 def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Return the settings that differ between the runs, with the value in each run."""
+    """Return each setting that differs between the runs, with the value in every run."""
     tables = [dotted(run.config) for run in runs]
     rows = []
     for key in sorted({key for table in tables for key in table}):
@@ -349,7 +358,7 @@ def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def class_recalls(comparison: RunComparison) -> list[tuple[str, int, list[Proportion], float]]:
-    """Return the name, image count, recalls and recall range of each class, widest range first."""
+    """Return each class with its image count, recalls and recall range, widest range first."""
     rows = []
     for name, (rights, total) in comparison.recall_counts.items():
         recalls = [(right / total, wilson_interval(right, total)) for right in rights]

@@ -1,8 +1,9 @@
 """Rendering of a page to a single HTML file that makes no requests and runs only its own script.
 
-The template engine escapes every value, and control characters are shown as escapes. The content
-security policy blocks all requests, style attributes and scripts except the page's own, which is
-allowed by its digest. Markup in a name could therefore not run even if it were not escaped.
+The template engine escapes every value except charts, style sheet and script, and control
+characters are shown as escapes. The content security policy blocks all requests, style attributes
+and scripts except the page's own script, which is allowed by its digest. A script in a class or
+file name could therefore not run even if the name were not escaped.
 """
 
 import base64
@@ -24,7 +25,10 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, view: Mapping[str, object]) -> str:
-    """Return a template rendered with the values of a view, whose charts are SVG from `svg`."""
+    """Return the page rendered from a template with the values of a view.
+
+    The template marks the charts in the view as trusted; they must be SVG from the module `svg`.
+    """
     from markupsafe import Markup
 
     css = (TEMPLATES / "page.css").read_text(encoding="utf-8") + style_sheet()
@@ -40,7 +44,7 @@ def render(template: str, view: Mapping[str, object]) -> str:
 
 @functools.cache
 def template_engine() -> "Environment":
-    """Return the template engine, which escapes every value."""
+    """Return the template engine, which escapes every value that is not trusted markup."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     engine = Environment(
@@ -62,7 +66,7 @@ def template_engine() -> "Environment":
 
 
 def printable(value: Any) -> Any:  # noqa: ANN401 - any template value
-    """Escape control characters in text; return numbers and trusted markup unchanged."""
+    """Return text with control characters escaped, and numbers and trusted markup unchanged."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return visible(value)
     return value

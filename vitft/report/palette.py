@@ -35,11 +35,11 @@ GRAPHIC = ("muted", "accent", "second", "good", "bad")
 NUM_SHADES = 6
 """Number of background shades for matrix cells, whose text has the colour `ink`."""
 STRONGEST = {"light": 0.42, "dark": 0.5}
-"""Fraction of the colour in the strongest shade, mixed with the background."""
+"""Fraction of the colour in the strongest shade; the rest is the background."""
 
 
 def blend(colour: str, ground: str, fraction: float) -> str:
-    """Return the `#rrggbb` colour of a fraction of `colour` mixed into `ground`."""
+    """Return a mixture of two colours as `#rrggbb`, of which `fraction` is `colour`."""
     pairs = zip(channels(colour), channels(ground), strict=True)
     mixed = (round(255 * (fraction * a + (1 - fraction) * b)) for a, b in pairs)
     return "#" + "".join(f"{value:02x}" for value in mixed)
@@ -51,13 +51,13 @@ def channels(colour: str) -> tuple[float, ...]:
 
 
 def shades(theme: Mapping[str, str], colour: str, strongest: float) -> list[str]:
-    """Return the shades of a colour on the background, from faintest to strongest."""
+    """Return the shades of a colour on the background of the theme, from faintest to strongest."""
     steps = [strongest * (0.3 + 0.7 * i / (NUM_SHADES - 1)) for i in range(NUM_SHADES)]
     return [blend(theme[colour], theme["ground"], step) for step in steps]
 
 
 def css_variables(name: str, theme: Mapping[str, str]) -> str:
-    """Return a theme as CSS custom properties."""
+    """Return the colours of a theme, and the shades of two of them, as CSS custom properties."""
     lines = [f"--{key}: {value};" for key, value in theme.items()]
     for meaning, colour in (("right", "accent"), ("wrong", "bad")):
         steps = shades(theme, colour, STRONGEST[name])
@@ -68,7 +68,7 @@ def css_variables(name: str, theme: Mapping[str, str]) -> str:
 def style_sheet() -> str:
     """Return the style sheet that defines the colours: light or dark on screen, light in print.
 
-    It contains classes for the fills and strokes of charts and for the shades of cells.
+    It also contains classes for the fills and strokes of charts and for the shades of cells.
     """
     light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
     rules = [f".f-{key}{{fill:var(--{key})}}.s-{key}{{stroke:var(--{key})}}" for key in LIGHT]

@@ -1,4 +1,4 @@
-"""PNG figures drawn with matplotlib, imported only by this module (extra `plots`).
+"""PNG figures drawn with matplotlib (extra `plots`), which only this module imports.
 
 Drawing needs no display and does not change the global state of matplotlib.
 """
@@ -26,15 +26,18 @@ LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f"
 BASELINE_COLOURS = ("#4a4a4a", "#6e6e6e")
 MARKERS, BASELINE_MARKERS = "os^Dv<>", "xP"
 LABEL_SIZE = 8.5
-"""Font size of the labels in points; their baselines are at least 1.25 times as far apart."""
+"""Font size in points of the labels of lines, which are at least 1.25 times this size apart."""
 
 
 def filters_png(
     components: NDArray[np.float32], variance: NDArray[np.float32], title: str
 ) -> bytes:
-    """Return a PNG of principal components (n, k, k, 3), values from 0 to 1, in rows of seven.
+    """Return a PNG of principal components, up to seven per row.
 
-    `variance` (n,) is the fraction of the variance that each component explains.
+    Args:
+        components: Components (n, k, k, 3) with values from 0 to 1.
+        variance: Fraction of the variance that each component explains (n,).
+        title: Title of the figure.
     """
     columns = min(7, len(components))
     rows = -(-len(components) // columns)
@@ -49,7 +52,7 @@ def filters_png(
 
 
 def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
-    """Return a PNG with a similarity map (gh, gw, gh, gw) at the position of each patch."""
+    """Return a PNG of similarities (gh, gw, gh, gw), with one map at the position of each patch."""
     rows, columns = similarity.shape[:2]
     gap = max(1, round(max(rows, columns) / 14))
     mosaic = np.full((rows * (rows + gap) - gap, columns * (columns + gap) - gap), np.nan)
@@ -71,9 +74,13 @@ def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
 
 
 def distance_png(distance: NDArray[np.float32], images: int, uniform: float, title: str) -> bytes:
-    """Return a PNG of mean attention distances (L, H) in pixels, with one marker per head.
+    """Return a PNG of mean attention distances by block, with one marker per head.
 
-    A dashed line marks `uniform`, the distance of a head with uniform attention.
+    Args:
+        distance: Mean attention distances (L, H) in pixels.
+        images: Number of images on which the distances were measured.
+        uniform: Distance of a head with uniform attention, shown as a dashed line.
+        title: Title of the figure.
     """
     depth, heads = distance.shape
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
@@ -114,9 +121,9 @@ def accuracy_curves_png(
 ) -> bytes:
     """Return a PNG of the accuracy curves of a study, with their intervals as bands.
 
-    Each line is labelled at its end, so that readers need not match colours to a legend, and has
-    its own marker. Baselines are dashed and grey. A dotted line shows the accuracy of always
-    predicting the largest class.
+    Each line has markers and is labelled at its end, so that readers need not match colours to a
+    legend. Baselines are dashed and grey. A dotted line shows the accuracy of always predicting the
+    largest class.
     """
     figure = Figure(figsize=(7.2, 4.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
@@ -156,7 +163,7 @@ def accuracy_curves_png(
 def label_lines(
     axes: Axes, labels: Sequence[tuple[str, float, str]], *, height_inches: float
 ) -> None:
-    """Draw labels (text, height in percent, colour) at the right edge without overlap."""
+    """Draw labels (text, height in percent, colour) at the right edge, moved apart if necessary."""
     # The axes take up about four fifths of the height of the figure.
     spacing = 100 * 1.25 * LABEL_SIZE / (0.78 * height_inches * 72)
     heights = spread_apart([height for _, height, _ in labels], spacing)
@@ -169,10 +176,10 @@ def label_lines(
 
 
 def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:
-    """Return the heights moved apart just enough that neighbours differ by `spacing`.
+    """Return the heights moved apart just enough that neighbours differ by at least `spacing`.
 
-    Labels that would overlap form a block centred on the mean of their heights. Blocks stay between
-    0 and 100 if there is enough space.
+    Labels that would overlap form a block centred on the mean of their heights. A block that
+    reaches below 0 or above 100 is moved inside if there is enough space.
     """
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     blocks: list[list[int]] = []
@@ -190,14 +197,14 @@ def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:
 
 
 def lowest_in_block(block: Sequence[int], heights: Sequence[float], spacing: float) -> float:
-    """Return the height of the lowest label in a block."""
+    """Return the new height of the lowest label in a block, which is given by label indices."""
     middle = sum(heights[i] for i in block) / len(block)
     low = middle - spacing * (len(block) - 1) / 2
     return max(0.0, min(low, 100.0 - spacing * (len(block) - 1)))
 
 
 def add_title(figure: Figure, title: str, detail: str) -> None:
-    """Draw two lines above a figure, without parsing markup: the title may be a folder name."""
+    """Draw a title and a line of detail above a figure; markup in a folder name is not parsed."""
     text = visible(title)
     text = text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 3]}..."
     figure.suptitle(f"{text}\n{detail}", fontsize=10, parse_math=False)

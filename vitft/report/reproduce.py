@@ -1,4 +1,4 @@
-"""Information needed to repeat a run: command, package versions and digests."""
+"""Information needed to repeat a run: the command, the environment and digests."""
 
 import dataclasses
 import shlex
@@ -12,7 +12,10 @@ from vitft.system.errors import UsageError
 
 
 def command_of(config: Mapping[str, Any]) -> str:
-    """Return the shortest command for the settings, or an empty string if they are not readable."""
+    """Return a command for the settings of a run, or an empty string if they are invalid.
+
+    Apart from data and weights, only settings that differ from their defaults are included.
+    """
     try:
         config = with_former_defaults(dict(config))
         config_from_table(config)
@@ -36,7 +39,7 @@ def command_of(config: Mapping[str, Any]) -> str:
 
 
 def set_option(key: str, value: object) -> str:
-    """Return a `--set` option, quoted for a shell."""
+    """Return the option `--set` for a setting, quoted for a shell."""
     return f"--set {shlex.quote(f'{key}={setting_text(value)}')}"
 
 
@@ -46,7 +49,7 @@ def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all settings as in config.toml, with defaults for those that are not given."""
+    """Return all settings that are not None, by dotted name, with defaults for those not given."""
     config = config_from_table(merge_settings({}, list(given.items())))
     return {
         key: list(value) if isinstance(value, tuple) else value
@@ -63,7 +66,7 @@ def setting_text(value: object) -> str:
 
 
 def environment_rows(run: Run) -> list[tuple[str, str]]:
-    """Return the device, the precision and the versions of Python and its packages."""
+    """Return the device, the precision, the system and the versions of Python and the packages."""
     known: Mapping[str, Any] = run.environment
     keys = ("device", "precision", "python", "system")
     first = [(key, str(known[key])) for key in keys if known.get(key)]
@@ -71,7 +74,7 @@ def environment_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def digests(run: Run) -> list[tuple[str, str]]:
-    """Return the digests that identify the data, the weights and the model."""
+    """Return the digests of the model, the split and the weights, and the origin of the weights."""
     weights = run.card.weights if run.card else Provenance()
     pairs = [
         ("trained model (SHA-256 of card and tensors)", run.digest),

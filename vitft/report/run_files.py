@@ -35,12 +35,12 @@ JsonObject = Mapping[str, Any]
 MAX_THUMBNAIL_BYTES = 40_000
 """Maximum size in bytes of a thumbnail written by vitft."""
 MAX_EMBEDDED = 2_000_000
-"""Maximum number of characters of thumbnails in a page, which keeps it below 3 MB."""
+"""Maximum number of characters of thumbnails in a page, which keeps the page below 3 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Contents of a run directory; empty for files that are missing."""
+    """Contents of a run directory; the fields read from a missing file are empty."""
 
     path: Path
     config: Mapping[str, JsonObject]
@@ -49,7 +49,7 @@ class Run:
     rows: tuple[Row, ...]
     predictions: tuple[ValidationPrediction, ...]
     results: RunResults
-    """Content of eval.json; empty if it is missing."""
+    """Content of eval.json; empty if the file is missing."""
     log: tuple[LogLine, ...]
     """Lines of metrics.jsonl."""
     environment: RunEnvironment
@@ -70,7 +70,7 @@ class Run:
         return Path(str(self.setting("data", "path") or "")).name
 
     def setting(self, section: str, name: str) -> Any:  # noqa: ANN401 - any TOML value
-        """Return a setting of config.toml, or None if it is missing."""
+        """Return the value of a setting in config.toml, or None if the setting is missing."""
         return self.config.get(section, {}).get(name)
 
     @cached_property
@@ -78,7 +78,7 @@ class Run:
         return {row.path: row for row in self.rows}
 
     def thumbnail(self, sha256: str, *, attention: bool = False) -> str:
-        """Return a thumbnail as a data URI, or an empty string if there is none."""
+        """Return the thumbnail of an image as a data URI, or an empty string if there is none."""
         path = self.path / THUMBS / thumb_name(sha256, attention=attention)
         try:
             data = read_regular(path, limit=MAX_THUMBNAIL_BYTES)
@@ -90,14 +90,17 @@ class Run:
 
 
 class Thumbnails:
-    """Thumbnails saved by the runs, as data URIs, up to the size limit of a page."""
+    """Thumbnails saved by one or more runs, as data URIs, up to the size limit of a page."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.budget = MAX_EMBEDDED
 
     def get(self, sha256: str, *, attention: bool = False) -> str:
-        """Return a thumbnail from the first run that has one; empty beyond the limit."""
+        """Return the thumbnail of an image from the first run that has one.
+
+        The string is empty if no run has a thumbnail, or if the size limit is reached.
+        """
         if self.budget <= 0:
             return ""
         found = (run.thumbnail(sha256, attention=attention) for run in self.runs)
@@ -106,16 +109,18 @@ class Thumbnails:
         return uri
 
     def of_path(self, path: str) -> str:
-        """Return the thumbnail of an image, given by its path in the first run's split."""
+        """Return the thumbnail of the image that has this path in the split of the first run."""
         row = self.runs[0].by_path.get(path)
         return self.get(row.sha256) if row else ""
 
 
 def find_run(run: str | None) -> Path:
-    """Return the folder of a run, given by its path or that of a file in it (default: the latest).
+    """Return the directory of a run, given by the path of the directory or of a file in it.
+
+    None stands for the latest run.
 
     Raises:
-        RunError: The run does not exist.
+        RunError: The path does not belong to a run, or there is no run yet.
     """
     path = Path(run).expanduser() if run is not None else BASE / LATEST
     folder = path.parent if path.is_file() else path
@@ -161,7 +166,13 @@ def read_run(path: Path) -> Run:
 
 
 def read_config(path: Path) -> tuple[str, Mapping[str, JsonObject]]:
-    """Return the text of config.toml and its parsed sections."""
+    """Return the text of config.toml and the sections parsed from it.
+
+    Both are empty if the file is missing.
+
+    Raises:
+        RunError: The file is damaged.
+    """
     data = read_run_bytes(path)
     if data is None:
         return "", {}
@@ -170,7 +181,11 @@ def read_config(path: Path) -> tuple[str, Mapping[str, JsonObject]]:
 
 
 def results_for(run: Path, classes: Sequence[str]) -> RunResults:
-    """Return the content of eval.json, which must describe the given classes; empty if missing."""
+    """Return the content of eval.json, or an empty mapping if the file is missing.
+
+    Raises:
+        RunError: The file is damaged or describes other classes than the given ones.
+    """
     path = RunDir(run).eval
     results = read_results(path)
     if results is not None and (*results["per_class"],) != tuple(classes):
@@ -181,7 +196,11 @@ def results_for(run: Path, classes: Sequence[str]) -> RunResults:
 def read_model_facts(path: Path) -> tuple[Card | None, str, int]:
     """Return the card, digest and parameter count of a checkpoint without reading its tensors.
 
-    The digest is not verified here, but by `vitft predict` whenever it loads the file.
+    They are None, an empty string and 0 if the file is missing. The digest is not verified here;
+    it is verified whenever `vitft predict` loads the checkpoint.
+
+    Raises:
+        RunError: The file is damaged.
     """
     if not os.path.lexists(path):
         return None, "", 0

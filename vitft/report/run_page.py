@@ -1,6 +1,6 @@
 """HTML page of a run: its sections as plain values for the template.
 
-A section without data is None and is omitted from the page and its table of contents.
+A section without data is None or empty, and is omitted from the page and its table of contents.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from vitft.system.text import count, interval, percent, points
 MAX_WITH_ATTENTION, MAX_MISTAKES = 24, 300
 """Maximum number of mistakes shown with an attention map, and in total."""
 MAX_FINDINGS = 40
-"""Maximum number of findings shown of each kind."""
+"""Maximum number of findings of each kind that are shown."""
 MAX_MATRIX_CLASSES, MAX_PAIRS = 20, 30
 """Maximum number of classes in the matrix, and of confused pairs in the list that replaces it."""
 
@@ -53,7 +53,7 @@ class ClassRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfusionCell:
-    """A pair of a true and a predicted class."""
+    """A pair of a true and a predicted class, with the number of images."""
 
     label: str
     predicted: str
@@ -78,11 +78,13 @@ class Confusion:
 
 
 def write_report(run: Path, out: Path | None = None) -> Path:
-    """Write the page of a run and return its path, by default `report.html` in the run directory.
+    """Write the page of a run and return the path of the page.
+
+    The default path is `report.html` in the run directory.
 
     Raises:
         RunError: A file of the run is damaged, or the page cannot be written.
-        DataError: The file split.csv is damaged.
+        ResourceError: The disk is full.
     """
     path = out or run / "report.html"
     write_atomically(path, render("report.html.j2", run_page(read_run(run))))
@@ -128,9 +130,10 @@ def run_page(run: Run) -> dict[str, object]:
 
 
 def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, float]]] | None:
-    """Return a sentence on the images per class and a bar for each, or None if there is no split.
+    """Return a sentence on the images per class and a bar for each class, or None without a split.
 
-    A bar has a name, numbers of training and validation images, and both lengths in percent.
+    A bar has the name of the class, the numbers of training and validation images, and both numbers
+    in percent of the images of the largest class.
     """
     if not run.rows:
         return None
@@ -150,7 +153,7 @@ def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, flo
 
 
 def epochs_section(run: Run) -> ChartSection | None:
-    """Return the section on loss and accuracy by epoch, or None if no epoch was completed."""
+    """Return the section on loss and accuracy by epoch, or None if the log has no epochs."""
     needed = ("epoch", "train_loss", "val_loss", "train_top1", "val_top1")
     log = [line for line in run.log if all(line.get(key) is not None for key in needed)]
     if not log:
@@ -198,7 +201,7 @@ def without_gain(run: Run) -> str:
 
 
 def penalty_section(run: Run) -> ChartSection | None:
-    """Return the section on the penalties compared by cross-validation, or None if none were."""
+    """Return the section on penalties compared by cross-validation, or None if there are none."""
     log = [line for line in run.log if {"l2", "cv_top1", "cv_loss"} <= {*line}]
     if not log:
         return None
@@ -217,7 +220,7 @@ def penalty_section(run: Run) -> ChartSection | None:
 
 
 def class_rows(run: Run) -> list[ClassRow]:
-    """Return a row with recall, precision and F1 for each class, lowest recall first."""
+    """Return a table row for each class, lowest recall first and undefined recalls last."""
     confusions: dict[str, Counter[str]] = {}
     for one in mistakes(run.predictions):
         confusions.setdefault(one.label, Counter())[one.predicted] += 1
@@ -237,7 +240,7 @@ def class_rows(run: Run) -> list[ClassRow]:
 
 
 def confusion_of(run: Run) -> Confusion | None:
-    """Return the confusion data of a run, or None if it has neither predictions nor a matrix."""
+    """Return the confusions of a run, or None if it has neither predictions nor a matrix."""
     counts = confusion_counts(run)
     if not counts:
         return None
@@ -270,7 +273,7 @@ def confusion_of(run: Run) -> Confusion | None:
 
 
 def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
-    """Return the non-zero image counts by true and predicted class."""
+    """Return the non-zero numbers of images by the indices of the true and predicted class."""
     if run.predictions:
         index = {name: i for i, name in enumerate(run.classes)}
         return Counter((index[one.label], index[one.predicted]) for one in run.predictions)
@@ -281,7 +284,7 @@ def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
 
 
 def confidence_section(run: Run) -> ChartSection | None:
-    """Return the section on how well confidence matches accuracy, or None if not measured."""
+    """Return the section on how well confidence matches accuracy, or None if it is unknown."""
     calibration = run.results.get("calibration")
     if not calibration or calibration.get("ece") is None:
         return None
@@ -330,7 +333,7 @@ def calibration_images(calibration: CalibrationMetrics) -> str:
 
 
 def learning_section(run: Run) -> ChartSection | None:
-    """Return the section on accuracy by number of training images, or None if there is no curve."""
+    """Return the section on accuracy by number of training images, or None without a curve."""
     more = run.results.get("cross_validation")
     curve = (more.get("curve") or []) if more else []
     if not more or len(curve) < 2:

@@ -32,7 +32,7 @@ class KeyFigure:
 
 
 def summary_sentences(run: Run) -> list[str]:
-    """Return one paragraph each on the data, the model, the results and their limits."""
+    """Return the paragraphs of the summary that apply: data, model, results, notes and limits."""
     paragraphs = (
         describe_data(run),
         describe_model(run),
@@ -44,7 +44,7 @@ def summary_sentences(run: Run) -> list[str]:
 
 
 def describe_data(run: Run) -> str:
-    """Return a sentence on the classes and the numbers of images."""
+    """Return a text on the classes and the numbers of images, or an empty string if unknown."""
     parts = Counter(row.split for row in run.rows)
     if not run.rows:
         return ""
@@ -60,7 +60,7 @@ def describe_data(run: Run) -> str:
 
 
 def describe_model(run: Run) -> str:
-    """Return a text on the architecture, the pretrained weights and the trained layers."""
+    """Return a text on the architecture, the initial weights, the trained layers and the input."""
     name, shape = str(run.setting("weights", "name") or ""), run.card and run.card.architecture
     if not name and not shape:
         return ""
@@ -79,7 +79,7 @@ def describe_model(run: Run) -> str:
 
 
 def describe_training(freeze: str) -> str:
-    """Return a description of the layers trained with `train.freeze`, stage by stage."""
+    """Return clauses on the layers trained with the setting `train.freeze`, stage by stage."""
     words = []
     for stage in filter(None, freeze.split(",")):
         blocks = stage.removeprefix("blocks:")
@@ -92,7 +92,7 @@ def describe_training(freeze: str) -> str:
 
 
 def weights_name(name: str) -> str:
-    """Return the catalogue name of weights, or for a path the name of the run or file."""
+    """Return the catalogue name of weights or, for a path, the name of the file or its folder."""
     path = Path(name)
     if path.suffix in (".safetensors", ".bin", ".pth", ".npz"):
         return path.parent.name if path.stem in ("model", "pytorch_model") else path.stem
@@ -100,7 +100,7 @@ def weights_name(name: str) -> str:
 
 
 def describe_results(run: Run) -> str:
-    """Return a text on the accuracy with its interval, the baseline and the weakest class."""
+    """Return a text on the accuracy and its interval, the baseline and the weakest class."""
     results = run.results
     if not results:
         return ""
@@ -121,7 +121,7 @@ def describe_results(run: Run) -> str:
 
 
 def describe_weakest(run: Run) -> str:
-    """Return a text on the lowest recall in cross-validation and on the validation images."""
+    """Return a text on the weakest class in cross-validation and on the validation images."""
     cross_validated, validation = cross_validated_recalls(run)[:1], validation_recalls(run)[:1]
     weakest = [one for one in cross_validated + validation if one.recall < 1]
     if not weakest:
@@ -133,7 +133,7 @@ def describe_weakest(run: Run) -> str:
 
 
 def describe_unlike(run: Run) -> str:
-    """Return a text on the note "unlike the training images" and how reliable it is."""
+    """Return a text on how reliable the note "unlike the training images" is."""
     found = run.audit.get("out_of_distribution")
     if not run.results:
         return ""
@@ -154,7 +154,7 @@ def describe_unlike(run: Run) -> str:
 
 
 def recall_text(one: ClassRecall) -> str:
-    """Return the name of a class with its recall and the interval as text."""
+    """Return a text with the name of a class, its recall and the interval of the recall."""
     return (
         f"{one.name}, with a recall of {percent(one.recall, 0)} on {one.measured_on} "
         f"({interval(one.interval, 0)})"
@@ -162,7 +162,7 @@ def recall_text(one: ClassRecall) -> str:
 
 
 def cautions(run: Run) -> str:
-    """Return sentences on the limits of the results, or an empty string if there are none."""
+    """Return sentences on the limits of the results, or an empty string if none are known."""
     status = run.environment.get("status", "finished")
     if not run.results:
         return f"The run has no results: its status is “{status}”."
@@ -186,7 +186,7 @@ def cautions(run: Run) -> str:
 
 
 def key_figures(run: Run) -> list[KeyFigure]:
-    """Return the key figures of a run."""
+    """Return the key figures of a run, or an empty list if the run has no results."""
     results = run.results
     if not results:
         return []

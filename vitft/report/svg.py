@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 324.0, 208.8
-"""Size of a chart in SVG units, close to the width of a phone to keep labels legible."""
+"""Size of a chart in SVG units; the width is that of a narrow phone, to keep labels legible."""
 BOTTOM = 172.8
 """Vertical position of the x-axis."""
 FONT_SIZE, LEGEND_FONT_SIZE = 11, 10
@@ -32,7 +32,7 @@ class Series:
     dashes: str = ""
     """Value of `stroke-dasharray`; empty for a solid line."""
     markers: Sequence[bool] | None = None
-    """Flags for the points drawn as circles; None for all points."""
+    """Whether to draw each point as a circle; None to draw all of them."""
     radius: float = 3.0
     is_hollow: bool = False
 
@@ -68,7 +68,7 @@ def axis_limits(values: Sequence[float], *, is_log: bool = False) -> tuple[float
 
 
 def round_ticks(low: float, high: float, *, integer: bool = False) -> list[float]:
-    """Return up to six round values between the limits of an axis."""
+    """Return up to seven evenly spaced round values within the limits of an axis."""
     rough = (high - low) / 6
     power = 10.0 ** math.floor(math.log10(rough))
     steps = [step * size for size in (power, 10 * power) for step in (1, 2, 2.5, 5, 10)]
@@ -79,7 +79,7 @@ def round_ticks(low: float, high: float, *, integer: bool = False) -> list[float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Several series on two axes; the label is the text alternative for screen readers."""
+    """A chart of several series, with a label as the text alternative for screen readers."""
 
     label: str
     x: Axis
@@ -151,7 +151,7 @@ class Chart:
         self.elements.append(f'<path d="{circle}" {look}></path>')
 
     def draw_legend(self, named: Sequence[Series]) -> None:
-        """Draw the legend above the chart, where it does not cover any points."""
+        """Draw the legend above the plotting area, so that it does not cover any points."""
         left = self.x.begin
         for series in named:
             ends = ((left + 3, 10.9), (left + 3 + HANDLE_LENGTH, 10.9))

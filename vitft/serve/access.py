@@ -1,9 +1,10 @@
-"""Checks of the Host header of every request and of the Origin of POST requests.
+"""Checks of the Host header of every request and of the Origin header of POST requests.
 
-A page of another site in the user's browser can reach even a server on loopback. It may resolve its
-own name to our address in order to read responses, and the browser then sends that name as Host
-(DNS rebinding); or it may send a form or a `fetch` across origins, which the browser marks in
-Sec-Fetch-Site and Origin (CSRF). Without CORS headers, other pages cannot read the responses.
+A page of another site in the user's browser can reach even a server on loopback. The site may
+resolve its own name to our address so that the page can read responses; the browser then sends that
+name as Host (DNS rebinding). Or the page may send a form or a `fetch` across origins, which the
+browser marks in Sec-Fetch-Site and Origin (CSRF). Our responses have no CORS headers, so pages of
+other origins cannot read them.
 """
 
 import ipaddress
@@ -27,7 +28,7 @@ class Access:
     hosts: frozenset[str]
     """Allowed names and addresses in lower case, without ports."""
     any_address: bool = False
-    """Whether every IP address is allowed; DNS rebinding needs a name."""
+    """Whether every IP address is allowed, which is safe because DNS rebinding needs a name."""
 
     def allows(self, host: str) -> bool:
         """Return whether a Host header is allowed."""
@@ -55,7 +56,7 @@ def access_for(host: str, allowed: Sequence[str]) -> Access:
 
 
 def host_name(host: str) -> str | None:
-    """Return the lower-case name in a Host header without its port, or None if malformed."""
+    """Return the lower-case name in a Host header without its port; None for a malformed header."""
     found = HOST.fullmatch(host.lower())
     return (found[1] or found[2]) if found else None
 
@@ -79,7 +80,8 @@ def is_own_page(host: str, *, origin: str | None, site: str | None) -> bool:
 
     Args:
         host: The Host header.
-        origin: The Origin header, which browsers send with every POST and other programs do not.
+        origin: The Origin header, which browsers send with every POST, and other programs usually
+            do not send.
         site: The Sec-Fetch-Site header, which only newer browsers send.
     """
     if site not in (None, "same-origin", "none"):

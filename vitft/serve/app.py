@@ -76,7 +76,7 @@ class Handlers:
         return JsonResponse(200, {"status": "ok", **counts})
 
     async def labels(self) -> Response:
-        """Return the class names, image size and limits."""
+        """Return facts about the model, such as the class names, and the limits of the server."""
         run = self.queue.pipeline.postprocess.run
         fields = {
             "run": run and run.name,
@@ -107,7 +107,10 @@ class Handlers:
     async def explain(
         self, request: Request, name: Annotated[str | None, Query(alias="class")] = None
     ) -> Response:
-        """Return a PNG of an image overlaid with its relevance for a class (default: the best)."""
+        """Return a PNG of an image overlaid with the relevance of its patches for a class.
+
+        The default is the most probable class.
+        """
         if name is not None and name not in self.queue.classes:
             raise HTTPException(422, "the model has no such class; GET /labels lists its classes")
         target = None if name is None else self.queue.classes.index(name)
@@ -122,7 +125,14 @@ class Handlers:
 
     @asynccontextmanager
     async def uploads(self, request: Request) -> AsyncIterator[list[Upload]]:
-        """Read the files of a request and reserve their places in the queue."""
+        """Yield the files of a request, with places in the queue reserved for them.
+
+        Raises:
+            QueueFullError: The queue has too few free places.
+            HTTPException: The Content-Type is not supported (415), the body is incomplete (400),
+                too slow (408) or too large (413), or the memory budget is exhausted (503).
+            FormError: The form cannot be used.
+        """
         if self.queue.is_full:
             raise QueueFullError
         content_type = request.headers.get("content-type", "")
@@ -242,7 +252,7 @@ def add_route(
     method: str,
     **schema: Any,  # noqa: ANN401 - FastAPI's own arguments
 ) -> str:
-    """Add a route with OPTIONS, and with HEAD if the method is GET; return its Allow header."""
+    """Add a route with OPTIONS, and with HEAD if the method is GET, and return the Allow header."""
     methods = [method, "HEAD"] if method == "GET" else [method]
     allow = ", ".join((*methods, "OPTIONS"))
 
@@ -257,7 +267,12 @@ def add_route(
 
 
 def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
-    """Add handlers that return errors as `{"error": ...}` and keep details for the log."""
+    """Add handlers that return errors as `{"error": ...}`, without details of internal errors.
+
+    Args:
+        app: The application.
+        allowed: The Allow header of each path.
+    """
 
     async def http_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -1,8 +1,8 @@
 """Queue of images that are decoded in threads and predicted in batches.
 
-A batch contains the images queued when the model becomes free, so a single image never waits for
-others, and batches grow with the load. The queue has a maximum length, which bounds the waiting
-time; further images are refused at once.
+A batch contains the images that are queued when the model becomes free (at most `MAX_BATCH`). A
+single image therefore never waits for a batch to fill, and batches grow with the load. The queue
+has a maximum length, which bounds the waiting time; further images are refused at once.
 """
 
 import asyncio
@@ -39,14 +39,14 @@ from vitft.system.errors import ImageError
 from vitft.system.malloc import return_memory
 
 SCAN_MARKER = b"\xff\xda"
-"""Marker at the start of each JPEG scan; in coded data, 0xff is always followed by 0."""
+"""Marker at the start of each JPEG scan; it cannot occur in the coded data of a scan."""
 
 
 Output = TypeVar("Output")
 
 
 class QueueFullError(Exception):
-    """Error raised when the queue is full."""
+    """Error raised when the queue has too few free places."""
 
 
 @dataclass(eq=False, slots=True)
@@ -55,7 +55,7 @@ class PendingImage:
 
     name: str
     view: Views
-    """Preprocessed image (S, S, 3)."""
+    """Preprocessed image (H, W, 3)."""
     prediction: "asyncio.Future[Prediction]"
 
 
@@ -80,7 +80,7 @@ class BatchQueue:
 
     @property
     def can_explain(self) -> bool:
-        """Whether the model's attention is accessible; it is not for timm models."""
+        """Whether predictions can be explained; the attention of timm models is not accessible."""
         return isinstance(self.predictor.model, VisionTransformer)
 
     async def serve(self) -> None:
@@ -105,7 +105,7 @@ class BatchQueue:
 
     @contextmanager
     def admit(self, count: int) -> Iterator[None]:
-        """Reserve places in the queue for `count` images until they are predicted.
+        """Reserve places in the queue for `count` images until the context ends.
 
         Raises:
             QueueFullError: The queue has fewer than `count` free places.
@@ -120,7 +120,7 @@ class BatchQueue:
             self.admitted -= count
 
     async def predict(self, data: bytes, name: str, top_k: int) -> Prediction:
-        """Return the prediction for an image file, which has an error if the image is unusable."""
+        """Return the prediction for an image file, or its error if the image is unusable."""
         try:
             view = await self.decoders.run(self.view, data, name)
         except ImageError as error:
@@ -131,17 +131,22 @@ class BatchQueue:
         return with_notes((await image.prediction).top(top_k), notes_on(data))
 
     async def explain(self, data: bytes, name: str, target: int | None) -> bytes:
-        """Return a PNG of the view overlaid with its relevance for a class (default: the best).
+        """Return a PNG of an image overlaid with the relevance of its patches for a class.
+
+        Args:
+            data: Content of the image file.
+            name: Name of the file, used in errors.
+            target: Index of the class, or None for the most probable one.
 
         Raises:
-            ImageError: The image cannot be decoded.
+            ImageError: The image cannot be decoded, or decoding it would take too long.
         """
         view = await self.decoders.run(self.view, data, name)
         heat = await self.model_thread.run(self.relevance, view, target)
         return await self.decoders.run(overlay_png, view, heat)
 
     async def return_memory(self) -> None:
-        """Return freed memory to the system periodically."""
+        """Return freed memory to the system at intervals while there are requests."""
         seen = self.num_admitted
         while True:
             await asyncio.sleep(TIDY_SECONDS)
@@ -161,7 +166,7 @@ class BatchQueue:
         return batch
 
     async def predict_batch(self, batch: list[PendingImage]) -> None:
-        """Predict a batch and set the result, or an exception, for every request in it."""
+        """Predict a batch and set the result, or an exception, for each image in it."""
         if not batch:
             return
         results: list[Prediction] | Exception
@@ -179,7 +184,7 @@ class BatchQueue:
                 image.prediction.set_result(results[i])
 
     def view(self, data: bytes, name: str) -> Views:
-        """Return the preprocessed image (S, S, 3) of a file.
+        """Return the image in a file, decoded and preprocessed (H, W, 3).
 
         Raises:
             ImageError: The image cannot be decoded, or decoding it would take too long.
@@ -189,7 +194,12 @@ class BatchQueue:
         return decode_view(data, name, self.transform, max_pixels=MAX_IMAGE_PIXELS)
 
     def relevance(self, view: Views, target: int | None) -> ScoreArray:
-        """Return the relevance (gh, gw) of a view's patches for a class, in [0, 1]."""
+        """Return the relevance (gh, gw) of the patches of an image for a class, from 0 to 1.
+
+        Args:
+            view: Preprocessed image (H, W, 3).
+            target: Index of the class, or None for the most probable one.
+        """
         targets = None if target is None else torch.tensor([target])
         inputs = self.predictor.inputs(view[None])
         heat: ScoreArray = relevance_map(self.predictor.model, inputs, targets)[0]
@@ -197,7 +207,7 @@ class BatchQueue:
 
 
 def overlay_png(view: Views, heat: ScoreArray) -> bytes:
-    """Return a PNG of a view (S, S, 3) overlaid with a heat map (gh, gw)."""
+    """Return a PNG of a preprocessed image (H, W, 3) overlaid with a heat map (gh, gw)."""
     buffer = io.BytesIO()
     overlay(Image.fromarray(view), heat).save(buffer, "PNG")
     return buffer.getvalue()
@@ -206,8 +216,8 @@ def overlay_png(view: Views, heat: ScoreArray) -> bytes:
 class BlockingPool:
     """Bounded pool of threads that run functions for the coroutines of one event loop.
 
-    Unlike in `concurrent.futures`, calls wait as coroutines, so a cancelled call releases its data,
-    and daemon threads do not keep a stopped program alive.
+    Unlike with `concurrent.futures`, calls wait as coroutines, so a cancelled call releases its
+    data, and the threads are daemons, so they do not keep a stopped program alive.
     """
 
     def __init__(self, size: int, name: str) -> None:
@@ -231,9 +241,10 @@ class BlockingPool:
             self.jobs.put(None)
 
     async def run(self, function: Callable[..., Output], *arguments: object) -> Output:
-        """Call a function in one of the threads; return its result or raise its exception.
+        """Call a function in one of the threads, and return the result or raise the exception.
 
-        A call that has begun occupies its thread until it ends, even if it is cancelled.
+        A function that has begun occupies its thread until it returns, even if the call is
+        cancelled.
         """
         await self.free.acquire()
         loop = asyncio.get_running_loop()

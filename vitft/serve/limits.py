@@ -18,9 +18,9 @@ PART_HEADERS = 8192  # maximum bytes of a header line in a part of a form
 MAX_HEADER_LINES = 16  # maximum number of header lines in a part of a form
 
 HEAD_SECONDS = 10.0
-"""Timeout for the headers of a request, from the opening or last response of the connection."""
+"""Timeout for the headers of a request, from the start of the connection or the last response."""
 BODY_SECONDS = 15.0
-"""Timeout for the body of a request, plus its size divided by `MIN_BYTES_PER_SECOND`."""
+"""Timeout for the body of a request; its size divided by `MIN_BYTES_PER_SECOND` is added."""
 MIN_BYTES_PER_SECOND = 20_000.0  # minimum upload rate
 WRITE_SECONDS = 20.0  # timeout for the client to read a response
 ANSWER_SECONDS = 30.0  # timeout from the end of a request to its response
@@ -55,5 +55,5 @@ class ServeLimits:
 
     @property
     def memory(self) -> int:
-        """Maximum total number of bytes of all request bodies in memory."""
+        """Maximum total size of all request bodies in memory, in bytes."""
         return 8 * self.max_bytes

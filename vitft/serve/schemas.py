@@ -53,7 +53,7 @@ class ErrorSchema(BaseModel):
 
 
 class LabelsSchema(BaseModel):
-    """Class names, image size and limits."""
+    """Facts about the model, and the limits of the server."""
 
     run: str | None = Field(description="name of the run that serves the predictions")
     top1: float | None = Field(description="accuracy of the run on its validation images")
@@ -68,7 +68,7 @@ class LabelsSchema(BaseModel):
 
 
 class HealthSchema(BaseModel):
-    """State of the server."""
+    """Status of the server and length of its queue."""
 
     status: str
     waiting: int = Field(description="number of images in the queue")

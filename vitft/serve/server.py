@@ -36,10 +36,10 @@ from vitft.system.text import describe_os_error
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket listening on an address; port 0 selects a free port.
+    """Return a socket that listens on an address; port 0 selects a free port.
 
     Raises:
-        UsageError: The address does not belong to this machine or is in use.
+        UsageError: The address is unknown, does not belong to this machine, or cannot be used.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -64,10 +64,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class TimeoutProtocol(H11Protocol):
-    """HTTP/1.1 protocol with timeouts for headers and responses and a connection limit.
+    """HTTP/1.1 protocol with timeouts and with limits on connections and on tiny chunks.
 
-    Uvicorn leaves these to a reverse proxy; its own timer starts after the first response. Limits
-    on request bodies are in `uploads`.
+    The timeouts apply to the headers of requests and to the sending of responses. Uvicorn leaves
+    them to a reverse proxy: the only timer that it has starts after the first response. Limits on
+    the size and duration of request bodies are in `uploads`.
     """
 
     head_timer: asyncio.TimerHandle | None = None
@@ -104,7 +105,7 @@ class TimeoutProtocol(H11Protocol):
         self.update_head_timer()
 
     def has_tiny_chunks(self, data: bytes) -> bool:
-        """Return whether a body has chunks of only a few bytes, each of which takes 40 µs."""
+        """Return whether a body has chunks of only a few bytes, which take 40 µs each to read."""
         if self.num_bytes < 4096 or self.num_line_ends * MIN_BYTES_PER_LINE < self.num_bytes:
             return False
         self.is_chunked = self.is_chunked or b"chunked" in data.lower()
@@ -136,7 +137,7 @@ class TimeoutProtocol(H11Protocol):
             self.head_timer = None
 
     def head_timed_out(self) -> None:
-        """Close the connection, unless a complete request has arrived in time."""
+        """Close the connection, unless the headers of a request have arrived in time."""
         self.head_timer = None
         if not self.is_idle or self.transport.is_closing():
             return
@@ -186,7 +187,7 @@ class Server(uvicorn.Server):
     """Uvicorn server that stops within `STOP_SECONDS` of the first signal."""
 
     watchdog: threading.Timer | None = None
-    """Timer that ends the process if it is still running then."""
+    """Timer that ends the process if it is still running after that time."""
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until stopped, with a short switch interval for Python threads."""
@@ -211,7 +212,11 @@ class Server(uvicorn.Server):
 def make_server(
     predictor: Predictor, postprocess: Postprocess, limits: ServeLimits, access: Access
 ) -> Server:
-    """Return a server that is ready to `run(sockets=[...])`."""
+    """Return a server that is ready to `run(sockets=[...])`.
+
+    Raises:
+        RunError: The model's scores are not finite.
+    """
     config = uvicorn.Config(
         make_app(BatchQueue(predictor, postprocess, limits), access),
         http=TimeoutProtocol,

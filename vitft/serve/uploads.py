@@ -1,7 +1,7 @@
 """Uploads: reading of request bodies, with limits on size, time and memory, and parsing of forms.
 
 Forms (multipart/form-data, RFC 7578) are parsed by python-multipart with our limits. Uploads are
-never written to disk, and parsing of a form stops at the first part beyond the limit.
+never written to disk, and the parsing of a form stops at the first file too many.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class MemoryBudget:
 
     @contextmanager
     def reservation(self) -> Iterator["Reservation"]:
-        """Yield a reservation that can grow while a body is read; release it on exit."""
+        """Yield a reservation that can grow while a body is read, and release it on exit."""
         reservation = Reservation(self)
         try:
             yield reservation
@@ -41,7 +41,7 @@ class MemoryBudget:
 
 
 class Reservation:
-    """The bytes of a `MemoryBudget` that one request occupies."""
+    """The part of a `MemoryBudget` that one request occupies."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget, self.size = budget, 0
@@ -61,7 +61,7 @@ class Reservation:
 async def receive_body(
     receive: Receive, content_length: str | None, reservation: Reservation, *, max_bytes: int
 ) -> bytes:
-    """Read and return the whole body, growing the reservation with it.
+    """Read and return the whole body, and let the reservation grow with it.
 
     Raises:
         HTTPException: The body is too large (413), too slow (408) or incomplete (400), or the
@@ -153,7 +153,8 @@ def read_form(body: bytes, content_type: str, *, max_files: int) -> list[Upload]
     """Return the files of a multipart/form-data body, in order.
 
     Raises:
-        FormError: The form is damaged, incomplete or empty, or exceeds a limit.
+        FormError: The form is damaged, incomplete or empty, exceeds a limit, or has a part that is
+            not a file; or the Content-Type has no boundary.
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:

@@ -14,14 +14,14 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class ServedPage:
-    """HTML of the page and its Content-Security-Policy."""
+    """HTML of the page, and the Content-Security-Policy to send with it."""
 
     html: str
     policy: str
 
 
 def build_page(*, max_bytes: int, explains: bool) -> ServedPage:
-    """Return the page for an upload limit, with relevance overlays if `explains` is set."""
+    """Return the page for uploads of at most `max_bytes`, with or without relevance overlays."""
     light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
     css = (
         f":root {{ color-scheme: light dark; {light} }}\n"
