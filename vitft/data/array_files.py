@@ -1,7 +1,7 @@
-"""Readers of files that hold images as arrays: .npz, IDX (MNIST), CIFAR, torchvision's classes.
+"""Readers of files that hold images as arrays: .npz, IDX (MNIST), CIFAR and torchvision's classes.
 
-Pickles are not opened here: torchvision reads CIFAR's after checking their digests. The content
-is validated in `data.arrays`.
+Pickles are not opened here: torchvision reads those of CIFAR after checking their digests. The
+content is validated in `data.arrays`.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ def read_arrays(source: Path) -> LoadedArrays:
     """Read all arrays of a source that `arrays.find_arrays` recognises.
 
     Raises:
-        DataError: The files are damaged, incomplete or cannot be fetched.
+        DataError: The files are damaged, incomplete or unsupported, or cannot be fetched.
     """
     try:
         if source.name.startswith(TORCHVISION):
@@ -96,7 +96,13 @@ def read_arrays(source: Path) -> LoadedArrays:
 
 
 def read_npz_arrays(path: Path) -> LoadedArrays:
-    """Read the arrays with the usual pairs of names; Python objects are refused."""
+    """Read the arrays of an .npz file that have one of the usual pairs of names.
+
+    Python objects are refused.
+
+    Raises:
+        DataError: The file contains no such pair.
+    """
     with path.open("rb") as stream:
         file = np.load(stream, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
@@ -137,7 +143,7 @@ def idx_files(folder: Path) -> dict[str, Path]:
 
 
 def read_idx(files: Mapping[str, Path]) -> LoadedArrays:
-    """Read every part that has both images and labels."""
+    """Read every part of an IDX data set that has both images and labels."""
     parts = []
     for name in ("train", "test"):
         pair = files.get(f"{name}-images"), files.get(f"{name}-labels")
@@ -161,7 +167,10 @@ def idx_array(path: Path) -> Array:
 
 
 def records_in(folder: Path) -> tuple[Path, int, str] | None:
-    """Return the folder of CIFAR's binary files, their label bytes and the file of class names."""
+    """Return the folder of CIFAR's binary files, or None if there are none.
+
+    The number of label bytes per record and the name of the file of class names are returned too.
+    """
     for place in (folder, folder / "cifar-10-batches-bin", folder / "cifar-100-binary"):
         for first, (labels, names) in RECORDS.items():
             if (place / first).is_file() and (place / names).is_file():
@@ -170,7 +179,10 @@ def records_in(folder: Path) -> tuple[Path, int, str] | None:
 
 
 def read_records(folder: Path, labels: int, names: str) -> LoadedArrays:
-    """Read CIFAR's binary files: records of label bytes (the last is the class) and 3072 pixels."""
+    """Read CIFAR's binary files.
+
+    A record consists of the label bytes, the last of which is the class, and 3072 colour values.
+    """
     kinds = {"train": ("data_batch_*.bin", "train.bin"), "test": ("test_batch.bin", "test.bin")}
     parts = []
     for part, patterns in kinds.items():
@@ -195,7 +207,11 @@ def pickles_in(folder: Path) -> Path | None:
 
 
 def read_torchvision(name: str, root: Path) -> LoadedArrays:
-    """Read both parts of a torchvision data set; torchvision downloads missing files."""
+    """Read both parts of a torchvision data set; torchvision downloads missing files.
+
+    Raises:
+        DataError: The data set is not supported or cannot be fetched.
+    """
     if name not in CLASSES:
         raise DataError(
             f"torchvision:{name} is not supported",
@@ -242,7 +258,7 @@ def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  #
 
 
 def wanted_files(kind: Any) -> str:  # noqa: ANN401 - a class of torchvision
-    """Return the names of the files that torchvision expects."""
+    """Return, as text, the names of the files that torchvision expects."""
     if hasattr(kind, "resources"):
         return " and ".join(name for name, _ in kind.resources)
     if hasattr(kind, "split_list"):

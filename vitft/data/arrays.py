@@ -1,4 +1,4 @@
-"""Data sets stored as arrays instead of image files: .npz, IDX, CIFAR, torchvision's classes.
+"""Data sets stored as arrays, not as image files: .npz, IDX, CIFAR and torchvision's classes.
 
 Other packages treat such a data set as a folder: each image has a path, e.g.
 `ROOT/train/cat/00042.bmp` (ROOT is the file, the folder of the files, or `torchvision:CIFAR10` in a
@@ -32,7 +32,7 @@ DEFAULT_ROOT = Path("data")  # folder of torchvision's data sets if `data.root` 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArraySet:
-    """Small labelled images, all of one size, in one or more parts."""
+    """Labelled images, all of one size, in one or more parts."""
 
     classes: tuple[str, ...]  # sorted as strings
     parts: tuple[ArrayPart, ...]  # their labels are indices into `classes`
@@ -61,7 +61,7 @@ class ArraySet:
         return sorted(rows, key=lambda row: (row[1], row[0]))
 
     def image(self, part: str, number: int) -> PixelArray | None:
-        """Return one image (H, W, C), or None if there is no such image."""
+        """Return image `number` (H, W, C) of a part, or None if there is no such image."""
         for found in self.parts:
             if found.name == part and number < len(found.images):
                 return found.images[number]
@@ -69,7 +69,10 @@ class ArraySet:
 
 
 def data_path(path: str, root: str = "") -> Path:
-    """Return the path meant by `--data`; `torchvision:NAME` is in the folder `root`."""
+    """Return the path meant by `--data`.
+
+    The path of `torchvision:NAME` is in the folder `root` or, if that is empty, in `DEFAULT_ROOT`.
+    """
     if path.startswith(TORCHVISION):
         return (Path(root).expanduser() if root else DEFAULT_ROOT) / path
     return Path(path).expanduser()
@@ -79,8 +82,8 @@ def find_arrays(root: Path) -> ArraySet | None:
     """Return the array data set at a path, or None if there is none.
 
     Raises:
-        DataError: The files are damaged, the labels do not match the images, or the torchvision
-            data set cannot be loaded.
+        DataError: The files cannot be read or fetched, or are not a valid data set of labelled
+            images.
     """
     if root.name.startswith(TORCHVISION):
         folder = DEFAULT_ROOT if root.parent == Path() else root.parent
@@ -95,7 +98,7 @@ def find_arrays(root: Path) -> ArraySet | None:
 
 
 def array_member(path: str) -> bytes | None:
-    """Return an image in an array data set as BMP bytes, or None if the path has no such image."""
+    """Return the image at a path in an array data set as BMP bytes, or None if there is none."""
     match = MEMBER.fullmatch(path)
     if match is None:
         return None
@@ -120,7 +123,14 @@ def encode_bmp(image: PixelArray) -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def load_array_set(source: str, _changed_ns: int) -> ArraySet:
-    """Read and validate a data set. Cached, because each image is looked up by its path."""
+    """Read and validate a data set.
+
+    The result is cached, because each image is looked up by path.
+
+    Raises:
+        DataError: The files cannot be read or fetched, or are not a valid data set of labelled
+            images.
+    """
     read = array_files.read_arrays(Path(source))
     parts = choose_parts(read.parts, source)
     check_arrays(parts, source)
@@ -150,7 +160,11 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
 
 
 def choose_parts(parts: tuple[ArrayPart, ...], source: str) -> tuple[ArrayPart, ...]:
-    """Return the parts for training, validation and testing, or the single undivided one."""
+    """Return the parts for training, validation and testing, or the single undivided one.
+
+    Raises:
+        DataError: There are no training images, or neither validation nor test images.
+    """
     by_name = {part.name: part for part in parts}
     if "all" in by_name:
         return (by_name["all"],)
@@ -164,7 +178,10 @@ def choose_parts(parts: tuple[ArrayPart, ...], source: str) -> tuple[ArrayPart, 
 
 
 def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
-    """Raise a DataError with the dtypes and shapes if the arrays are not labelled images."""
+    """Raise a DataError if the arrays are not labelled images of one size.
+
+    The message states the dtypes and shapes.
+    """
     shapes = {part.images.shape[1:] for part in parts}
     for part in parts:
         images, labels = part.images, part.labels

@@ -1,11 +1,12 @@
-"""Reproducible augmentation beyond random crops: RandAugment, mixup, CutMix, erasing, shifts.
+"""Reproducible augmentation beyond random crops: RandAugment, mixup, CutMix, erasing and shifts.
 
 RandAugment depends only on the image's key; batch augmentation only on the seed of the step.
 torchvision and timm are imported only when used.
 
 Decoding a 32-pixel image takes longer than training on it, so small images are decoded once, kept
 in memory as one tensor, and shifted and flipped in whole batches. The shift of an image depends
-only on (seed, epoch, image), not on the batch.
+only on the seed, the epoch, the image and the number of earlier uses of the image in the epoch, not
+on the batch.
 """
 
 import random
@@ -25,14 +26,17 @@ MEMORY_SIDE, MEMORY_BYTES = 64, 2**30
 STREAM = 0x5417F7
 """Constant that separates the random stream of shifts from others with the same seed and epoch."""
 OPERATIONS, MAGNITUDE = 2, 9
-"""RandAugment operations per image and their strength (out of 30), see Cubuk 2020, 1909.13719."""
+"""Number of RandAugment operations per image, and their strength (out of 30).
+
+Source: Cubuk et al. 2020, 1909.13719.
+"""
 
 
 def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
     """Apply RandAugment with torchvision's operations, drawn from `rng`.
 
-    torchvision draws from torch's global generator, which threads cannot share reproducibly;
-    only its operations are used.
+    torchvision itself would draw from torch's global generator, which threads cannot share
+    reproducibly.
     """
     from torchvision.transforms import InterpolationMode, RandAugment
     from torchvision.transforms.autoaugment import _apply_op
@@ -53,9 +57,10 @@ def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
 def batch_augmentation(
     spec: TrainSpec, classes: int
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
-    """Return a function that augments pixels (B, 3, S, S) and labels (B,), or None if all are off.
+    """Return a function that augments pixels and labels, or None if all augmentations are off.
 
-    Mixed labels are class weights (B, C). If both mixup and CutMix are on, each batch gets one.
+    Pixels are (B, channels, H, W) and labels (B,); mixed labels are class weights (B, classes). If
+    both mixup and CutMix are on, one of them is drawn for each batch.
 
     Source: Zhang et al. 2018 (mixup, 1710.09412), Yun et al. 2019 (CutMix, 1905.04899), Zhong et
     al. 2020 (random erasing, 1708.04896).
@@ -92,18 +97,23 @@ class Shifts(NamedTuple):
 
 
 def fits(count: int, size: tuple[int, int], channels: int) -> bool:
-    """Return whether the images are small enough to keep in memory."""
+    """Return whether `count` images are small enough to keep in memory."""
     return max(size) <= MEMORY_SIDE and count * size[0] * size[1] * channels <= MEMORY_BYTES
 
 
 def draw_shifts(
     images: Tensor, turns: Tensor, *, count: int, seed: int, epoch: int, padding: int, flip: float
 ) -> Shifts:
-    """Draw the shifts and flips of images in one epoch, given indices (B,) among `count` images.
+    """Draw the shifts and flips of a batch of images in one epoch.
 
-    `turns` (B,) holds the number of earlier uses of each image in this epoch, so that every use
-    gets a different shift. `padding` is the maximum shift in pixels, and `flip` is the probability
-    of a flip.
+    Args:
+        images: Indices (B,) among `count` images.
+        turns: Number of earlier uses of each image in this epoch (B,); every use gets a new shift.
+        count: Number of images in the data set.
+        seed: Seed of the run.
+        epoch: Number of the epoch.
+        padding: Maximum shift in pixels.
+        flip: Probability of a flip.
     """
     moves = torch.empty((3, len(images)), dtype=torch.long)
     for turn in turns.unique().tolist():
@@ -131,5 +141,8 @@ def shift_and_flip(pixels: Tensor, moves: Shifts, padding: int) -> Tensor:
 
 
 def default_padding(padding: int, size: tuple[int, int]) -> int:
-    """Return `padding` (maximum shift in pixels), or an eighth of the shorter side if it is 0."""
+    """Return the maximum shift in pixels: `padding` or, if it is 0, an eighth of the shorter side.
+
+    The default is at least 1 pixel.
+    """
     return padding or max(1, min(size) // 8)

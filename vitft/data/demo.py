@@ -4,8 +4,8 @@ The five kinds differ only in shape: colours, backgrounds, light, size, position
 drawn from the same ranges for all of them, so that neither colour histograms nor raw pixels
 separate them. The bundled weights were not trained on them.
 
-Lengths are in units of the image side; points of a bloom are in units of its radius, with y
-pointing down. Images are drawn at twice their size and then reduced.
+Lengths are in units of the image side; points of a bloom are in units of the bloom's radius,
+with y pointing down. Images are drawn at twice their size and then reduced.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ class Bloom:
     """All points of the bloom drawn so far, in pixels of the enlarged canvas."""
 
     def place(self, points: Outline) -> list[tuple[float, float]]:
-        """Return points of the bloom, converted to pixels of the canvas."""
+        """Convert points of the bloom to pixels of the canvas, and record them in `drawn`."""
         x, y = points[:, 0] * self.radius, points[:, 1] * self.radius * self.tilt
         cos, sin = math.cos(self.turn), math.sin(self.turn)
         left, top = self.centre
@@ -82,7 +82,7 @@ class Bloom:
             self.brush.line([*outline, outline[0]], fill=edge, width=width)
 
     def shaded(self, points: Outline, colour: Colour, *, spread: float = 0.4) -> None:
-        """Fill a closed shape with a gradient that gets brighter towards its centre."""
+        """Fill a closed shape with a gradient that gets brighter towards the middle."""
         middle = points.mean(axis=0)
         for scale in (1.0, 0.72, 0.42):
             dark, light = tint(colour, NIGHT, 0.2), tint(colour, BRIGHT, 0.3)
@@ -183,8 +183,8 @@ FLOWERS_BY_KIND: Mapping[str, Callable[[Bloom], None]] = {
 def draw_demo(folder: Path, *, per_class: int = 60, seed: int = 0, size: int = 128) -> None:
     """Write a small image folder with five kinds of flower: `folder/<kind>/0001.jpg` and so on.
 
-    The same seed gives the same bytes. Each image depends only on the seed, its kind and its
-    number, so a larger `per_class` only adds files.
+    The same seed gives the same bytes. Each image depends only on the seed, the kind, the number
+    and the size, so a larger `per_class` only adds files.
     """
     for kind in FLOWERS_BY_KIND:
         (folder / kind).mkdir(parents=True, exist_ok=True)
@@ -194,7 +194,7 @@ def draw_demo(folder: Path, *, per_class: int = 60, seed: int = 0, size: int = 1
 
 
 def flower_image(kind: str, number: int, *, seed: int = 0, size: int = 128) -> Image.Image:
-    """Return image `number` of a kind, `size` x `size` pixels."""
+    """Return image `number` of a kind of flower, with `size` x `size` pixels."""
     return flower_scene(kind, number, seed=seed, size=size)[0]
 
 
@@ -293,7 +293,7 @@ def scatter(brush: ImageDraw.ImageDraw, rng: Rng, side: int, *, count: int) -> N
 
 
 def photographed(picture: Image.Image, rng: Rng) -> Image.Image:
-    """Apply light from one side, a colour cast, exposure, slight blur and sensor noise."""
+    """Apply side light, a colour cast, a change of exposure, noise and, at times, slight blur."""
     if rng.random() < 0.4:
         picture = picture.filter(ImageFilter.GaussianBlur(picture.width / 128 * rng.uniform(0, 1)))
     pixels = np.asarray(picture, np.float64) / 255
@@ -307,7 +307,10 @@ def photographed(picture: Image.Image, rng: Rng) -> Image.Image:
 
 
 def leaf(length: float, width: float, *, belly: float) -> Outline:
-    """Return a petal along +x from the origin, widest near its base (belly < 1) or tip (> 1)."""
+    """Return the outline of a petal along +x from the origin.
+
+    The petal is widest near the base if `belly` is less than 1, and near the tip if it is greater.
+    """
     along = np.linspace(0, 1, 13)
     half = width / 2 * np.sin(math.pi * along**belly) ** 0.75
     upper = np.stack([along * length, half], axis=1)
@@ -320,18 +323,18 @@ def disc(radius: float, *, squash: float = 1.0, points: int = 28) -> Outline:
 
 
 def unit(angles: np.ndarray[Any, np.dtype[np.float64]]) -> Outline:
-    """Return the points on the unit circle at some angles."""
+    """Return the points on the unit circle at the given angles, in radians."""
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 
 
 def rotate(points: Outline, angle: float) -> Outline:
-    """Rotate points about the origin."""
+    """Rotate points about the origin by an angle in radians."""
     cos, sin = math.cos(angle), math.sin(angle)
     return points @ np.array([[cos, sin], [-sin, cos]])
 
 
 def shift(points: Outline, right: float, down: float) -> Outline:
-    """Translate points."""
+    """Move points to the right and down."""
     return points + np.array([right, down])
 
 
@@ -350,7 +353,7 @@ def varied(rng: Rng, palette: tuple[Colour, ...]) -> Colour:
 
 
 def demo_data(spec: DataSpec) -> DataSpec:
-    """Replace `--data demo` with a folder of drawn flowers, creating it if it does not exist."""
+    """Replace `--data demo` with a folder of drawn flowers, which is created if necessary."""
     if spec.path != "demo":
         return spec
     if not DEMO_FOLDER.exists():
@@ -361,7 +364,10 @@ def demo_data(spec: DataSpec) -> DataSpec:
 
 @contextlib.contextmanager
 def temporary_demo_data(spec: DataSpec) -> Iterator[DataSpec]:
-    """Do the same as `demo_data`, but delete the flowers at the end if they were drawn here."""
+    """Yield the settings that `demo_data` returns, without leaving a new folder behind.
+
+    If the flowers have not been drawn yet, they are drawn in a temporary folder.
+    """
     if spec.path != "demo" or DEMO_FOLDER.exists():
         yield demo_data(spec)
         return

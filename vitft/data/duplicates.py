@@ -1,11 +1,13 @@
 """Detection of near-duplicates: images recompressed, resized, brightened or slightly cropped.
 
 There are three successively finer filters: the 64-bit perceptual hashes of every pair, the
-correlation of the brightness pictures, and the residual of one picture after the best small shift,
-stretch and brightness change of the other. Mirrored, rotated and recoloured copies (including black
-and white ones) are not detected: the same shirt in another colour counts as a different image.
+correlation of the brightness planes, and the residual of one plane after the best small shift,
+stretch and brightness change of the other. The colours must also be similar, so the same shirt in
+another colour counts as a different image. Mirrored, rotated and recoloured copies (including black
+and white ones) are not detected.
 
-Notation: n images, m pairs; `fingerprints` are (n, FINGERPRINT_BYTES), see `data.fingerprint`.
+Notation: n images, m pairs; the shape of `fingerprints` is (n, FINGERPRINT_BYTES), see
+`data.fingerprint`.
 """
 
 from collections import Counter
@@ -21,18 +23,18 @@ HASH_SIDE = 8
 HASH_BITS = 16
 """Maximum number of bits in which the hashes of copies differ. Of 1,600 copies of real photos (JPEG
 quality 60 to 95, 0.5 to 0.9 of the size, up to 3 % off each edge), 99 % differed in at most 10 bits
-and all in at most 16; so did 40 of 100,000 pairs of different photos."""
+and all in at most 16, as did 40 of 100,000 pairs of different photos."""
 CORRELATION = 0.7
-"""Minimum correlation of the brightness pictures; the lowest among the same copies was 0.81."""
+"""Minimum correlation of the brightness planes; the lowest among the same copies was 0.81."""
 UNEXPLAINED = 0.05
 """Maximum fraction of unexplained variance: at most 0.024 for 99.5 % of those copies, at least 0.07
 for photos that only look similar."""
 COLOUR_LEVELS = 6.0
-"""Maximum mean difference of the colour pictures in levels (out of 255); 4.4 for the worst copy."""
+"""Maximum mean difference of the colour planes in levels (out of 255); 4.4 for the worst copy."""
 HASH_TILE = 1024
 """Number of hashes compared with as many others at a time."""
 MAX_COMPARISONS = 32
-"""Maximum number of fine comparisons per image: a film frame resembles a thousand others."""
+"""Maximum number of fine comparisons per image, as a film frame may resemble a thousand others."""
 PAIR_BATCH = 1024
 
 Vectors = np.ndarray[Any, np.dtype[Any]]
@@ -42,7 +44,7 @@ IndexPair = tuple[int, int]
 def near_pairs(fingerprints: Vectors) -> list[IndexPair]:
     """Return index pairs (i < j) of images that are near-duplicates; blank images are ignored.
 
-    Every pair is compared, as 64-bit words: 100,000 images take about a minute on one core.
+    The 64-bit hashes of every pair are compared: 100,000 images take about a minute on one core.
     """
     usable = np.flatnonzero(~is_blank(fingerprints))
     known = fingerprints[usable]
@@ -63,7 +65,7 @@ def near_pairs(fingerprints: Vectors) -> list[IndexPair]:
 
 
 class KnownImages:
-    """Fingerprints (n, FINGERPRINT_BYTES) to compare new images with, one at a time."""
+    """Known images, given by fingerprints (n, FINGERPRINT_BYTES), to compare new images with."""
 
     def __init__(self, fingerprints: Vectors) -> None:
         self.rows = np.flatnonzero(~is_blank(fingerprints)) if len(fingerprints) else np.arange(0)
@@ -72,7 +74,11 @@ class KnownImages:
         self.tint = colour(self.fingerprints)
 
     def copies_of(self, fingerprint: Vectors) -> list[int]:
-        """Return the indices of the known images of which an image is a near-duplicate."""
+        """Return the indices of the known images that are near-duplicates of a new image.
+
+        The new image is given by its fingerprint (FINGERPRINT_BYTES,). A blank image has no
+        near-duplicates.
+        """
         one = fingerprint[None]
         if not len(self.rows) or is_blank(one)[0]:
             return []
@@ -88,7 +94,7 @@ class KnownImages:
 
 
 def copies_among(fingerprints: Vectors, pairs: Sequence[IndexPair]) -> list[IndexPair]:
-    """Return those of the given pairs that are near-duplicates."""
+    """Return those of the given index pairs whose images are near-duplicates and not blank."""
     if not pairs:
         return []
     blank = is_blank(fingerprints)
@@ -116,7 +122,10 @@ def hashes(fingerprints: Vectors) -> Vectors:
 
 
 def candidates(codes: Vectors) -> Iterator[tuple[Vectors, Vectors]]:
-    """Yield two index arrays (m,), i < j, of pairs whose hashes (n,) are close."""
+    """Yield the index pairs (i < j) of hashes (n,) that differ in at most `HASH_BITS` bits.
+
+    The pairs are yielded in batches of two index arrays (m,).
+    """
     for top in range(0, len(codes), HASH_TILE):
         for left in range(top, len(codes), HASH_TILE):
             different = codes[top : top + HASH_TILE, None] ^ codes[None, left : left + HASH_TILE]
@@ -129,7 +138,7 @@ def candidates(codes: Vectors) -> Iterator[tuple[Vectors, Vectors]]:
 
 
 def standard(fingerprints: Vectors) -> Vectors:
-    """Return the brightness pictures at half size as rows with mean 0 and norm 1: (n, cells)."""
+    """Return the brightness planes at half size as rows with mean 0 and norm 1: (n, cells)."""
     half = BRIGHTNESS_SIDE // 2
     found = np.empty((len(fingerprints), half * half), np.float32)
     for begin in range(0, len(fingerprints), PAIR_BATCH):
@@ -142,7 +151,7 @@ def standard(fingerprints: Vectors) -> Vectors:
 
 
 def are_copies(first: Vectors, second: Vectors) -> Vectors:
-    """Return for each of m pairs of fingerprints whether they show the same image: (m,)."""
+    """Return whether the two fingerprints of each of m pairs show the same image: (m,), bool."""
     same = np.zeros(len(first), bool)
     for begin in range(0, len(first), PAIR_BATCH):
         one, other = first[begin : begin + PAIR_BATCH], second[begin : begin + PAIR_BATCH]
@@ -154,12 +163,12 @@ def are_copies(first: Vectors, second: Vectors) -> Vectors:
 
 
 def colour_difference(first: Vectors, second: Vectors) -> Vectors:
-    """Return the mean difference in levels between m pairs of colour pictures: (m,)."""
+    """Return the mean absolute difference, in levels, between m pairs of colour planes: (m,)."""
     return np.abs(first - second).mean(axis=1)
 
 
 def smooth_121(pictures: Vectors) -> Vectors:
-    """Smooth pictures (m, s, s) with 1-2-1 weights along both axes: (m, s - 2, s - 2)."""
+    """Smooth planes (m, s, s) with 1-2-1 weights along both axes: (m, s - 2, s - 2)."""
     tall = pictures[:, :-2] + 2 * pictures[:, 1:-1] + pictures[:, 2:]
     return (tall[:, :, :-2] + 2 * tall[:, :, 1:-1] + tall[:, :, 2:]) / 16
 
@@ -167,9 +176,9 @@ def smooth_121(pictures: Vectors) -> Vectors:
 def unexplained_variance(first: Vectors, second: Vectors) -> Vectors:
     """Return the fraction of the variance of `second` (m, s, s) that `first` does not explain.
 
-    The match is linearised (Lucas and Kanade 1981): least squares on the picture itself, a
-    constant, its two slopes (a shift) and the slopes times the position (a stretch). Cropping an
-    edge shifts and stretches the picture by less than a cell.
+    The match is linearised (Lucas and Kanade 1981): least squares on the plane itself, a constant,
+    the slopes of the plane along both axes (a shift) and each slope times the position (a stretch).
+    Cropping an edge shifts and stretches the plane by less than a cell.
     """
     side = first.shape[1]
     place = np.linspace(-1, 1, side, dtype=np.float32)[1:-1]
@@ -188,7 +197,7 @@ def unexplained_variance(first: Vectors, second: Vectors) -> Vectors:
 
 
 def group_names(digests: Sequence[str], pairs: Iterable[IndexPair]) -> dict[str, str]:
-    """Return a mapping from each digest that has duplicates to its group's name, a digest."""
+    """Return the group name of each digest that has duplicates: the first digest of the group."""
     roots = connected_components(len(digests), pairs)
     sizes = Counter(roots)
     groups = zip(digests, roots, strict=True)

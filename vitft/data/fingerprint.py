@@ -1,9 +1,9 @@
 """Perceptual fingerprint of an image, for finding near-duplicates and faulty photos.
 
-A fingerprint is robust to the usual changes of copies on the web: resizing, recompression,
+A fingerprint is robust to the usual changes of copies on the web: resizing, recompression and
 cropped edges. `data.duplicates` compares fingerprints. Everything is measured on the upright image
-shrunk to `SHRUNK_SIDE` pixels, about the input size of a model, so a huge photo that is only soft
-at full size does not count as blurry.
+with its longer side shrunk to `SHRUNK_SIDE` pixels, about the input size of a model, so a huge
+photo that is only soft at full size does not count as blurry.
 """
 
 from typing import Any
@@ -12,15 +12,15 @@ import numpy as np
 from PIL import Image
 
 BRIGHTNESS_SIDE, COLOUR_SIDE = 32, 8
-"""Sides, in cells, of the brightness picture and of the two colour pictures (Cb and Cr)."""
+"""Sides, in cells, of the brightness plane and of the two colour planes (Cb and Cr)."""
 SHRUNK_SIDE = 256
 """Longer side in pixels after the first shrinking."""
 TILES = 4
-"""Number of tiles per side; the sharpest counts, because a blurred background is not a fault."""
+"""Number of tiles per side. Only the sharpest is used, as a blurred background is not a fault."""
 TINY_PX = 32
 """Shorter side in pixels below which an image is tiny: under 2 x 2 patches of a typical ViT."""
 BLANK = 2.0
-"""Standard deviation in grey levels (out of 255) below which an image is blank."""
+"""Standard deviation in levels (out of 255) that no plane of a blank image reaches."""
 BLURRY = 0.12
 """Sharpness below which an image is blurry. None of 667 real photos was below 0.197 unless blank;
 after a Gaussian blur of 4 pixels (out of 256), 99 % of them were below the threshold."""
@@ -51,8 +51,9 @@ def sharpness(grey: Planes) -> float:
     """Return the strength of the edges of a greyscale image (H, W) relative to its contrast.
 
     It is the standard deviation of the Laplacian in the sharpest of 16 tiles, divided by the
-    standard deviation of all grey levels. Source of the Laplacian as a focus measure: Pech-Pacheco
-    et al. 2000, "Diatom autofocusing in brightfield microscopy".
+    standard deviation of all grey levels. For an image that is too small to measure, the result is
+    1. Source of the Laplacian as a focus measure: Pech-Pacheco et al. 2000, "Diatom autofocusing in
+    brightfield microscopy".
     """
     if min(grey.shape) < TILES + 2:
         return 1.0  # too small to measure, and reported as tiny anyway
@@ -63,13 +64,13 @@ def sharpness(grey: Planes) -> float:
 
 
 def brightness(fingerprints: ByteRows) -> Planes:
-    """Return the brightness pictures (n, 32, 32) of fingerprints (n, FINGERPRINT_BYTES)."""
+    """Return the brightness planes (n, 32, 32) of fingerprints (n, FINGERPRINT_BYTES)."""
     cells = fingerprints[:, :BRIGHTNESS].astype(np.float32)
     return cells.reshape(-1, BRIGHTNESS_SIDE, BRIGHTNESS_SIDE)
 
 
 def colour(fingerprints: ByteRows) -> Planes:
-    """Return the colour pictures as rows (n, COLOUR) of fingerprints (n, FINGERPRINT_BYTES)."""
+    """Return the colour planes of fingerprints (n, FINGERPRINT_BYTES) as rows (n, COLOUR)."""
     return fingerprints[:, BRIGHTNESS : BRIGHTNESS + COLOUR].astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Table of decisions on single images, applied without changing any image file.
+"""Table of decisions on individual images, applied without changing any image file.
 
 `vitft check` proposes the table, the user edits it, and `vitft finetune --fixes` applies it to the
 result of `scan`: `drop` leaves an image out, `move` changes its label, `keep` has no effect.
@@ -58,13 +58,13 @@ def write_fixes(path: Path, fixes: Iterable[Fix]) -> None:
 def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[Folder, DataSpec]:
     """Return the folder with the fixes of `spec` applied, and `spec` with the table's digest.
 
-    Rows of files that no longer exist are skipped, with a warning if `warn` is set, and classes
-    that lose their last image are left out.
+    Without a table, both are returned unchanged. Rows of files that are not in the folder are
+    skipped, with a warning if `warn` is set, and classes that lose their last image are left out.
 
     Raises:
-        DataError: The table cannot be read, does not fit the folder (the message names the line)
-            or has a different digest from the one in the settings, or fewer than two classes are
-            left.
+        DataError: The table cannot be read, has an invalid row (the message names the line), lists
+            only images that are not in the folder or has a different digest from the one in the
+            settings, or fewer than two classes are left.
     """
     if not spec.fixes:
         return folder, spec
@@ -101,10 +101,10 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
 
 
 class Decisions(NamedTuple):
-    """Content of a table."""
+    """Decisions read from a table."""
 
     changes: Mapping[str, str | None]
-    """Label of each image that is moved, None if it is dropped, by path."""
+    """New class name of each moved image, and None for each dropped image, by path."""
     missing: Sequence[str]
     """Paths that are not in the folder."""
     rows: int
@@ -113,7 +113,11 @@ class Decisions(NamedTuple):
 def read_decisions(
     table: TableReader, known: Mapping[str, str], classes: tuple[str, ...]
 ) -> Decisions:
-    """Return the content of a table; `known` maps the folder's paths to their classes."""
+    """Return the decisions in a table, given the class name of each path in the folder as `known`.
+
+    Raises:
+        DataError: The header or a row is invalid; the message names the line.
+    """
     lines = iter(table)
     header = [cell.strip() for cell in next(lines, [])]
     if lacking := [name for name in ("path", "action") if name not in header]:
@@ -137,7 +141,10 @@ def read_decisions(
 
 
 def unescaped(cell: str, known: Container[str]) -> str:
-    """Return a cell without the apostrophe that escapes it in spreadsheets."""
+    """Return a cell without the apostrophe that escapes it in spreadsheets, if there is one.
+
+    The apostrophe is removed only if this turns an unknown name into a known one.
+    """
     return cell[1:] if cell.startswith("'") and cell not in known and cell[1:] in known else cell
 
 
@@ -153,7 +160,7 @@ def fix_problem(
 
 
 def without_empty_classes(folder: Folder) -> Folder:
-    """Return the folder without the classes that have lost their last image, and a note on them.
+    """Return the folder without its empty classes, adding a note that names these classes.
 
     Raises:
         DataError: Fewer than two classes are left.
@@ -179,7 +186,7 @@ def without_empty_classes(folder: Folder) -> Folder:
 
 
 def with_fixes(folder: Folder, decided: Mapping[str, str | None]) -> Folder:
-    """Return the folder with the decisions applied to its list of files; no file is moved."""
+    """Return the folder with the decisions applied to its lists of files; no file is moved."""
     index = {name: number for number, name in enumerate(folder.classes)}
     files, moved = [], 0
     for file in folder.files:

@@ -1,4 +1,4 @@
-"""Scan of a data folder for classes and image files, without opening a file.
+"""Scan of a data folder for classes and image files, without opening the image files.
 
 There are two layouts: one folder per class, or a train folder next to a val folder, a test folder
 or both, each with one folder per class. Nothing is ever written to the folder. `data.inspection`
@@ -29,7 +29,7 @@ TEST_NAMES = frozenset({"test", "testing", "tst"})
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file with the name of an image."""
+    """An image file, identified by its suffix alone, and its label."""
 
     path: str
     """Path relative to the data folder, with slashes."""
@@ -44,25 +44,28 @@ class Folder:
 
     root: Path
     classes: tuple[str, ...]
-    """Class names in index order, which is sorted as strings."""
+    """Class names in the order of their labels, i.e. sorted as strings."""
     files: tuple[File, ...]
     """Files sorted by class, then by path as a string."""
     layout: Literal["classes", "split"]
-    """`split` if some of the files are in parts."""
+    """`classes` if the validation images are yet to be drawn, `split` if the parts are fixed."""
     reference: bool = False
     """Whether the reference script's rules apply: four suffixes, no sub-folders, nothing hidden."""
     bad: tuple[tuple[str, str], ...] = ()
-    """Paths that have an image's suffix but are not files, with the reasons."""
+    """Paths with an image suffix that are not regular files, with the reasons."""
     unused: Mapping[str, int] = field(default_factory=dict)
-    """Number of files that are neither images nor hidden, by suffix."""
+    """Number of files with each suffix that are neither images nor hidden."""
     notes: tuple[str, ...] = ()
 
 
 def scan(root: Path, *, reference: bool = False) -> Folder:
-    """Find classes and image files without opening a file.
+    """Find the classes and images of a data folder or of an array data set.
+
+    Image files are not opened. With `reference`, the rules of the reference script apply.
 
     Raises:
-        DataError: The folder is missing, is unreadable or has fewer than two classes with images.
+        DataError: The data is missing or unreadable, has fewer than two classes, a class without
+            images or parts that do not fit together, or cannot be used with `reference`.
     """
     arrays = find_arrays(root)
     if arrays is not None:
@@ -96,7 +99,11 @@ def scan(root: Path, *, reference: bool = False) -> Folder:
 
 
 def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
-    """Return the folder of image files that is equivalent to an array data set."""
+    """Return the folder of image files that is equivalent to an array data set.
+
+    Raises:
+        DataError: The reference split, which needs image files, is requested.
+    """
     if reference:
         raise DataError(
             f"{root} contains arrays, but the reference split needs image files",
@@ -112,7 +119,10 @@ def scan_arrays(root: Path, arrays: ArraySet, *, reference: bool) -> Folder:
 
 
 def check_is_folder(root: Path) -> None:
-    """Raise a DataError if `root` is not a folder, suggesting a similar name if there is one."""
+    """Raise a DataError if `root` is missing, is a file or cannot be accessed.
+
+    For a missing folder, the fix suggests one with a similar name, if there is one.
+    """
     try:
         if root.is_dir():
             return
@@ -143,7 +153,7 @@ Found = tuple[list[str], list[File], list[str]]
 
 
 def scan_classes(walk: Walk, root: Path, _parts: Mapping[Part, str]) -> Found:
-    """Scan the layout with one folder per class."""
+    """Scan a folder that contains one folder per class."""
     classes, _ = walk.folders_of("")
     check_class_count(walk, root, "")
     found = {name: walk.images_in(name) for name in classes}
@@ -153,7 +163,7 @@ def scan_classes(walk: Walk, root: Path, _parts: Mapping[Part, str]) -> Found:
 
 
 def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
-    """Scan the layout with a train folder and a val folder, a test folder or both."""
+    """Scan a folder that contains a train folder and a val folder, a test folder or both."""
     train = parts["train"]
     names = {part: walk.folders_of(folder)[0] for part, folder in parts.items()}
     walk.raise_if_refused()
@@ -186,7 +196,7 @@ def scan_parts(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
 
 
 def unlike_classes(root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
-    """Return the error for two folders, given with their class names, whose classes differ."""
+    """Return the error for two folders whose class names, given in `names`, differ."""
     (one, first), (other, second) = names.items()
     missing = {one: sorted({*first} - {*second}), other: sorted({*second} - {*first})}
     lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
@@ -197,9 +207,13 @@ def unlike_classes(root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
 
 
 def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
-    """Return the names of the train, val and test folders, or an empty dict if not split.
+    """Return the folder name of each part, or an empty dict if the data is not divided into parts.
 
-    A folder is split if it has a train folder and a val or test folder, all with sub-folders.
+    The data is divided into parts if there are a train folder and a val or test folder, each with
+    sub-folders.
+
+    Raises:
+        DataError: There are several folders for the same part.
     """
     parts: dict[Part, str] = {}
     usual: tuple[tuple[Part, frozenset[str]], ...] = (
@@ -220,9 +234,11 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
 def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
     """Return the folder with its files assigned to the parts that a run or a study uses.
 
-    Without validation images, `auto` leaves the training images to be divided, and the test images
-    for a final evaluation; `test` makes them the validation images. With validation images, `auto`
-    changes nothing, and `test` leaves out the test images, as runs before `data.val_from` did.
+    A folder without test images is returned unchanged. If there are both validation and test
+    images, `auto` keeps all of them, and `test` leaves out the test images, as runs did before
+    `data.val_from` existed. If there are test images but no validation images, `auto` keeps the
+    test images for a final evaluation and leaves the training images to be divided, and `test` uses
+    the test images for validation.
     """
     present = {file.part for file in folder.files}
     if "test" not in present:
@@ -242,7 +258,10 @@ def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
 
 
 def check_class_count(walk: Walk, root: Path, folder: str) -> None:
-    """Raise a DataError for fewer than two classes, suggesting the inner folder of a nested one."""
+    """Raise a DataError if `folder` contains fewer than two classes.
+
+    If the classes seem to be one folder deeper, the fix suggests that folder.
+    """
     names, loose = walk.folders_of(folder)
     if len(names) >= 2:
         return
@@ -260,7 +279,10 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
 
 
 def check_classes_not_empty(walk: Walk, found: Mapping[str, Sized]) -> None:
-    """Raise a DataError if a class has no images; the message says what its folder contains."""
+    """Raise a DataError if a class has no images.
+
+    The message says which files the class folder contains instead.
+    """
     empty = [name for name, paths in found.items() if not paths]
     if empty:
         content = {name: by_suffix(unused_files(walk.unused(name))) for name in empty}
@@ -273,7 +295,7 @@ def check_classes_not_empty(walk: Walk, found: Mapping[str, Sized]) -> None:
 
 
 def similar_names(names: Iterable[str]) -> str:
-    """Return, as text, those names that some file systems treat as equal."""
+    """Return as text the groups of names that some file systems treat as equal."""
     by_key: dict[str, list[str]] = {}
     for name in names:
         by_key.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)

@@ -87,7 +87,10 @@ def scaled(values: np.ndarray[Any, Any], low: float, high: float) -> Greys:
 
 
 def bits_of(image: Image.Image) -> int:
-    """Return the bits per pixel, from 8 to 16, that the header of a wide integer image states."""
+    """Return the bits per pixel of a wide integer image.
+
+    For a TIFF, this is the number in the header, limited to 8 to 16; for other formats, it is 16.
+    """
     if not isinstance(image, TIFF):
         return 16
     sample = image.tag_v2.get(BITS_PER_SAMPLE, 16)
@@ -95,7 +98,7 @@ def bits_of(image: Image.Image) -> int:
 
 
 def value_facts(image: Image.Image) -> ValueFacts | None:
-    """Return facts about the values of a wide image, or None if none of them is finite."""
+    """Return facts about the values of a wide image, or None if no value is finite."""
     values = np.asarray(image).ravel()
     if image.mode == "F":
         values = values[np.isfinite(values)]

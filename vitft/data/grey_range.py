@@ -31,14 +31,15 @@ log = logging.getLogger(__name__)
 MOST_MEASURED = 1000
 """Maximum number of images whose values are read."""
 OUTLIER_RATIO = 4
-"""Ratio of the whole range to that without the tails above which the tails are outliers."""
+"""Ratio of the whole range to the range without tails; above it, the tails are outliers."""
 
 
 def measure_grey_range(folder: Folder, *, max_pixels: int, workers: int = 2) -> GreyRange:
-    """Return the range of the values in wide training images; empty if there are none.
+    """Return the range of the values in the training images with more than 8 bits per pixel.
 
-    Only PNG and TIFF files, by suffix, are opened, and at most `MOST_MEASURED` are decoded. The
-    result is logged. If the values are of several types, the range is empty, with a warning.
+    The range is empty if there are no such images, if all their values are equal or, with a
+    warning, if the values are of several types. Only files with a PNG or TIFF suffix are opened,
+    and at most `MOST_MEASURED` of them are decoded completely. The range is logged.
     """
     root = str(folder.root)
     paths = [
@@ -55,7 +56,12 @@ def measure_grey_range(folder: Folder, *, max_pixels: int, workers: int = 2) -> 
 
 
 def range_of(facts: Sequence[ValueFacts], images: int) -> GreyRange:
-    """Return the range that covers the measured images, of `images` in all, and log it."""
+    """Return the range of the measured values, without outliers, and log it.
+
+    The log also states the number of images with more than 8 bits per pixel, `images`. The range is
+    empty if there are no values, if they are all equal or, with a warning, if they are of several
+    types.
+    """
     kinds = Counter(found.kind for found in facts)
     if len(kinds) > 1:
         types = listing(f"{count(number, 'image')} of {kind}" for kind, number in kinds.items())
@@ -81,9 +87,10 @@ def range_of(facts: Sequence[ValueFacts], images: int) -> GreyRange:
 
 
 def has_wide_header(path: str) -> bool:
-    """Return whether a file is a PNG or TIFF with one channel of more than 8 bits, by its header.
+    """Return whether a file's header is that of a PNG or TIFF with one channel of more than 8 bits.
 
-    Damaged and unreadable files are not; the inspection of the images reports them.
+    The result is False for damaged and unreadable files, which the inspection of the images
+    reports.
     """
     silence_pillow()
     try:

@@ -1,12 +1,12 @@
 """Safe decoding of untrusted image files to upright RGB images.
 
-Eight formats are recognised by their first bytes, whatever the file is called, and each is decoded
-by its own Pillow decoder, HEIC by that of pillow-heif; no other decoder is tried, and no program is
+Eight formats are recognised by their first bytes, whatever the file is called. Each format has one
+decoder, from Pillow or, for HEIC, from pillow-heif; no other decoder is tried, and no program is
 started. The size is checked before pixels are decoded, and an incomplete file is an error, never a
 partial image.
 
-The pixels are converted to RGB by the rules of `data.grey_levels`, ignoring colour profiles (as
-timm and torchvision do), and of several frames only the first is used.
+The pixels are converted to RGB by the rules of `data.grey_levels`. Colour profiles are ignored, as
+they are in timm and torchvision, and only the first of several frames is used.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ def open_image(
     """Read an image file as an upright RGB image.
 
     Raises:
-        ImageError: The file cannot be read or is not a complete image of a supported format.
+        ImageError: The file cannot be read, or its bytes cannot be decoded (see `decode`).
     """
     data = read_bytes(path, max_pixels=max_pixels)
     return read_image(data, os.fspath(path), max_pixels=max_pixels, grey_range=grey_range)
@@ -156,18 +156,19 @@ def decode(
     Args:
         data: Contents of the file.
         name: Name used in messages.
-        max_pixels: Largest number of pixels.
-        grey_range: Values shown as black and white if there are more than 8 bits per pixel.
+        max_pixels: Maximum number of pixels.
+        grey_range: Values shown as black and as white in images with more than 8 bits per pixel.
 
     Raises:
-        ImageError: The bytes are not a complete image of a supported format.
+        ImageError: The bytes are not a complete image of a supported format, the image is too
+            large, or its decoder is not installed.
     """
     convert = functools.partial(to_rgb, grey_range=grey_range)
     return decode_with(convert, data, name, max_pixels=max_pixels)
 
 
 def decode_with(convert: Convert, data: bytes, name: str, *, max_pixels: int) -> Decoded:
-    """Decode as `decode` does, converting the pixels with another function than `to_rgb`."""
+    """Decode as `decode` does, but convert the pixels with `convert` instead of `to_rgb`."""
     kind = identify_format(data)
     if kind not in SUPPORTED:
         raise ImageError(name, kind if data else "empty file")
@@ -228,8 +229,9 @@ def silence_pillow() -> None:
 def silence_libtiff() -> None:
     """Keep libtiff from printing to stderr; Pillow raises libtiff's errors in any case.
 
-    The handler belongs to the copy of libtiff that Pillow is linked with, whose functions are found
-    through Pillow's own module; on Windows they are not exported, and the messages remain.
+    The handlers are those of the libtiff that Pillow is linked with; the functions that set them
+    are looked up in Pillow's own module. On Windows, this module does not export them, and the
+    messages remain.
     """
     with contextlib.suppress(OSError, AttributeError):
         libtiff = ctypes.CDLL(_imaging.__file__)
@@ -241,7 +243,7 @@ def silence_libtiff() -> None:
 def decode_as(
     kind: str, decoder: Decoder, convert: Convert, data: bytes, name: str, max_pixels: int
 ) -> Decoded:
-    """Decode the bytes of a format with its decoder, letting its exceptions through."""
+    """Decode bytes of the format `kind` with `decoder`, without catching its exceptions."""
     check_size(declared_size(kind, data), name, max_pixels)
     if kind == "TIFF":
         silence_libtiff()
@@ -264,7 +266,7 @@ def decode_as(
 
 
 def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[str]:
-    """Return remarks on an opened image, except on its rotation."""
+    """Return remarks on an opened image: on its mode, suffix, frames and damaged EXIF data."""
     odd = [f"converted from {image.mode}"] if image.mode != "RGB" else []
     suffix = Path(name).suffix.lower()
     if FORMAT_BY_SUFFIX.get(suffix, kind) != kind:
@@ -280,7 +282,7 @@ def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[s
 
 
 def has_wide_colour(kind: str, image: ImageFile.ImageFile, data: bytes) -> bool:
-    """Return whether Pillow has dropped the lower bits of several channels."""
+    """Return whether Pillow has dropped the lower 8 bits of an image with several channels."""
     if kind == "PNG":
         return data[24] == 16 and data[25] in (2, 4, 6)  # colour, or grey with alpha
     bits = image.tag_v2.get(BITS_PER_SAMPLE, 8) if isinstance(image, TIFF) else 8
@@ -297,7 +299,7 @@ def check_size(size: tuple[int, int] | None, name: str, max_pixels: int) -> None
 
 
 def has_more_frames(image: ImageFile.ImageFile) -> bool:
-    """Return whether there is a second frame or page, which may be damaged."""
+    """Return whether an image has a second frame or page, even a damaged one."""
     try:
         return bool(getattr(image, "is_animated", False)) or "mp" in image.info
     except DECODER_ERRORS:

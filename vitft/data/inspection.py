@@ -1,7 +1,7 @@
 """Inspection of image files: each file is read, hashed and decoded once.
 
-Every pass over a data folder uses this module; the caller passes a function that computes anything
-else from an image, such as features or a fingerprint. Does not import torch.
+Every pass over a data folder uses this module. The caller passes a function that computes anything
+else from an image, such as features or a fingerprint. This module does not import torch.
 """
 
 import contextlib
@@ -72,12 +72,16 @@ class OpenedImage:
 
     @functools.cached_property
     def jpeg(self) -> Pixels | None:
-        """Pixels (H, W, 3) of an undamaged upright JPEG, or None if `image` must be used."""
+        """Pixels (H, W, 3) of an undamaged upright JPEG, or None if Pillow must decode the file."""
         return decode_upright(self.data, max_pixels=self.max_pixels) if self.fast else None
 
     @functools.cached_property
     def decoded(self) -> Decoded:
-        """Image as decoded by Pillow; an undecodable one raises an ImageError."""
+        """Image as decoded by Pillow, with remarks.
+
+        Raises:
+            ImageError: The bytes cannot be decoded (see `images.decode`).
+        """
         return decode(
             self.data, self.file.path, max_pixels=self.max_pixels, grey_range=self.grey_range
         )
@@ -91,7 +95,7 @@ class OpenedImage:
         """Return the facts about the file: digest, size and remarks.
 
         Raises:
-            ImageError: The bytes are not a complete image of a supported format.
+            ImageError: The bytes cannot be decoded (see `images.decode`).
         """
         if self.jpeg is None:
             (width, height), odd = self.decoded.image.size, self.decoded.odd
@@ -113,7 +117,7 @@ def inspect_file(
 ) -> Inspected | ImageError:
     """Read one file and return the result of `function`, or the error if the file is unreadable.
 
-    The path in the error is relative to `root`, as that of the file is.
+    Like the path of `file`, the path in the error is relative to `root`.
     """
     try:
         data = read_bytes(f"{root}/{file.path}", max_pixels=max_pixels)
@@ -136,7 +140,8 @@ def inspect_folder(
     """Read and fully decode every file of a folder once, in `workers` threads.
 
     Raises:
-        DataError: More than ten files, and more than a tenth of all files, are unreadable.
+        DataError: Without `allow_bad`, more than ten files and more than a tenth of all files are
+            unreadable.
     """
     root = os.fspath(folder.root)
     results = in_order(
@@ -158,7 +163,8 @@ def collect(
     """Collect the results of a pass over a folder's files, calling `progress(1)` after each.
 
     Raises:
-        DataError: More than ten files, and more than a tenth of all files, are unreadable.
+        DataError: Without `allow_bad`, more than ten files and more than a tenth of all files are
+            unreadable.
     """
     good: list[InspectedFile] = []
     bad: list[tuple[str, str]] = []

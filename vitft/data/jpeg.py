@@ -17,11 +17,15 @@ from vitft.data.loading import Pixels
 from vitft.data.transforms import EvalTransform
 
 MAX_SIDE_RATIO = 20
-"""Maximum ratio of the sides; Pillow handles longer images, cropping them before resizing."""
+"""Maximum ratio of the sides; more elongated images are left to Pillow."""
 
 
 def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
-    """Return the RGB pixels (H, W, 3) of an upright, undamaged YCbCr JPEG; None for other bytes."""
+    """Return the RGB pixels (H, W, 3) of an upright, undamaged YCbCr JPEG; None for other bytes.
+
+    None is also returned for an image with more than `max_pixels` pixels or with sides whose ratio
+    is above `MAX_SIDE_RATIO`.
+    """
     if not data.startswith(b"\xff\xd8\xff"):
         return None
     try:
@@ -46,7 +50,11 @@ def header_oddities(data: bytes, name: str) -> tuple[str, ...]:
 def fast_view(
     data: bytes, transform: EvalTransform, *, max_pixels: int
 ) -> tuple[Pixels, tuple[int, int]] | None:
-    """Return the view (S, S, 3) and (width, height) of an upright JPEG, or None for other bytes."""
+    """Return the view (H, W, 3) of an upright JPEG and the image's (width, height), or None.
+
+    None is returned if `decode_upright` cannot decode the bytes or `resized` cannot apply the
+    transform.
+    """
     image = decode_upright(data, max_pixels=max_pixels) if can_resize(transform) else None
     return None if image is None else (resized(image, transform), (image.shape[1], image.shape[0]))
 
@@ -68,7 +76,7 @@ def is_rotated(data: bytes) -> bool:
 
 
 def resized(image: Pixels, transform: EvalTransform) -> Pixels:
-    """Resize and crop decoded pixels (H, W, 3) with torch's kernels."""
+    """Resize and crop the pixels (H, W, 3) of an image with torch's kernels."""
     import torch  # not needed for decoding alone
 
     height, width = transform.image_size

@@ -1,4 +1,4 @@
-"""Labelled images for evaluation, from a folder of classes or a table.
+"""Labelled images for evaluation, from a folder of classes, a table or an array data set.
 
 Unlike in `data.folder`, one class is enough and a class may be empty. The caller checks whether the
 class names are those of the model.
@@ -30,23 +30,24 @@ class LabelledImages:
     images: tuple[tuple[str, str], ...]
     """Path and class name of each image."""
     bad: tuple[tuple[str, str], ...] = ()
-    """Paths that have an image's suffix but are not files, with the reasons."""
+    """Paths with an image suffix that are not regular files, with the reasons."""
     notes: tuple[str, ...] = ()
 
     def locate(self, path: str) -> str:
-        """Return the path with which to open an image."""
+        """Return the path with which to open an image, given one of the listed paths."""
         return os.path.join(self.root, path)  # noqa: PTH118 - Path would normalise `..` and bytes
 
 
 def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
-    """List the images of a folder with class folders, of one part of it, or of a table.
+    """List the labelled images of a folder, a table or an array data set.
 
-    A table is a CSV file with the columns path and label, where paths are relative to the table.
-    The default part of a folder with parts is val or, if there is none, test.
+    A table is a CSV file with the columns path and label, where paths are relative to the table. If
+    the data is divided into parts, one part is listed: `subset` or, by default, val if it exists
+    and test otherwise.
 
     Raises:
-        DataError: The source is missing, is unreadable or has no images with class names.
-        UsageError: A subset of data without parts was requested.
+        DataError: The source is missing, unreadable or invalid, or has no labelled images.
+        UsageError: The data has no part `subset`.
     """
     arrays = find_arrays(source)
     if arrays is not None:
@@ -76,7 +77,7 @@ def find_labelled(source: Path, *, subset: str | None = None) -> LabelledImages:
 
 
 def choose_part(present: Collection[str], subset: str | None, source: Path) -> Part:
-    """Return the part of the data to evaluate: by default val, otherwise test.
+    """Return the part to evaluate: `subset` or, by default, val if it exists and test otherwise.
 
     Raises:
         UsageError: The data has parts, but not the requested one.
@@ -91,7 +92,12 @@ def choose_part(present: Collection[str], subset: str | None, source: Path) -> P
 
 
 def from_folder(root: Path, subset: str | None) -> tuple[LabelledImages, bool]:
-    """Return the images of a folder, and whether it is divided into parts."""
+    """Return the labelled images of a folder, and whether the folder is divided into parts.
+
+    Raises:
+        DataError: There are no labelled images, or a folder cannot be read.
+        UsageError: The folder has parts, but not the requested one.
+    """
     walk = Walk(os.fspath(root))
     parts = split_folders(walk, walk.folders_of("")[0])
     part = parts.get(choose_part(parts, subset, root), "")

@@ -39,7 +39,7 @@ def decode_images(
     """Open each image and yield the result of `view` for its index and its upright RGB image.
 
     There is one result per path, in order: an array, or the error if the file is unreadable. The
-    number of paths may be infinite; `workers` and `ahead` are as in `in_order`.
+    number of paths may be infinite. See `in_order` for `workers` and `ahead`.
     """
 
     def one(numbered: tuple[int, str | os.PathLike[str]]) -> Pixels | ImageError:
@@ -63,7 +63,7 @@ def in_order(
 ) -> Generator[Mapped, None, None]:
     """Map a function over items in threads, yielding the results in order.
 
-    At most `ahead` items are in progress, by default four per worker; with no workers, the calling
+    At most `ahead` items are in progress, by default four per worker. With no workers, the calling
     thread does the work. However the generator ends (exhaustion, closing, an exception, Ctrl-C),
     pending work is cancelled and no thread remains.
     """
@@ -85,8 +85,9 @@ def in_order(
 
 
 def wait_for(item: object, future: Future[Mapped]) -> Mapped:
-    """Return the result for an item; log that it is awaited after `PATIENCE_S`, and each doubling.
+    """Return the result for an item, logging how long it has been awaited.
 
+    The first message is logged after `PATIENCE_S`, and another each time the waiting time doubles.
     Otherwise a slow disk or a lost network share would look like a program that has stopped.
     """
     waited, step = 0.0, PATIENCE_S
@@ -102,26 +103,27 @@ def wait_for(item: object, future: Future[Mapped]) -> Mapped:
 
 
 def first_path(item: object) -> str:
-    """Return the path of an item of work, or of the first one in a batch."""
+    """Return the path of an item, or of the first item in a batch."""
     while isinstance(item, Sequence) and not isinstance(item, str) and len(item):
         item = next((part for part in item if not isinstance(part, int)), "")  # without its number
     return str(getattr(item, "path", "") or item)
 
 
 class ImageBatch(NamedTuple):
-    """A batch of views of equal size, with errors for the unreadable files in between."""
+    """A batch of views of equal size, with the errors of unreadable files."""
 
     indices: tuple[int, ...]
-    """Image index of each row of `pixels` (B, S, S, 3)."""
+    """Image index of each row of `pixels` (B, H, W, 3)."""
     pixels: Pixels
     failed: tuple[tuple[int, ImageError], ...]
-    """Image indices and errors of the unreadable files between the rows."""
+    """Image indices and errors of the unreadable files since the previous batch."""
 
 
 def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator[ImageBatch]:
     """Group the results of `decode_images` into batches of `size` images; the last may be smaller.
 
-    Errors belong to the batch in which they occur. The last batch may contain only errors.
+    An error belongs to the batch that contains the next image. The last batch may contain only
+    errors.
     """
     indices: list[int] = []
     rows: list[Pixels] = []

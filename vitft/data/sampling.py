@@ -1,7 +1,7 @@
-"""Selection and order of the training images of an epoch.
+"""Selection and order of the training images in an epoch.
 
-Both depend only on labels, seed and epoch, so a resumed or distributed run uses the same images
-as an uninterrupted one. Does not import torch.
+Both depend only on the labels, the seed and the epoch, so a resumed or distributed run uses the
+same images as an uninterrupted one. This module does not import torch.
 """
 
 from collections import Counter
@@ -18,15 +18,15 @@ Order = np.ndarray[Any, np.dtype[np.int64]]
 def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
     """Return the number of images in an epoch.
 
-    A balanced epoch has the same number of images of each class. Its total is the size of the data
-    set, rounded down to a multiple of the number of classes.
+    A balanced epoch has the same number of images of each class: in total, the size of the data set
+    rounded down to a multiple of the number of classes.
     """
     total = len(labels)
     return total - total % len({*labels}) if balanced and total else total
 
 
 def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) -> Order:
-    """Return the indices of an epoch's images in the order in which they are used."""
+    """Return the indices of the images used in an epoch, in order of use."""
     random = np.random.default_rng([seed, epoch])
     if not balanced:
         return random.permutation(len(labels))
@@ -36,9 +36,9 @@ def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool
 def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
     """Return the indices of an equal number of images from each class, grouped by class.
 
-    Images of a class are drawn from a permutation, which is reshuffled whenever it is used up; the
-    next epoch continues where this one ended. Over a run, the use counts of a class's images
-    therefore differ by at most one.
+    The images of a class are drawn from a permutation, which is reshuffled whenever it is used up.
+    The next epoch continues where this one ended, so over a run, the numbers of uses of any two
+    images of a class differ by at most one.
     """
     known = np.asarray(labels)
     classes = sorted({*labels})
@@ -54,7 +54,7 @@ def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
 
 
 def repeat_counts(order: Order) -> list[int]:
-    """Return, for each position, the number of earlier uses of its image in the same epoch."""
+    """Return, for each position in the order, how often the same image occurs before it."""
     seen: Counter[int] = Counter()
     found = []
     for position in order.tolist():

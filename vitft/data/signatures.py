@@ -89,7 +89,7 @@ def foreign_kind(data: bytes) -> str:
 
 
 def media_kind(data: bytes) -> str:
-    """Return the format of an ISO media file, named by its brands (ISO/IEC 14496-12, 4.3)."""
+    """Return the format of an ISO media file, identified by its brands (ISO/IEC 14496-12, 4.3)."""
     end = min(int.from_bytes(data[:4]), 256)
     major, *brands = (data[i : i + 4] for i in (8, *range(16, end, 4)))
     if major[:3] in (b"mif", b"msf"):  # any image: the compatible brands name the coding
@@ -117,7 +117,7 @@ def looks_like(data: bytes) -> str:
 
 
 def declared_length(kind: str, data: bytes) -> int | None:
-    """Return the length of the complete file in bytes, or None if its header does not state it."""
+    """Return the length of the complete file in bytes, or None if the data does not state it."""
     if kind == "WebP" and len(data) >= 8:
         return int.from_bytes(data[4:8], "little") + 8
     if kind == "BMP" and len(data) >= 6:
@@ -128,7 +128,7 @@ def declared_length(kind: str, data: bytes) -> int | None:
 
 
 def length_of_boxes(data: bytes) -> int:
-    """Return where the last box of an ISO media file ends, possibly beyond the end of the data."""
+    """Return the offset at which the last box of an ISO media file ends, perhaps past the data."""
     place = 0
     while place + 8 <= len(data):
         size, start = int.from_bytes(data[place : place + 4]), 8
@@ -159,7 +159,10 @@ def has_more_pages(data: bytes) -> bool:
 
 
 def declared_size(kind: str, data: bytes) -> tuple[int, int] | None:
-    """Return width and height for formats whose decoders allocate memory before reporting them."""
+    """Return the width and height in the header of a GIF or WebP file, or None for other formats.
+
+    The decoders of GIF and WebP allocate memory before they report the size.
+    """
     if kind == "GIF" and len(data) >= 10:
         width, height = struct.unpack_from("<HH", data, 6)
         return width, height

@@ -65,12 +65,13 @@ def sources(
 ) -> Iterator[ImageSource]:
     """Return an iterator over all images of the inputs and lists, in order.
 
-    Certain errors are raised at once, before any expensive work: a folder or pattern without
-    images, or an unreadable list. A file that does not exist becomes an error row.
+    Folders without images, patterns without matches and unreadable lists raise an error at once,
+    before any expensive work. A file that does not exist becomes an error row.
 
     Raises:
-        DataError: A folder or pattern has no images, or a list cannot be read.
-        UsageError: Standard input is given twice, or a table has no path column.
+        DataError: A folder has no images, a pattern has no matches, standard input or a list is
+            empty, or a folder or list cannot be read.
+        UsageError: Standard input is given more than once, or a table has no path column.
     """
     if inputs.count(STDIN) > 1:
         raise UsageError("standard input (-) is given more than once", fix="use - only once")
@@ -98,15 +99,15 @@ def argument_sources(name: str, stdin: BinaryIO | None) -> Iterable[ImageSource]
 
 
 def web_source(url: str) -> ImageSource:
-    """Return the source for an address."""
+    """Return the source for a web address."""
     return ImageSource(redacted(url), url=url)
 
 
 def expand(inputs: Iterable[str]) -> Iterator[str]:
-    """Yield each file unchanged and, for each folder, all images below it, sorted.
+    """Yield each file as given and, in place of each folder, the sorted paths of its images.
 
     Raises:
-        DataError: A folder contains no images.
+        DataError: A folder contains no images or cannot be read.
     """
     for name in inputs:
         if Path(name).is_dir():
@@ -116,10 +117,10 @@ def expand(inputs: Iterable[str]) -> Iterator[str]:
 
 
 def folder_images(root: str) -> Iterator[ImageSource]:
-    """Return the images in and below a folder.
+    """Return the images in and below a folder, sorted by path.
 
     Raises:
-        DataError: The folder contains no images.
+        DataError: The folder contains no images or cannot be read.
     """
     walk = Walk(root.rstrip("/") or "/")
     images = walk_and_log(walk)
@@ -134,7 +135,7 @@ def folder_images(root: str) -> Iterator[ImageSource]:
 
 
 def walk_and_log(walk: Walk) -> Iterator[ImageSource]:
-    """Yield the images in and below the walk's folder, then log the number of other files."""
+    """Yield the images in and below the walk's folder, then log notes on the unused files."""
     is_empty = True
     for source in walk_images(walk, "", frozenset()):
         is_empty = False
@@ -147,10 +148,11 @@ def walk_and_log(walk: Walk) -> Iterator[ImageSource]:
 def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[ImageSource]:
     """Yield all image files in and below a folder, sorted by path as a string.
 
-    Only one folder's names are in memory at a time. Files that may be images despite their suffix,
-    and entries that have an image's suffix but are not files, are included, because opening them
-    gives the reason; documents, videos and archives are only counted. A folder without read
-    permission becomes one error row, and circular links are not followed.
+    Only the names in a folder and in those above it are in memory at a time. Files that may be
+    images despite their suffix, and entries with an image suffix that are not regular files, are
+    yielded too, because the attempt to open them gives the reason for the error row. Documents,
+    videos and archives are only counted. A folder without read permission becomes one error row,
+    and circular links are not followed.
     """
     identity = walk.identity(walk.full(folder))
     if identity in above:
@@ -193,9 +195,10 @@ def named_sources(name: str, path: str) -> Iterable[ImageSource]:
 
 
 def is_list(name: str) -> bool:
-    """Return whether a .txt or .csv file among the arguments is a list of images.
+    """Return whether a text or CSV file among the arguments is a list of images.
 
-    Its first entry must exist, so that a text file among photos does not cause many error rows.
+    The first entry must exist or be a web address, so that a text file among photos does not cause
+    many error rows.
     """
     try:
         first = next(iter(list_entries(name)), None)
@@ -214,7 +217,7 @@ def from_list(name: str) -> Iterable[ImageSource]:
 
     Raises:
         DataError: The list cannot be read or is empty.
-        UsageError: The path column of a table cannot be identified.
+        UsageError: The list is a table without a recognisable path column.
     """
     first = next(iter(list_entries(name)), None)
     if first is None:
@@ -236,7 +239,12 @@ def list_folder(name: str) -> str:
 
 
 def list_entries(name: str) -> Iterator[str]:
-    """Yield the entries of a list file, skipping empty lines and, in text lists, # comments."""
+    """Yield the entries of a list, skipping empty lines and, in text files, comments (#).
+
+    Raises:
+        DataError: The list cannot be read.
+        UsageError: The list is a table without a recognisable path column.
+    """
     try:
         with Path(name).open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             if Path(name).suffix.lower() in (".csv", ".tsv"):
@@ -252,7 +260,7 @@ def list_entries(name: str) -> Iterator[str]:
 
 
 def table_paths(file: TextIO, name: str) -> Iterator[str]:
-    """Yield the cells of the path column.
+    """Yield the cells in the path column of a table; a single column needs no header.
 
     Raises:
         UsageError: The table has several columns but no known header.
@@ -283,7 +291,9 @@ def table_paths(file: TextIO, name: str) -> Iterator[str]:
 
 
 def from_stdin(stdin: BinaryIO) -> Iterable[ImageSource]:
-    """Return one image, or the images in a list separated by newlines or NULs (find -print0).
+    """Return the image on standard input, or the images in a list of paths on standard input.
+
+    The paths are separated by newlines or NULs (find -print0).
 
     Raises:
         DataError: Standard input is empty.
@@ -306,7 +316,7 @@ def from_stdin(stdin: BinaryIO) -> Iterable[ImageSource]:
 
 
 def read_some(stdin: BinaryIO, most: int) -> bytes:
-    """Return the bytes available, up to `most`."""
+    """Return the bytes available on standard input, at most `most`."""
     read1 = getattr(stdin, "read1", None)
     data: bytes = read1(most) if read1 is not None else stdin.read(most)
     return data
@@ -315,7 +325,7 @@ def read_some(stdin: BinaryIO, most: int) -> bytes:
 def is_image(head: bytes) -> bool:
     """Return whether bytes are the start of a file of any format, not of a list of names.
 
-    A path may begin with the two letters that start a BMP file, so its header is checked further.
+    The signature of BMP alone is not enough, because a path may begin with its two letters, BM.
     """
     has_signature = not identify_format(head).startswith("not an image")
     if b"\0\0" in head or (len(head) > 2 and not head.startswith(b"BM") and has_signature):
@@ -325,7 +335,7 @@ def is_image(head: bytes) -> bool:
 
 
 def split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
-    """Yield the names between separators; `head` holds what has already been read."""
+    """Yield the non-empty names between separators, in `head` and then in the rest of the input."""
     rest, piece = b"", head
     while piece:
         *whole, rest = (rest + piece).split(mark)
@@ -341,9 +351,10 @@ def split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
 def with_fetched(
     items: Iterable[ImageSource], *, limits: WebLimits | None = None, others: int = FETCHED_AHEAD
 ) -> Iterator[ImageSource]:
-    """Yield the sources in order; those on the web have their bytes or an error added.
+    """Yield the sources in order, adding the bytes or an error to those on the web.
 
-    A few are fetched ahead, and local files are unchanged.
+    At most `others` sources are held at a time while images are fetched ahead. Local files are
+    unchanged.
     """
     waiting: deque[Future[ImageSource]] = deque()
     with contextlib.ExitStack() as stack:
@@ -376,10 +387,10 @@ def with_bytes(item: ImageSource, limits: WebLimits | None) -> ImageSource:
 
 
 def source_bytes(source: ImageSource, *, max_pixels: int) -> bytes:
-    """Return the contents of a source's file.
+    """Return the bytes of an image source.
 
     Raises:
-        ImageError: The file cannot be read; the reason is for the error row.
+        ImageError: The source has an error already, or its file cannot be read.
     """
     from vitft.data.images import read_bytes  # Pillow is not needed to list files
 

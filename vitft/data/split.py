@@ -1,8 +1,9 @@
 """Split into training and validation images, recorded in a manifest.
 
-The rule is that of the reference script: for each class, `int(n * val_rate)` of the sorted files
-are drawn with a private random generator for validation; the others, in sorted order, are for
-training. Identical images stay on one side, except in the reference split. Does not read images.
+The rule is that of the reference script: `int(n * val_rate)` of the n sorted files of each class
+are drawn with a private random generator for validation, and the others, in sorted order, are for
+training. The random split also draws at least one image of each class with two or more, and keeps
+identical images on one side. This module does not read images.
 
 Source: WZMIAOMIAO/deep-learning-for-image-processing,
 pytorch_classification/vision_transformer/utils.py, `read_split_data` since commit 9508fd2.
@@ -75,7 +76,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the table as written to `split.csv`."""
+        """Hexadecimal SHA-256 digest of the table as written to `split.csv`."""
         return hashlib.sha256(self.to_csv()).hexdigest()
 
     def locate(self, row: Row) -> str:
@@ -96,7 +97,7 @@ class Manifest:
         """Read a table written by `write`.
 
         Raises:
-            RunError: The file is missing or invalid; the message names the line.
+            RunError: The file cannot be read, or a line, which the message names, is invalid.
         """
         table = TableReader(
             path,
@@ -122,7 +123,9 @@ class Manifest:
 
 
 def run_manifest(run: Path) -> Manifest | None:
-    """Return the split of a run with its data folder, or None if the run has no such files.
+    """Return the split of a run, or None if the run has no config.toml or no split.csv.
+
+    The manifest's root is the data folder given in config.toml.
 
     Raises:
         RunError: The file config.toml or split.csv is damaged.
@@ -156,14 +159,15 @@ def split(
     """Assign every readable image to training, validation or the final test.
 
     Images in a test part are always for the test, and a folder with its own train and val parts
-    keeps them. `random` draws from the readable images, at least one from every class with two or
-    more; every group of near-duplicates then joins the side of its first image. `reference` draws
-    from all files, readable or not, exactly as the reference script does, and drops the unreadable
-    ones afterwards. `groups` maps digests to group names; without it, only identical files are
-    grouped.
+    keeps these parts. The random split draws from the readable images, at least one from every
+    class with two or more; every group of near-duplicates then joins the side of the group's first
+    image. The reference split draws from all files, readable or not, exactly as the reference
+    script does, and drops the unreadable ones afterwards. Group names are looked up in `groups` by
+    digest; without it, only identical files are grouped.
 
     Raises:
-        DataError: A class has no training images, or there are no validation images.
+        DataError: A class has no training images or no validation images. In the reference split,
+            only one class needs validation images.
     """
     folder = checked.folder
     assert folder.reference == (spec.split == "reference"), "scanned for another kind of split"
@@ -198,8 +202,11 @@ def draw(
 ) -> list[list[int]]:
     """Return the indices of the validation images in each class's sorted list, as drawn.
 
-    `counts` holds the number of files of each class. The fraction `val_rate` of each class is
-    rounded down but is at least `at_least` images; a whole class is never drawn.
+    Args:
+        counts: Number of files of each class.
+        val_rate: Fraction of each class to draw; the number of images is rounded down.
+        seed: Seed of the random generator.
+        at_least: Minimum number of images drawn from each class; it never requires a whole class.
     """
     stream = random.Random(seed)
     return [
@@ -214,7 +221,8 @@ def keep_groups_together(
     """Return the validation paths after moving each group to the side of its first image.
 
     A group is in validation with the same probability as a single image. If all images of a class
-    are on one side, the first of its groups that can be moved to the other side is moved.
+    are on one side, the first group with an image of that class is moved to the other side,
+    provided that the side it leaves keeps an image of every class.
     """
     members: dict[str, list[InspectedFile]] = {}
     for file in files:
@@ -235,7 +243,7 @@ def keep_groups_together(
 
 
 def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
-    """Raise a DataError if a class has too few images for training or validation."""
+    """Raise a DataError if there are too few images for training or validation."""
     have = Counter((row.label, row.split) for row in manifest.rows)
     drawn_here = checked.folder.layout == "classes"
     lacking: list[str] = []
@@ -282,16 +290,16 @@ def lacking_images(names: Sequence[str], classes: int, unread: str = "") -> Data
 
 
 class Leaks(NamedTuple):
-    """Groups of paths of identical files that leak across the split or have different labels."""
+    """Groups of identical files, given by path, in several splits or with different labels."""
 
     across: tuple[tuple[str, ...], ...]
-    """Groups with images of several splits, e.g. training and validation."""
+    """Groups with files in several splits, e.g. training and validation."""
     labels: tuple[tuple[str, ...], ...]
     """Groups with more than one class."""
 
 
 def leaks(manifest: Manifest) -> Leaks:
-    """Return the groups of identical files across the split or with different labels."""
+    """Return the groups of identical files that are in several splits or have different labels."""
     by_digest: dict[str, list[Row]] = {}
     for row in manifest.rows:
         by_digest.setdefault(row.sha256, []).append(row)
@@ -302,7 +310,7 @@ def leaks(manifest: Manifest) -> Leaks:
 
 
 def log_split(manifest: Manifest) -> None:
-    """Log a chart of the images per class, and warn about the groups found by `leaks`."""
+    """Log a chart of the number of images per class, and warn about the groups found by `leaks`."""
     counts = {name: [0, 0] for name in manifest.classes}
     for row in (*manifest.train, *manifest.val):
         counts[manifest.classes[row.label]][row.split == "val"] += 1

@@ -32,10 +32,10 @@ class TableReader:
         missing: Advice in the error raised if the file cannot be read.
         fix: Advice in the errors raised if the file is invalid.
         error: Class of the errors.
-        separators: Possible cell separators; a later one is used if the header contains it.
+        separators: Possible cell separators: the last if the header contains it, else the first.
 
     Raises:
-        DataError: The file cannot be read (by default; otherwise the class given as `error`).
+        DataError: The file cannot be read. With `error`, that class is raised instead.
     """
 
     def __init__(

@@ -32,18 +32,20 @@ DEFAULT_MEAN = (0.5, 0.5, 0.5)
 CROP = 0.9
 """Default fraction of the side kept by the centre crop: timm's value for ViTs."""
 MAX_ASPECT, MAX_RESIZED_PIXELS = 100, 2**26
-"""Ratio of the sides, and size of the result, above which only the visible part is resized."""
+"""Ratio of the sides, and number of pixels, of the resized image; above either, only the visible
+part is resized."""
 MAX_RESIZED_SIDE = 8192
-"""Maximum side in pixels of the square that the centre crop is taken from."""
+"""Maximum of the longer side of `image_size` divided by the crop fraction, in pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalTransform:
     """Deterministic transform: resize, centre crop, scale to 0..1, normalise.
 
-    Resizing and cropping are bit-identical to torchvision's `Resize` + `CenterCrop`, and thus to
-    timm's evaluation transform, for images up to 100 times as long as wide that have no more than
-    67 million pixels after resizing.
+    With a square `image_size` and the fit `crop`, resizing and cropping are bit-identical to
+    torchvision's `Resize` + `CenterCrop`, and thus to timm's evaluation transform, for images whose
+    longer side is at most 100 times the shorter one and that have no more than 67 million pixels
+    after resizing.
     """
 
     image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)] = (224, 224)
@@ -56,7 +58,7 @@ class EvalTransform:
     std: Annotated[tuple[float, ...], Range(ge=1e-6, le=1e6)] = DEFAULT_MEAN
     """Divisor per channel, applied after subtracting the mean."""
     fit: Fit = "crop"
-    """Resizing method: `crop` keeps the aspect ratio and crops; `squash` changes the ratio."""
+    """Resizing method: `crop` keeps the aspect ratio, and `squash` changes it."""
 
     grey_range: Annotated[tuple[float, ...], Range(ge=-1e38, le=1e38)] = ()
     """Values shown as black and white in images with more than 8 bits per pixel (see
@@ -103,7 +105,7 @@ class EvalTransform:
         return len(self.mean)
 
     def pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the model's view of an RGB image: uint8 (S, S, 3), also for greyscale models."""
+        """Return the model's view of an RGB image: uint8 (H, W, 3), also for greyscale models."""
         if self.channels == 1:
             image = image.convert("L").convert("RGB")
         height, width = self.image_size
@@ -121,7 +123,7 @@ class EvalTransform:
         return np.array(image.resize((wide, tall), resample).crop(box))
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
-        """Return the size (width, height) in pixels of an image before the centre crop."""
+        """Return the width and height in pixels to which an image is resized before the crop."""
         tall, wide = (math.floor(side / self.crop) for side in self.image_size)
         if self.fit == "squash":
             return wide, tall
@@ -133,7 +135,7 @@ class EvalTransform:
         return max(wide, round(width / ratio)), max(tall, round(height / ratio))
 
     def normalise(self, pixels: "Tensor") -> "Tensor":
-        """Convert uint8 (B, S, S, 3) to float32 (B, channels, S, S) on the same device."""
+        """Convert uint8 (B, H, W, 3) to float32 (B, channels, H, W) on the same device."""
         planes = pixels.permute(0, 3, 1, 2)[:, : self.channels]  # channels-last memory format
         if len({*self.mean}) == len({*self.std}) == 1:  # scalars are faster than broadcasting
             return planes.float().div_(255).sub_(self.mean[0]).div_(self.std[0])
@@ -142,7 +144,7 @@ class EvalTransform:
         return values.sub_(mean[:, None, None]).div_(std[:, None, None])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields, without an empty grey range."""
+        """Return the fields as a dict, leaving out an empty grey range."""
         return {k: v for k, v in asdict(self).items() if k != "grey_range" or v}
 
     @classmethod
@@ -154,10 +156,10 @@ class EvalTransform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropTransform:
-    """Training view: a random box of the image, resized and randomly flipped.
+    """Training transform: a random box of the image, resized and randomly flipped.
 
-    Source: Szegedy et al. 2015 (Inception), with the defaults of torchvision's
-    `RandomResizedCrop` and `RandomHorizontalFlip`.
+    RandAugment may follow. Source: Szegedy et al. 2015 (Inception), with the defaults of
+    torchvision's `RandomResizedCrop` and `RandomHorizontalFlip`.
     """
 
     image_size: tuple[int, int] = (224, 224)
@@ -171,7 +173,10 @@ class CropTransform:
     rand: bool = False  # whether to apply RandAugment afterwards
 
     def pixels(self, image: Image.Image, *, key: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return one view: uint8 (S, S, 3). The same `key` gives the same view in every process."""
+        """Return a random view of an RGB image: uint8 (H, W, 3).
+
+        The same image and `key` give the same view in every process.
+        """
         # Seeded by SHA-512 of the key, not by the salted `hash`; names may contain surrogates.
         rng = random.Random(key.encode("utf-8", "surrogatepass"))
         height, width = self.image_size
@@ -186,7 +191,10 @@ class CropTransform:
         return np.array(view)
 
     def box(self, image: Image.Image, rng: random.Random) -> tuple[int, int, int, int]:
-        """Draw a random box (left, top, right, bottom); after ten misfits, use the whole image."""
+        """Draw a random box (left, top, right, bottom) in pixels.
+
+        After ten boxes that do not fit into the image, the box is the whole image.
+        """
         low, high = (math.log(side) for side in self.ratio)
         for _ in range(10):
             area = image.width * image.height * rng.uniform(*self.scale)
@@ -201,21 +209,24 @@ class CropTransform:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The evaluation view of an image, or a random crop determined by the image's digest."""
+    """Evaluation view of an image, or a random crop seeded by the view and the image."""
 
     name: str
     transform: EvalTransform
     crop: CropTransform | None = None
 
     def pixels(self, image: Image.Image, sha256: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the model's input before normalisation: uint8 (S, S, 3)."""
+        """Return the model's input before normalisation: uint8 (H, W, 3)."""
         if self.crop is None:
             return self.transform.pixels(image)
         return self.crop.pixels(image, key=f"{self.name}/{sha256}")
 
     @property
     def settings(self) -> str:
-        """Text of everything that determines the pixels."""
+        """Settings of the transforms as text.
+
+        The pixels of a view depend only on these settings, `name` and the image.
+        """
         crop = None if self.crop is None else str(self.crop)
         return json.dumps([self.transform.to_json(), crop])
 
@@ -226,5 +237,8 @@ def eval_view(transform: EvalTransform) -> View:
 
 
 def crop_views(transform: EvalTransform, crop: CropTransform, count: int, seed: int) -> list[View]:
-    """Return `count` augmented views: random resized crops and flips, seeded per view and image."""
+    """Return `count` augmented views: random resized crops and flips.
+
+    Each crop is seeded by `seed`, the number of the view and the digest of the image.
+    """
     return [View(f"crop {seed} {k}", transform, crop) for k in range(count)]

@@ -1,4 +1,4 @@
-"""Files of a folder that are not used, counted by suffix, with the reason and a fix."""
+"""Unused files of a folder, counted by suffix, each with a reason and a fix."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -80,7 +80,10 @@ def is_surely_no_image(name: str) -> bool:
 
 
 def unused_files(counts: Mapping[str, int]) -> list[UnusedFiles]:
-    """Return one entry per suffix, given the number of files with each suffix."""
+    """Return one entry per suffix, the most frequent first.
+
+    The number of files with each suffix is given by `counts`.
+    """
     entries: list[UnusedFiles] = []
     for suffix, files in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         kind = KIND_BY_SUFFIX.get(suffix, OTHER_SUFFIX)
@@ -106,7 +109,7 @@ def by_suffix(entries: Iterable[UnusedFiles]) -> str:
 
 
 def sub_folder_note(nested: Mapping[str, int]) -> str:
-    """Return the note on images in sub-folders, given their number for each class folder."""
+    """Return the note on images in sub-folders, given the number of them in each class folder."""
     found = [f"{count(n, 'image')} in sub-folders of {name}" for name, n in nested.items()]
     verb = "is" if sum(nested.values()) == 1 else "are"
     return f"{listing(found, MOST_KINDS)} {verb} used" if found else ""

@@ -1,7 +1,7 @@
-"""Listing of a data folder: image files, unreadable entries and ignored entries.
+"""Listing of a data folder: image files, entries that are not regular files, and unused entries.
 
-Only the names and kinds of entries are used, and no file is opened; `data.folder` finds classes and
-layouts.
+Only the names and kinds of entries are used, and no file is opened. `data.folder` finds the classes
+and the layout.
 """
 
 import os
@@ -28,18 +28,20 @@ class Walk:
     reference: bool = False
     """Whether the reference script's rules apply: four suffixes, any entry type, no sub-folders."""
     bad: list[tuple[str, str]] = field(default_factory=list)
-    """Paths that have an image's suffix but are not files, with the reasons."""
+    """Paths with an image suffix that are not regular files, with the reasons."""
     left_out: dict[str, Counter[str]] = field(default_factory=dict)
-    """Number of files that are not used, by suffix or by one of the kinds above, for each
-    folder."""
+    """For each folder, the number of unused entries by suffix or by one of the kinds above."""
     nested: dict[str, int] = field(default_factory=dict)
-    """Number of images in sub-folders of each folder that has any."""
+    """For each folder with images in sub-folders, the number of these images."""
     loops: int = 0  # number of links back to a folder already visited
     refused: list[str] = field(default_factory=list)  # folders without read permission
     listings: dict[str, tuple[list[str], int]] = field(default_factory=dict)
 
     def folders_of(self, folder: str) -> tuple[list[str], int]:
-        """Return the sorted names of the folders in `folder`, and the number of images in it."""
+        """Return the sorted names of the folders in `folder`, and the number of images beside them.
+
+        Hidden folders and links to the root are left out. The result is cached.
+        """
         if folder not in self.listings:
             names, loose, left_out = list[str](), 0, Counter[str]()
             for entry in self.entries(folder):
@@ -56,7 +58,10 @@ class Walk:
         return self.listings[folder]
 
     def images_in(self, folder: str) -> list[str]:
-        """Return the paths of the image files in and below `folder`, sorted as strings."""
+        """Return the sorted paths, relative to the root, of the image files in and below `folder`.
+
+        Under the reference script's rules, sub-folders are not searched.
+        """
         found: list[str] = []
         start, left_out = folder, Counter[str]()
         seen = {self.identity(self.root)} if folder else set()
@@ -89,11 +94,11 @@ class Walk:
         return sorted(found)
 
     def is_used(self, entry: os.DirEntry[str]) -> bool:
-        """Return whether an entry inside a class may be used, if it is an image or a folder."""
+        """Return whether an entry is visible and the reference script's rules do not apply."""
         return not self.reference and not self.is_hidden(entry.name)
 
     def kind_of(self, entry: os.DirEntry[str]) -> str:
-        """Return the suffix of an entry that is not used, or `HIDDEN`, `FOLDER` or `IMAGE`."""
+        """Return the suffix of an unused entry, or `HIDDEN`, `FOLDER` or `IMAGE`."""
         if self.is_hidden(entry.name):
             return HIDDEN
         if is_folder(entry):
@@ -101,16 +106,16 @@ class Walk:
         return IMAGE if self.has_image_name(entry.name) else suffix_of(entry.name)
 
     def total(self) -> Counter[str]:
-        """Return the number of entries of each kind that are not used."""
+        """Return the number of unused entries of each kind in all folders."""
         return sum(self.left_out.values(), Counter[str]())
 
     def unused(self, folder: str | None = None) -> Counter[str]:
-        """Return the number of unused files by suffix, in all folders or in a listed one."""
+        """Return the number of unused files with each suffix, in one folder or in all of them."""
         total = self.left_out.get(folder, Counter()) if folder is not None else self.total()
         return Counter({k: n for k, n in total.items() if k not in (HIDDEN, FOLDER, IMAGE)})
 
     def notes(self) -> list[str]:
-        """Return notes on the files that are not used, on sub-folders and on circular links."""
+        """Return notes on unused entries, images in sub-folders and circular links."""
         total = self.total()
         notes = unused_notes(self.unused())
         if number := total[HIDDEN]:
@@ -134,11 +139,20 @@ class Walk:
         return dot + suffix.lower() in FORMAT_BY_SUFFIX
 
     def is_hidden(self, name: str) -> bool:
-        """Return whether an entry is hidden or a system file (never, for the reference script)."""
+        """Return whether a name is that of a hidden or system file.
+
+        Under the reference script's rules, no name is.
+        """
         return not self.reference and (name.startswith(".") or name.lower() in SYSTEM_FILES)
 
     def entries(self, folder: str) -> list[os.DirEntry[str]]:
-        """Return the entries of a folder; an unreadable one has none and is added to `refused`."""
+        """Return the entries of a folder.
+
+        A folder without read permission is added to `refused` and treated as empty.
+
+        Raises:
+            DataError: The folder cannot be read for another reason.
+        """
         try:
             with os.scandir(self.full(folder)) as found:
                 return list(found)
@@ -152,7 +166,10 @@ class Walk:
             ) from error
 
     def identity(self, path: str) -> tuple[int, int] | None:
-        """Return the device and inode, which are the same for all paths to a folder."""
+        """Return the device and inode of a folder, or None if they cannot be read.
+
+        All paths to a folder give the same result.
+        """
         try:
             status = Path(path).stat()
         except OSError:
@@ -160,11 +177,11 @@ class Walk:
         return status.st_dev, status.st_ino
 
     def full(self, folder: str) -> str:
-        """Return the path with which to open an entry."""
+        """Return the path with which to open an entry, given its path relative to the root."""
         return f"{self.root}/{folder}" if folder else self.root
 
     def raise_if_refused(self) -> None:
-        """Raise a DataError that names the folders without read permission."""
+        """Raise a DataError if any folder could not be read for lack of permission."""
         if self.refused:
             more = f" and {len(self.refused) - 1} more" if len(self.refused) > 1 else ""
             raise DataError(

@@ -1,8 +1,8 @@
 """Protection of this machine's own network against addresses in lists, archives and redirects.
 
 A web server can redirect a download to an address that only this machine can reach, such as that of
-a router or of a cloud's metadata service. Names are therefore resolved and checked, on every
-redirect.
+a router or of a cloud's metadata service. Names are therefore resolved and checked before every
+connection, including those after redirects.
 """
 
 import ipaddress
@@ -13,7 +13,10 @@ NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class PrivateAddressError(ValueError):
-    """An address of this machine or of its own network; the message is short enough for a row."""
+    """Refusal of an address of this machine or of its own network.
+
+    The message is short enough for an error row.
+    """
 
     def __init__(self, host: str, address: str) -> None:
         whose = f"{host} is" if host == address else f"{host} leads to {address},"
@@ -21,9 +24,10 @@ class PrivateAddressError(ValueError):
 
 
 def check_public(host: str, port: int) -> None:
-    """Resolve a host name and raise PrivateAddressError if any of its addresses is private.
+    """Resolve a host name and check that all its addresses are public.
 
     Raises:
+        PrivateAddressError: An address is private.
         OSError: The name cannot be resolved.
     """
     for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):

@@ -1,9 +1,9 @@
 """Safe unpacking of tar and zip archives from untrusted sources.
 
-All entries are checked before the first is written, and each again when it is written. An archive
-is refused if an entry has no place in an image folder: a link, a device, a path that leads out of
-the folder, or disproportionate contents. Only new regular files and folders are created, in an
-empty folder.
+All entries are checked before the first is written, and each is checked again when it is written.
+An archive is refused if an entry has no place in an image folder: a link, a device, a path that
+leads out of the folder, or disproportionate contents. Only new regular files and folders are
+created, in an empty folder.
 
 The entries are read by `download.entries`.
 """
@@ -50,15 +50,16 @@ class ArchiveContents(NamedTuple):
 def unpack(
     archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | None = None
 ) -> ArchiveContents:
-    """Unpack an archive into an empty folder, leaving out a folder that wraps all contents.
+    """Unpack an archive into an empty folder, leaving out folders that wrap all contents.
 
-    The archive is a tar, gzipped tar or zip file, whatever its suffix; `name` is used in messages.
+    The archive is a tar, gzipped tar or zip file, whatever its suffix. Messages use `name`.
     After an error, the caller must remove the contents of the folder.
 
     Raises:
         DataError: The file is not an archive, is incomplete or damaged, or has a refused entry.
             Only damage inside a file of a zip is detected after something has been written.
         ResourceError: The disk is full or too small.
+        RunError: A file cannot be written.
     """
     limits, label = limits or ArchiveLimits(), console.visible(archive.name.removesuffix(".part"))
     with archive.open("rb") as file, as_data_error(name):
@@ -91,7 +92,7 @@ def unpack(
 def counted(
     entries: Iterator[ArchiveEntry], file: BinaryIO, progress: console.Progress
 ) -> Iterator[ArchiveEntry]:
-    """Yield the entries, with the megabytes read so far as progress."""
+    """Yield the entries, reporting the megabytes read so far as progress."""
     for entry in entries:
         progress.advance(max(0, min(progress.total, round(file.tell() / 1e6)) - progress.done))
         yield entry
@@ -120,10 +121,11 @@ def as_data_error(name: str) -> Iterator[None]:
 def accepted_entries(
     entries: Iterator[ArchiveEntry], packed: int, limits: ArchiveLimits
 ) -> Iterator[tuple[ArchiveEntry, tuple[str, ...]]]:
-    """Yield each entry with the parts of its name, leaving out resource forks.
+    """Yield each entry with the parts of its name, leaving out macOS resource forks.
 
     Raises:
-        ArchiveRefusedError: An entry has no place in an image folder.
+        ArchiveRefusedError: An entry is refused (see `parts_of`), occurs twice or is inside a file,
+            or the contents exceed the limits.
     """
     content = 0
     files: set[tuple[str, ...]] = set()
@@ -200,7 +202,13 @@ def contents_of(entries: Iterator[tuple[ArchiveEntry, tuple[str, ...]]]) -> Arch
 
 
 def write_entry(entry: ArchiveEntry, place: Path) -> None:
-    """Create a folder or a new file, never opening an existing file."""
+    """Create a folder or a new file, never opening an existing file.
+
+    Raises:
+        ArchiveRefusedError: The file does not have the size stated in the entry's header.
+        ResourceError: The disk is full.
+        RunError: The folder or file cannot be written.
+    """
     with writing(place, option="--to"):
         if entry.is_folder:
             place.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ CHUNK_BYTES = 2**20
 TAR_BLOCK = 512
 """Block size of a tar in bytes. Headers and contents fill whole blocks; two zero blocks end it."""
 MAX_READ = 4 * CHUNK_BYTES
-"""Maximum number of bytes that tarfile may read at once: larger headers are an attack on memory."""
+"""Maximum number of bytes that tarfile may read at once, so that no header can fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,15 @@ class ArchiveEntry:
 
 
 class ArchiveRefusedError(Exception):
-    """A refused archive, with the reason; converted to a DataError with the archive's name."""
+    """Refusal of an archive, with the reason; `archive.unpack` converts it to a DataError."""
 
 
 def archive_kind(file: BinaryIO) -> ArchiveKind:
-    """Return the archive's kind, detected from its first bytes; refuse any other file."""
+    """Return the archive's kind, detected from its first bytes.
+
+    Raises:
+        ArchiveRefusedError: The file is not an archive of a supported kind.
+    """
     file.seek(0)
     head = file.read(TAR_BLOCK)
     if head[:2] == b"\x1f\x8b":
@@ -70,7 +74,10 @@ def archive_kind(file: BinaryIO) -> ArchiveKind:
 def open_entries(
     file: BinaryIO, kind: ArchiveKind, packed: int, limits: ArchiveLimits
 ) -> Generator[ArchiveEntry, None, None]:
-    """Yield every entry in archive order; its contents can be read until the next is yielded."""
+    """Yield every entry in archive order.
+
+    The contents of an entry can be read until the next entry is yielded.
+    """
     file.seek(0)
     if kind == "zip":
         return zip_entries(file, limits)
@@ -121,7 +128,11 @@ class TarStream:
     def finish(self) -> None:
         """Check that the last header block and all bytes after it are zeros.
 
-        tarfile treats any invalid header as the end, so entries could be missing.
+        tarfile takes any invalid header for the end of the archive, so without this check, entries
+        could be missing unnoticed.
+
+        Raises:
+            ArchiveRefusedError: There is no end marker, or bytes other than zero follow it.
         """
         if len(self.last) < TAR_BLOCK:
             raise ArchiveRefusedError("its end marker is missing")

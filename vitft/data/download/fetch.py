@@ -1,7 +1,8 @@
 """Download of an image folder as an archive (`vitft data fetch`).
 
 The steps are: download into a `.part` file beside the folder, compare the size and digest, unpack
-into a hidden folder, check that it contains an image folder, and finally rename it.
+into a hidden folder, check that this contains an image folder, and finally rename the hidden
+folder.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ class FetchedFolder:
     folder: Folder
     sha256: str  # digest of the archive
     record: Path | None = None
-    """Path of the file in which the digest was recorded, if it was unknown before."""
+    """Path of the file in which the digest was recorded, or None if the digest was known."""
 
 
 def fetch_folder(
@@ -53,7 +54,7 @@ def fetch_folder(
 
     Raises:
         RunError: `target` exists already, or cannot be written.
-        DataError: The archive cannot be downloaded, has the wrong digest, is refused (see
+        DataError: The archive cannot be downloaded, has the wrong size or digest, is refused (see
             `archive.unpack`) or contains no image folder.
         ResourceError: The disk is full or too small.
         LockedError: Another process is downloading to the same target.
@@ -99,7 +100,13 @@ def check_target(target: Path) -> None:
 
 @contextlib.contextmanager
 def locked_target(target: Path) -> Iterator[None]:
-    """Lock the target against other processes; a lock ends with its process."""
+    """Lock the target against other processes, on systems with fcntl.
+
+    A lock ends with the process that holds it.
+
+    Raises:
+        LockedError: Another process holds the lock.
+    """
     try:
         import fcntl
     except ImportError:  # a system without fcntl
@@ -123,7 +130,11 @@ def locked_target(target: Path) -> Iterator[None]:
 
 
 def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
-    """Check an archive's size and digest, and return the digest recorded earlier."""
+    """Check an archive's size and digest, and return the digest recorded earlier, or "".
+
+    Raises:
+        DataError: The size is wrong, or the digest differs from the known or recorded one.
+    """
     if archive.size not in (None, size):
         raise DataError(
             f"{archive.url} has {size:,} bytes instead of {archive.size:,}; nothing was kept",
@@ -156,7 +167,11 @@ def read_record(record: Path) -> str:
 
 
 def image_root(folder: Path, name: str) -> Path:
-    """Return the topmost folder with classes in the unpacked archive."""
+    """Return the topmost folder with classes in the unpacked archive.
+
+    Raises:
+        DataError: There is no such folder.
+    """
     place, problem = folder, ""
     for _ in range(5):  # maximum number of wrapping folders
         try:
@@ -179,7 +194,11 @@ def image_root(folder: Path, name: str) -> Path:
 
 
 def folder_name(url: str) -> str:
-    """Return the folder name for an address: the last part of its path without the suffix."""
+    """Return the folder name for an address: the last part of its path without the suffix.
+
+    Raises:
+        UsageError: The path has no usable last part.
+    """
     last = PurePosixPath(unquote(urlsplit(url).path)).name
     name = re.sub(r"[^\w.-]+", "_", ARCHIVE_SUFFIX.sub("", last)).strip("._")
     if not name:
@@ -198,10 +217,11 @@ def select_archive(
 ) -> Archive:
     """Return the archive to download: a known one, perhaps from a mirror, or one at any address.
 
-    If `folder` is None, the folder is named after the archive's name or address.
+    An archive given only by address is named `folder` or, if that is None, after the address.
 
     Raises:
-        UsageError: The name is unknown or missing, or the address or digest is invalid.
+        UsageError: The name is unknown or missing, the address or digest is invalid, or the address
+            does not contain a folder name.
     """
     names = ", ".join(KNOWN_ARCHIVES)
     if name is None and url is None:

@@ -70,12 +70,13 @@ class RemoteVersion:
 def fetch_to_part(
     url: str, part: Path, *, size: int | None = None, limits: DownloadLimits | None = None
 ) -> None:
-    """Download a file into `part`, resuming a partial download.
+    """Download a file into `part`, resuming a partial download if there is one.
 
-    The caller must remove the part and its version file.
+    The caller must remove the part and its version file after use.
 
     Raises:
-        DataError: The file does not exist, has the wrong size, is too large or does not arrive.
+        DataError: The file does not exist, has a private address or the wrong size, is too large or
+            does not arrive.
         ResourceError: The disk is full or too small.
         RunError: The part cannot be written.
     """
@@ -112,6 +113,7 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
         BrokeOffError: The attempt failed, but another one may succeed.
         DataError: Another attempt would fail as well.
         ResourceError: There is not enough disk space.
+        RunError: The part cannot be written.
     """
     known = read_version(part, url)
     start = file_size(part) if known else 0
@@ -143,7 +145,11 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
 
 
 def error_for_status(url: str, part: Path, error: urllib.error.HTTPError) -> Exception:
-    """Return the error for an unsuccessful response."""
+    """Return the error for an unsuccessful response.
+
+    It is a BrokeOffError if another attempt may succeed. If the remote file is shorter than the
+    part, the part is removed.
+    """
     status = status_line(error)
     if error.code == 416:  # the remote file is shorter than the part
         remove_part(part)
@@ -202,7 +208,11 @@ def receive(
 
 
 def body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN401
-    """Return the size of the whole file, if known, and the offset at which the body starts."""
+    """Return the size of the whole file, if known, and the offset at which the body starts.
+
+    Raises:
+        BrokeOffError: The server sent a different range from the one requested.
+    """
     announced = answer.headers.get("Content-Length", "")
     if answer.status != 206:
         return (int(announced) if announced.isdecimal() else None), 0
@@ -257,7 +267,7 @@ def version_file(part: Path) -> Path:
 
 
 def read_version(part: Path, url: str) -> RemoteVersion | None:
-    """Return the version of an existing part, or None if it cannot be resumed."""
+    """Return the version of an existing part, or None if the part cannot be used."""
     try:
         fields = json.loads(version_file(part).read_text(encoding="utf-8"))
         version = RemoteVersion(**fields)

@@ -1,8 +1,8 @@
 """Download of a single image, with limits on size, time and redirects.
 
-Only http and https are allowed, including after redirects, and redirects from https to http are
+Only http and https are allowed, including after redirects. Redirects from https to http are
 refused, as are private addresses (see `addresses`). A user name and password in the address are
-sent to its host only. The bytes are decoded in `data.images`.
+sent only to the host of that address. The bytes are decoded in `data.images`.
 """
 
 import base64
@@ -39,10 +39,7 @@ class WebLimits:
 
 
 class Deadline:
-    """A deadline after which a request's connections are shut down.
-
-    They are shut down even if bytes are still trickling in.
-    """
+    """A deadline after which a request's connections are shut down, even while bytes arrive."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -54,13 +51,13 @@ class Deadline:
         return self
 
     def set(self) -> None:
-        """Set the deadline to the full time from now."""
+        """Set the deadline to the full time from now, without starting the timer."""
         self.deadline = time.monotonic() + self.seconds
         self.timer = threading.Timer(self.seconds, self.cut)
         self.timer.daemon = True
 
     def renew(self) -> None:
-        """Restart the deadline with the full time."""
+        """Restart the timer with the full time."""
         self.timer.cancel()
         self.set()
         self.timer.start()
@@ -93,7 +90,8 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
     """Return the bytes at an address.
 
     Raises:
-        ImageError: The response has an error status, arrives too late or is too large.
+        ImageError: The address is refused or cannot be reached, or the response has an error
+            status, is incomplete or too large, or arrives too late.
     """
     limits = limits or WebLimits()
     with Deadline(limits.seconds) as clock:
@@ -144,7 +142,11 @@ def split_login(address: str) -> tuple[str, str]:
 
 
 def read_body(url: str, answer: Any, limits: WebLimits, clock: Deadline) -> bytes:  # noqa: ANN401
-    """Read the body of a response within the limits."""
+    """Read the body of a response within the limits.
+
+    Raises:
+        ImageError: The body is too large or incomplete.
+    """
     announced = answer.headers.get("Content-Length", "")
     if announced.isdigit() and int(announced) > limits.max_bytes:
         raise image_too_large(url, limits)
@@ -166,7 +168,7 @@ def image_too_large(url: str, limits: WebLimits) -> ImageError:
 
 
 def status_line(error: urllib.error.HTTPError) -> str:
-    """Return a short reason from the status of a response."""
+    """Return a short description of a response with an error status."""
     return redacted(f"the server responded with {error.code} {error.reason}").splitlines()[0][:160]
 
 
@@ -212,7 +214,7 @@ class LimitedRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
-    """Handler for http and https over connections with a deadline, to public addresses."""
+    """Handler that opens http and https connections with a deadline, to public addresses."""
 
     def __init__(self, clock: Deadline, *, allow_private: bool) -> None:
         super().__init__()
@@ -241,14 +243,19 @@ class DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
 
 
 class DeadlineConnection(http.client.HTTPConnection):
-    """A connection that its deadline can shut down."""
+    """A connection that is shut down when its deadline has passed."""
 
     def __init__(self, *args: Any, clock: Deadline, check: bool, **options: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **options)
         self.clock, self.check = clock, check
 
     def connect(self) -> None:
-        """Connect to the host, unless it has a private address."""
+        """Connect to the host.
+
+        Raises:
+            PrivateAddressError: The host has a private address, and `check` is set.
+            OSError: The connection fails.
+        """
         self.timeout = self.clock.left
         if self.check:
             check_public(self.host, self.port)
