@@ -1,1 +1,1 @@
-"""Accuracy, confidence intervals and calibration. Does not import torch."""
+"""Accuracy, confidence intervals and calibration. Only `classification` imports torch."""

@@ -1,7 +1,8 @@
-"""Calibration of probabilities: expected calibration error with interval, temperature scaling.
+"""Calibration of probabilities: temperature scaling, and the expected calibration error.
 
-All arithmetic is in float64. The temperature is merged into the head when a run is saved, so
-predictions and exports do not need to apply it.
+Arithmetic is in float64, except in `softmax` and for the exponentials in `fit_temperature`. The
+temperature is merged into the head when a run is saved, so predictions and exports do not need to
+apply it.
 
 Notation: n images, C classes, K bins, R simulations, L trial values; `logits` is (n, C), `labels`
 (n,) are class indices, `confidence` (n,) is the probability of the predicted class, and `right`
@@ -22,24 +23,26 @@ from vitft.metrics.results import CalibrationBin, Interval
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 BINS = 15
-"""Maximum number of bins, as in Guo et al. 2017 but with the same number of images in each: most
-bins of equal width would be empty when most confidences are close to 1."""
+"""Maximum number of bins, as in Guo et al. 2017. Unlike there, all bins contain about as many
+images: with bins of equal width, most would be empty when most confidences are close to 1."""
 MIN_IMAGES_PER_BIN = 15
-"""Minimum number of images per bin; for small data sets the number of bins is reduced."""
+"""Minimum number of images per bin, which limits the number of bins of small data sets. There is
+always at least one bin."""
 CALIBRATION_FOLDS = 10
 TEMPERATURES = (0.02, 50.0)
-"""Lower and upper bounds on the temperature; an optimum outside them is not trusted."""
+"""Lower and upper bounds on the temperature; an optimum outside these bounds is rejected."""
 PRIOR_SPREADS = (0.3, 0.5)
-"""Standard deviations of the prior on the logarithm of the temperature, which is centred at 0:
-without and with cross-validated training images. Models that train in steps need temperatures near
-1, solved heads from 0.3 to 1.5 (docs/experiments.md). With 150 images it has hardly any effect."""
+"""Standard deviations of the prior on the logarithm of the temperature, a normal distribution with
+mean 0: the first without cross-validated training images, the second with them. Models that train
+in steps need temperatures near 1, and solved heads need temperatures from 0.3 to 1.5
+(docs/experiments.md). With 150 images, the prior has hardly any effect."""
 MAX_DIFFERENCE = 4.0
-"""Maximum number of standard errors by which the mean losses of two comparable sets differ."""
+"""Maximum number of standard errors by which the mean losses of two comparable sets may differ."""
 SIMULATIONS, TRIALS = 1000, 48
 
 
 class ScoredSet(NamedTuple):
-    """Logits (n, C) and class indices (n,) of images that the model was not fitted to."""
+    """Logits (n, C) and true class indices (n,) of images that the model was not fitted to."""
 
     logits: Floats
     labels: Ints
@@ -50,23 +53,25 @@ class ScoredSet(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTemperature:
-    """A temperature, and those fitted with each validation image held out."""
+    """A temperature and, for each validation image, a temperature fitted without that image."""
 
     value: float  # divisor of the logits; 1 if none was fitted
     held_out: Floats
-    """Temperature fitted without each validation image (n,), for unbiased metrics."""
+    """For each validation image, the temperature fitted without it (n,), for unbiased metrics."""
     cross_validated: int = 0
-    """Number of training images whose cross-validated logits it was fitted to as well."""
+    """Number of training images whose cross-validated logits `value` was fitted to as well."""
     note: str = ""  # reason why none was fitted; empty if one was
 
 
 def calibrate_temperature(
     validation: ScoredSet, training: ScoredSet | None = None
 ) -> FittedTemperature:
-    """Fit the temperature to the validation images and any cross-validated training predictions.
+    """Fit the temperature to validation images and any cross-validated training predictions.
 
-    It is the most probable one given the log losses and a prior, which matters only if there are
-    few images: without it, a few correct predictions would make the model certain.
+    The result is the most probable temperature, given the log losses and a prior. The prior matters
+    only if there are few images: without it, a few correct predictions would make the model
+    certain. If the most probable temperature is outside `TEMPERATURES`, the result is 1, with a
+    note.
 
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks",
     https://arxiv.org/abs/1706.04599, section 4.2.
@@ -94,10 +99,11 @@ def calibrate_temperature(
 
 
 def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
-    """Return whether the model's losses on two sets are similar enough to pool the sets.
+    """Return whether the losses of a model on two sets are similar enough to pool the sets.
 
-    The mean losses, at the temperature fitted to both, must differ by no more than chance. They
-    differ by more if, for example, the training images contain unmarked copies of each other.
+    The mean losses, at the temperature fitted to both sets, must differ by at most `MAX_DIFFERENCE`
+    standard errors. They differ by more if, for example, the training images contain unmarked
+    copies of each other.
     """
     logits = np.concatenate([first.logits, second.logits])
     labels = np.concatenate([first.labels, second.labels])
@@ -110,12 +116,12 @@ def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
 def fit_temperature(
     logits: Floats, labels: Ints, *, spread: float = PRIOR_SPREADS[1], near: float | None = None
 ) -> float | None:
-    """Return the most probable temperature, or None if it is out of range.
+    """Return the most probable temperature T, or None if it is outside `TEMPERATURES`.
 
-    It minimises the summed log loss plus the prior's `log(T)^2 / (2 spread^2)`. The derivative with
-    respect to log(1 / T) changes sign there; the root is found to a relative precision of 1e-4, far
-    below the statistical uncertainty. The search starts at `near`, which affects the time but not
-    the result.
+    T minimises the summed log loss plus the term of the prior, `log(T)^2 / (2 spread^2)`. At the
+    minimum, the derivative with respect to log(1 / T) changes sign; this root is found to a
+    relative precision of 1e-4, far below the statistical uncertainty. The search begins around
+    `near`, if given, which saves time and does not change the result beyond this precision.
     """
     below = (logits - logits.max(axis=1, keepdims=True)).astype(np.float32)  # the largest is 0
     truth = float(below[np.arange(len(labels)), labels].mean(dtype=np.float64))
@@ -139,7 +145,9 @@ def fit_temperature(
 
 
 def find_root(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Return the root of a function that is negative before it and positive after it, to 1e-4.
+    """Return the root of `rising` between `low` and `high`, to a relative precision of 1e-4.
+
+    The function must be negative below the root and positive above it; `low` must be positive.
 
     Method: regula falsi, halving the value at the stale end ("Illinois", Dowell & Jarratt 1971).
     """
@@ -159,7 +167,7 @@ def find_root(rising: Callable[[float], float], low: float, high: float) -> floa
 
 
 def logsumexp(logits: Floats) -> Floats:
-    """Return the log-sum-exp of each row: (n,)."""
+    """Return the log-sum-exp of the logits of each image: (n, C) to (n,)."""
     best = logits.max(axis=1)
     return np.asarray(best + np.log(np.exp(logits - best[:, None]).sum(axis=1)))
 
@@ -171,7 +179,7 @@ def log_losses(logits: Floats, labels: Ints) -> Floats:
 
 
 def confidence_and_correctness(logits: Floats, labels: Ints) -> tuple[Floats, Floats]:
-    """Return `confidence` (n,) and `right` (n,)."""
+    """Return `confidence` (n,) and `right` (n,), as defined at the top of this file."""
     best: Floats = np.exp(logits.max(axis=1) - logsumexp(logits))
     right = logits.argmax(axis=1) == labels
     return np.minimum(best, 1.0), right.astype(np.float64)
@@ -179,17 +187,17 @@ def confidence_and_correctness(logits: Floats, labels: Ints) -> tuple[Floats, Fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bins:
-    """Images in K bins of increasing confidence, with sizes that differ by at most one."""
+    """Statistics of images in K bins of increasing confidence; bin sizes differ by at most one."""
 
-    low: Floats  # (K,): midway to the bin below
+    low: Floats  # (K,): midway to the bin below, or the smallest confidence of all
     high: Floats
     images: Ints
-    confidence: Floats  # mean over the bin
+    confidence: Floats  # mean over the images in the bin
     accuracy: Floats
 
     @property
     def gap(self) -> float:
-        """The usual expected calibration error: the mean of |accuracy - confidence| over images."""
+        """The usual expected calibration error without correction: `binned_error` of these bins."""
         return float(binned_error(self.images, self.confidence, self.accuracy))
 
     def rows(self) -> list[CalibrationBin]:
@@ -204,7 +212,10 @@ class Bins:
 
 
 def binned_error(images: Ints, confidence: Floats, accuracy: Floats) -> Floats:
-    """Return the mean of |accuracy - confidence| over images; `accuracy` may be (..., K)."""
+    """Return the mean of |accuracy - confidence| over bins, weighted by their numbers of images.
+
+    `images` and `confidence` are (K,), `accuracy` is (..., K), and the result is (...).
+    """
     return np.asarray((images * np.abs(accuracy - confidence)).sum(axis=-1) / images.sum())
 
 
@@ -231,12 +242,14 @@ def calibration_error(bins: Bins) -> tuple[float, Interval]:
 
     The plug-in estimate (`Bins.gap`) is biased: for 240 images of a perfectly calibrated model it
     is about 4 %, and resampling images adds the same bias again. The true error is therefore
-    estimated by simulation: for each trial error, correct predictions are drawn in every bin. The
-    interval consists of the trial errors for which the observed estimate is neither among the 2.5 %
-    smallest nor the 2.5 % largest; the point estimate is the one for which it is the median. Trial
-    deviations have the observed sign in every bin, half proportional to the observed deviation and
-    half constant. For the upper limit, estimates below the median of perfect calibration are raised
-    to it (Cowan et al. 2011, "Power-constrained limits", https://arxiv.org/abs/1105.3166).
+    estimated by simulation: for each trial error, the numbers of correct predictions in all bins
+    are drawn many times. The interval consists of the trial errors for which the observed estimate
+    is neither among the smallest 2.5 % of the simulated estimates nor among the largest 2.5 %. The
+    point estimate is the trial error for which the observed estimate is the simulated median. In
+    the trials, the deviation of accuracy from confidence has the observed sign in every bin; half
+    of its size is proportional to the observed deviation, and half is the same in all bins. For the
+    upper limit, an observed estimate below the median for perfect calibration is raised to that
+    median (Cowan et al. 2011, "Power-constrained limits", https://arxiv.org/abs/1105.3166).
     """
     observed = bins.gap
     random = np.random.default_rng(0)
@@ -272,9 +285,9 @@ def simulate_errors(bins: Bins, truth: Floats, random: np.random.Generator) -> F
 
 
 def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Convert logits to probabilities along the last axis, in their own precision.
+    """Convert logits to probabilities along the last axis, in the precision of the logits.
 
-    `logits` is overwritten; pass `logits.astype(np.float64)` to keep it.
+    The array `logits` is overwritten; pass a copy, e.g. `logits.astype(np.float64)`, to keep it.
     """
     logits -= logits.max(axis=-1, keepdims=True)
     np.exp(logits, out=logits)

@@ -1,20 +1,22 @@
-"""Detection of models at chance level: not better than always predicting the largest class.
+"""Detection of models at chance level.
 
-This module does not import torch.
+Such a model is not measurably better than always predicting the largest class. This module does not
+import torch.
 """
 
 from vitft.metrics.results import RunResults
 from vitft.system.text import percent
 
 CONSTANT = 0.95
-"""Fraction of the images above which predictions of one class count as constant."""
+"""Minimum fraction of images predicted as one class for predictions to count as constant."""
 
 
 def chance_level(results: RunResults) -> str:
-    """Return a clause on a model at chance level, such as `always predicts 7`, or an empty string.
+    """Return a predicate, such as `always predicts 7`, for a model at chance level, otherwise "".
 
     A model is at chance level unless the 95 % interval of its accuracy is above the accuracy of
-    always predicting the largest class. The subject of the clause is the model.
+    always predicting the largest class. The subject of the predicate is the model. The result is
+    also empty for results of older runs that do not contain the interval.
     """
     if not {"top1_interval", "majority"} <= results.keys():  # an older run
         return ""
@@ -29,7 +31,11 @@ def chance_level(results: RunResults) -> str:
 
 
 def constant_class(results: RunResults) -> tuple[str, float] | None:
-    """Return the class predicted for nearly all images and their fraction, or None."""
+    """Return the class predicted for nearly all images and the fraction of these images, or None.
+
+    The fraction is at least `CONSTANT`. The result is None if no class reaches it, if there are
+    fewer than two classes, or if older results lack the confusion matrix.
+    """
     names, matrix = list(results.get("per_class", {})), results.get("confusion", [])
     counts = [sum(column) for column in zip(*matrix, strict=True)]
     if len(names) < 2 or len(counts) != len(names) or not sum(counts):

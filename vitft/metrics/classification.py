@@ -1,4 +1,4 @@
-"""Metrics from logits and labels: accuracy, per-class metrics, confusion matrix, calibration.
+"""Metrics from logits and labels: accuracy, per-class metrics, confusion matrix and calibration.
 
 Notation: n images, C classes; `logits` is (n, C), and `labels` (n,) are class indices.
 """
@@ -34,7 +34,7 @@ def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def count_top_k(logits: Tensor, labels: Tensor, k: int) -> int:
-    """Return the number of images whose true class is among the `k` largest logits."""
+    """Return the number of images whose true class has one of the `k` largest logits."""
     best = logits.topk(min(k, logits.shape[-1]), dim=-1).indices  # (n, k)
     return int((best == labels[:, None]).any(dim=-1).sum())
 
@@ -42,7 +42,7 @@ def count_top_k(logits: Tensor, labels: Tensor, k: int) -> int:
 def classification_metrics(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> Metrics:
     """Return `results.Metrics` with the metrics that are fast to compute.
 
-    The interval of the loss and the calibration are None; `probability_metrics` computes them.
+    `loss_interval` and `calibration` are None; `probability_metrics` computes them.
     """
     total = len(labels)
     matrix = confusion_matrix(logits, labels)
@@ -71,7 +71,13 @@ def classification_metrics(logits: Tensor, labels: Tensor, classes: Sequence[str
 
 
 def class_metrics(right: int, images: int, predicted: int) -> ClassMetrics:
-    """Return a class's metrics, given its numbers of images, hits and predictions."""
+    """Return the metrics of a class.
+
+    Args:
+        right: Number of images of the class that are predicted correctly.
+        images: Number of images of the class.
+        predicted: Number of images, of any class, that are predicted as this class.
+    """
     union = images + predicted - right
     f1, f1_interval = f1_with_interval(right, union) if union else (None, None)
     return {
@@ -88,9 +94,10 @@ def class_metrics(right: int, images: int, predicted: int) -> ClassMetrics:
 def calibrated_metrics(
     logits: Tensor, labels: Tensor, temperature: FittedTemperature
 ) -> ProbabilityMetrics:
-    """Estimate, for new images, the metrics that depend on the temperature.
+    """Return the metrics that depend on the temperature, estimated for new images.
 
-    `logits` must not be scaled yet: each image is scored with a temperature fitted without it.
+    `logits` must not be divided by a temperature yet: those of each image are divided here by the
+    temperature fitted without that image.
     """
     scores, truth = logits.double().numpy(), labels.numpy()
     before, _ = calibration_error(bin_by_confidence(*confidence_and_correctness(scores, truth)))
@@ -115,10 +122,10 @@ def probability_metrics(
     temperature: float | None = None,
     note: str | None = None,
 ) -> ProbabilityMetrics:
-    """Return the metrics that depend on the temperature, from logits (n, C) already scaled by it.
+    """Return the metrics that depend on the temperature, given logits (n, C) already divided by it.
 
-    `ece_before` is the calibration error before scaling; `note` says why no temperature was fitted,
-    if so.
+    The result also contains the optional arguments: `ece_before`, the calibration error before
+    temperature scaling; `temperature`; and `note`, the reason why no temperature was fitted.
     """
     truth = labels.numpy()
     loss = log_losses(scores, truth)

@@ -1,8 +1,9 @@
 """95 % confidence intervals for fractions and means, and significance tests for differences.
 
-Fractions have Wilson intervals, and metrics composed of several fractions combine those intervals:
-the bootstrap would give 20 correct out of 20 an interval of zero width. Only means are resampled.
-All results are deterministic.
+Single fractions have Wilson intervals, metrics composed of several fractions combine those
+intervals, and differences between paired fractions have adjusted Wald intervals: the bootstrap
+would give 20 correct out of 20 an interval of zero width. Only means of other values, such as
+losses, are resampled. All results are deterministic.
 """
 
 import math
@@ -16,12 +17,14 @@ from vitft.metrics.results import Interval
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 Z = 1.959963984540054
-"""Number of standard deviations from the mean that contain 95 % of a normal distribution."""
+"""Number of standard deviations around the mean within which 95 % of a normal distribution lie."""
 RESAMPLES = 1000
 
 
 def wilson_interval(correct: int, total: int) -> Interval:
     """Return the 95 % Wilson interval of a fraction, valid for small totals and near 0 and 1.
+
+    If `total` is 0, the interval is (0, 1).
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
@@ -37,7 +40,7 @@ def wilson_interval(correct: int, total: int) -> Interval:
 
 
 def student_t_quantile(freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t distribution.
+    """Return the two-sided 95 % quantile of Student's t with `freedom` degrees of freedom.
 
     Source: Abramowitz & Stegun 1964, 26.7.3 and 26.7.4, solved for the angle by bisection.
     """
@@ -57,12 +60,13 @@ def student_t_quantile(freedom: int) -> float:
 
 
 def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
-    """Return the 95 % interval of the mean of independent fractions given as (correct, total).
+    """Return the 95 % interval of the mean of independent fractions, each (correct, total).
 
-    The distances from each fraction to the ends of its Wilson interval are added in quadrature.
+    The distances from the fractions to the lower ends of their Wilson intervals are added in
+    quadrature, and so are the distances to the upper ends.
 
-    Source: Zou, Huang & Zhang 2009, "A note on confidence interval estimation for a linear
-    function of binomial proportions", Computational Statistics & Data Analysis 53.
+    Source: Zou, Huang & Zhang 2009, "A note on confidence interval estimation for a linear function
+    of binomial proportions", Computational Statistics & Data Analysis 53.
     """
     fractions = [right / total for right, total in counts]
     ends = [wilson_interval(right, total) for right, total in counts]
@@ -73,11 +77,11 @@ def mean_fraction_interval(counts: Sequence[tuple[int, int]]) -> Interval:
 
 
 def f1_with_interval(right: int, union: int) -> tuple[float, Interval]:
-    """Return a class's F1 score and its 95 % interval.
+    """Return the F1 score of a class and its 95 % interval.
 
-    `union` is the number of images that belong to the class or are predicted as it, and `right` is
-    the number of those that are both. With s = right / union, F1 = 2 s / (1 + s) increases with s,
-    so the bounds of the Wilson interval of s give those of F1.
+    `union` is the number of images that belong to the class, are predicted as it, or both; `right`
+    is the number of images to which both apply. With s = right / union, F1 = 2 s / (1 + s)
+    increases with s, so the bounds of the Wilson interval of s give those of F1.
 
     Source of the formula: Hand, Christen & Kirielle 2021, "F*: an interpretable transformation of
     the F-measure", Machine Learning 110.
@@ -93,8 +97,8 @@ def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
     Each resample is studentised by its own standard error, so the interval is skewed like the
     long-tailed distribution of losses. (BCa intervals are skewed too little: in simulations with 60
     images, they covered the mean loss 73 to 93 times in 100, whereas these intervals covered it 81
-    to 97 times.) Standard errors of resamples that miss the tail are raised to at least a quarter
-    of that of the data.
+    to 97 times.) Standard errors of resamples that miss the tail are raised to a quarter of the
+    standard error of the data. If all values are equal, the interval has zero width.
 
     Source: Hall 1988, "Theoretical comparison of bootstrap confidence intervals", Annals of
     Statistics 16.
@@ -116,9 +120,10 @@ def bootstrap_mean_interval(values: Floats, *, seed: int = 0) -> Interval:
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Return the two-sided p-value of the exact McNemar test.
+    """Return the two-sided p-value of the exact McNemar test of two models on the same images.
 
-    The arguments are the numbers of images that only the first or second model gets right.
+    The arguments are the number of images that only the first model predicts correctly, and the
+    number that only the second model predicts correctly.
 
     Source: McNemar 1947, with the exact binomial distribution instead of an approximation.
     """
@@ -128,7 +133,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values corrected for multiple testing by Holm's method, in the same order.
+    """Return p-values corrected for multiple testing by Holm's method, in the order of `p_values`.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
     """
@@ -142,7 +147,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def paired_interval(only_first: int, only_second: int, images: int) -> tuple[float, float]:
-    """Return the 95 % interval of the difference in accuracy of two models on the same images.
+    """Return the 95 % interval of the first model's accuracy minus the second model's.
+
+    Both models are tested on the same `images` images; the other arguments are as in `mcnemar`.
 
     Source: Bonett & Price 2012, "Adjusted Wald confidence interval for a difference of binomial
     proportions based on paired data".
@@ -154,6 +161,10 @@ def paired_interval(only_first: int, only_second: int, images: int) -> tuple[flo
 
 
 def sample_size(half_width: float, accuracy: float) -> int:
-    """Return the number of images needed for an accuracy interval of plus or minus `half_width`."""
+    """Return the number of images for a 95 % interval of `accuracy` plus or minus `half_width`.
+
+    The interval is that of the normal approximation; the variance p (1 - p) is taken as at least
+    0.01.
+    """
     variance = max(accuracy * (1 - accuracy), 0.01)
     return math.ceil(Z * Z * variance / half_width**2)

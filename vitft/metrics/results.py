@@ -1,8 +1,8 @@
-"""Types of the results written as JSON: eval.json and audit.json.
+"""Types of the results written as JSON: eval.json, audit.json and the lines of metrics.jsonl.
 
 Fractions are from 0 to 1 and losses are in nats. All intervals are 95 % intervals (low, high).
 Undefined values, such as the recall of a class without images, are None. Files are checked against
-these types (`system.run_content`), so a key that older runs lack must be NotRequired.
+these types (`system.run_content`), so every key that older runs lack must be NotRequired.
 """
 
 from pathlib import Path
@@ -47,7 +47,7 @@ class CalibrationMetrics(TypedDict):
     ece_interval: Interval
     ece_binned: Share  # the usual plug-in estimate, without the correction
     ece_before: Annotated[float | None, Range(ge=-1, le=1)]
-    """Corrected error before temperature scaling; None if no temperature is known."""
+    """Corrected expected calibration error before temperature scaling; None if it is not known."""
     temperature: Positive | None  # divisor of the logits; 1 if none was fitted
     note: str | None  # reason why no temperature was fitted
     cross_validated: NotRequired[int]
@@ -116,7 +116,7 @@ class CrossValidation(TypedDict):
     curve: list[LearningCurvePoint]  # from few images to many
     gain_from_twice: Annotated[float | None, Range(ge=-1, le=1)]
     """Extrapolated gain in accuracy from doubling the number of images."""
-    weak_spots: list[WeakClass]  # the three classes with the lowest recall, lowest first
+    weak_spots: list[WeakClass]  # up to three classes with the lowest recall, lowest first
 
 
 class HeadChoice(TypedDict):
@@ -141,7 +141,7 @@ class SolvedHeadResults(TypedDict):
 
 
 class FinalTestResults(Metrics):
-    """Metrics of the finished model on the test part of the data, which no choice depended on."""
+    """Metrics of the finished model on the test part of the data, on which no choice depended."""
 
     left_out: Natural  # number of test images that are identical to a training or validation image
 
@@ -158,19 +158,19 @@ class RunResults(Metrics):
     head: NotRequired[HeadChoice]
     cross_validation: NotRequired[CrossValidation]
     confirmed_in_float32: NotRequired[int]  # number of images with logits recomputed in float32
-    test: NotRequired[FinalTestResults]  # absent without test images, and if the run did not finish
+    test: NotRequired[FinalTestResults]  # absent without test images or if the run did not finish
     seconds: NotRequired[Loss]  # absent if the run did not finish
 
 
 class FileRemark(TypedDict):
-    """A remark on a damaged or unusual file."""
+    """A file that is damaged or unusual, and the reason."""
 
     path: str  # path relative to the data folder, with slashes
     reason: str
 
 
 class EvaluatedData(TypedDict):
-    """Numbers of images that `vitft evaluate` scored and left out."""
+    """The data given to `vitft evaluate`, with numbers of images left out or known to the run."""
 
     path: str
     unreadable: list[FileRemark]
@@ -182,8 +182,8 @@ class EvaluatedData(TypedDict):
     """Number of images left out because they have the path of a training image that cannot be read
     for a comparison."""
     validated: int | None
-    """Number of scored images that the run validated on, or near-duplicates of such images; None
-    if the split is unknown."""
+    """Number of scored images that the run validated on or that are near-duplicates of such images;
+    None if the split is unknown."""
     copies: Natural  # number of scored images identical to an earlier one
 
 
@@ -202,7 +202,7 @@ class CopyMember(TypedDict):
 
 
 class CopyGroup(TypedDict):
-    """A group of images that are identical files or near-duplicates."""
+    """A group of images that are identical files or near-duplicates of each other."""
 
     kind: str  # `exact` or `near`
     members: list[CopyMember]
@@ -221,7 +221,7 @@ class Mislabel(TypedDict):
 
 
 class Imbalance(TypedDict):
-    """Largest and smallest class, each with its number of images (None if there are none)."""
+    """Largest and smallest class, each with its number of images; None if there are no classes."""
 
     largest: tuple[str, Natural] | None
     smallest: tuple[str, Natural] | None
@@ -238,9 +238,9 @@ class UnusedFiles(TypedDict):
 
 
 class OodResults(TypedDict):
-    """How often images get the note "unlike the training images" (`features.ood`).
+    """Frequencies of the note "unlike the training images" (`features.ood`).
 
-    The fractions are None if the run cannot give the note; `reason` says why.
+    The fractions are None if the run cannot give the note; `reason` then says why.
     """
 
     images: Natural  # number of images whose features describe the classes
@@ -252,7 +252,8 @@ class OodResults(TypedDict):
     unknown_class_range: Interval | None  # lowest and highest fraction of a class left out
     classes_left_out: Natural
     features_trained: bool
-    """Whether the features were trained on the classes left out; the fraction may then be high."""
+    """Whether the features were trained on the classes left out, so that `unknown_class` may be
+    high."""
 
 
 class AuditResults(TypedDict):
@@ -285,10 +286,10 @@ class LogLine(TypedDict, total=False):
 
 
 def read_results(path: Path) -> RunResults | None:
-    """Return the content of a run's eval.json, or None if it does not exist.
+    """Return the content of a run's eval.json, or None if the file does not exist.
 
     Raises:
-        RunError: The file is damaged.
+        RunError: The file is damaged, or does not have the structure of `RunResults`.
     """
     results = read_run_json(path, RunResults)
     if results is not None:

@@ -1,8 +1,8 @@
 """The card of a checkpoint: description of a model, stored in the same file as its weights.
 
-A card may come from a stranger, with a valid digest. `read_card` is the only way to read one: it
-checks every type, range and name, and that the tensors of the file are those of the architecture,
-before anything is built or computed. Does not import torch.
+A card may come from a stranger, with a valid digest. Before anything is built or computed,
+`read_card` therefore checks every type, range and name in the card and, except for timm models,
+that the tensors in the file are those of the architecture. Does not import torch.
 """
 
 import json
@@ -59,7 +59,9 @@ class Card:
 
 
 def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
-    """Return the card with this JSON text, checked alone and against the tensors beside it.
+    """Parse a card, check it, and compare it with the tensors in the same file.
+
+    The tensors of timm models are not compared: only timm knows their names and shapes.
 
     Raises:
         ValueError: The card is not valid, or the tensors do not match it.
@@ -74,7 +76,7 @@ def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
 
 
 def as_float32(facts: TensorFacts) -> TensorFacts:
-    """Return the type and shape of a tensor after converting half precision to float32."""
+    """Return the shape of a tensor and its type after converting half precision to float32."""
     return TensorFacts("F32", facts.shape) if facts.dtype in ("F16", "BF16") else facts
 
 
@@ -82,7 +84,8 @@ def parse_card(text: str) -> Card:
     """Return the card with this JSON text; every value has the type and range of its field.
 
     Raises:
-        ValueError: The text is not JSON, or a value has the wrong type or is out of range.
+        ValueError: The text is too long or not JSON, or a value is missing, unknown, out of range
+            or of the wrong type.
     """
     if len(text) > MAX_CARD_CHARACTERS:
         raise StructureError(f"it is too long ({len(text):,} characters)")
@@ -98,7 +101,8 @@ def check_card(card: Card) -> None:
     """Check that the parts of a card agree with each other.
 
     Raises:
-        StructureError: They contradict each other, or a class name is repeated or empty.
+        StructureError: The parts contradict each other, the model needs more than 3 channels, or a
+            class name is repeated or empty.
     """
     shape, transform, classes = card.architecture, card.transform, card.classes
     if transform.image_size != shape.image_size:
@@ -131,7 +135,10 @@ def check_shapes(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFa
 
 
 def tensor_mismatch(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> str:
-    """Return the missing, unexpected and different tensors as text, or an empty string."""
+    """Return the missing, unexpected and different tensors as text, or an empty string.
+
+    The text contains the first five names of each kind.
+    """
     lists = {
         "missing": [name for name in wanted if name not in found],
         "unexpected": [name for name in found if name not in wanted],

@@ -1,7 +1,7 @@
 """Checkpoints: model weights and everything needed to use them in one file, verified on load.
 
-A checkpoint is a safetensors file whose metadata holds a `Card` and a digest of card and
-tensors. It is written to a temporary name, flushed and renamed, so a crash leaves either the old
+A checkpoint is a safetensors file whose metadata contain a `Card` and a digest of the card and the
+tensors. It is written under a temporary name, flushed and renamed, so a crash leaves either the old
 file or the new one. Files written by other tools are read by `vitft.models.pretrained`.
 """
 
@@ -34,9 +34,11 @@ BUILD_ERRORS = (
 def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
     """Write weights and card to `path` atomically and return the digest.
 
+    An error leaves an older file at `path` unchanged.
+
     Raises:
-        ResourceError: The disk is full. An older file at `path` is left unchanged.
-        RunError: The folder cannot be written.
+        ResourceError: The disk is full.
+        RunError: The folder is not writable.
     """
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
     text = card.to_json()
@@ -49,14 +51,14 @@ def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
 def load_checkpoint(
     path: Path, *, digest: Callable[[], str] | None = None
 ) -> tuple[dict[str, Tensor], Card]:
-    """Read a checkpoint and verify its digest. The tensors are views of the memory-mapped file.
+    """Return the tensors and the card of a checkpoint, after verifying its digest.
 
-    `digest` returns the result of `CheckpointFile.digest` if another thread is already computing
-    it.
+    The tensors are views of the memory-mapped file. If another thread is already computing
+    `CheckpointFile.digest`, the function `digest` must return its result.
 
     Raises:
-        RunError: The file is missing, damaged (the digest does not match) or of a newer format, or
-            its card is not valid.
+        RunError: The file is missing, was not written by vitft, has another format, or is damaged
+            (the digest does not match); or its card is not valid.
     """
     opened = open_checkpoint(path)
     opened.check_digest(opened.digest() if digest is None else digest())
@@ -81,10 +83,11 @@ def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model: ...
 def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
     """Return a model in eval mode that uses the given tensors without copying them.
 
-    (A timm model is first initialised by timm, because some of its buffers are not in its files.)
+    (timm first initialises its models, because some of their buffers are not stored in files.)
 
     Raises:
-        RunError: The tensors' names or shapes do not match the architecture.
+        RunError: The names, types or shapes of the tensors do not match the architecture, or timm
+            cannot build the model.
     """
     if isinstance(config, ViTConfig):
         wanted = vit_shapes(config)
@@ -108,7 +111,7 @@ def timm_on_meta(config: TimmConfig) -> TimmModel:
     """Return a timm model whose tensors take up no memory.
 
     Raises:
-        RunError: timm cannot build it.
+        RunError: timm cannot build the model.
     """
     try:
         with torch.device("meta"):
@@ -124,7 +127,7 @@ def timm_on_meta(config: TimmConfig) -> TimmModel:
 
 
 def facts_of(state: Mapping[str, Tensor]) -> dict[str, TensorFacts]:
-    """Return the type, as named in a safetensors header, and the shape of each tensor."""
+    """Return the shape and the type, as named in a safetensors header, of each tensor."""
     names = {kind: name for name, kind in TORCH_TYPES.items()}
     return {
         name: TensorFacts(names.get(str(value.dtype), str(value.dtype)), tuple(value.shape))

@@ -1,7 +1,7 @@
-"""Checkpoint files: the card, verified against the tensors, and the tensors' bytes.
+"""Checkpoint files: the card, checked against the tensors, and the bytes of the tensors.
 
-Both engines open a checkpoint with `open_checkpoint`, so both accept the same files. Does not
-import torch.
+Both engines (torch and NumPy) open a checkpoint with `open_checkpoint`, so both accept the same
+files. Does not import torch.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ TORCH_TYPES: Mapping[str, str] = {
     "U8": "torch.uint8",
     "BOOL": "torch.bool",
 }
-"""Types of tensors in a checkpoint, with the names that enter the digest."""
+"""Types of tensors in a checkpoint, each with the name that is used in the digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +42,26 @@ class CheckpointFile:
     """Bytes of each tensor in the memory-mapped file."""
 
     def digest(self) -> str:
-        """Return the digest of card and tensors (`checkpoint.state_digest`). Reads the file."""
+        """Return the digest of card and tensors (see `checkpoint.state_digest`). Reads the file."""
         return content_digest(self.metadata["vitft.card"], self.tensors, self.data)
 
     def check_digest(self, digest: str) -> None:
-        """Compare the digest of the contents with the recorded one.
+        """Check the metadata against `digest`, the digest of the contents.
 
         Raises:
-            RunError: The digests differ.
+            RunError: The recorded digest differs, or the metadata contain anything else than a
+                card, a digest and the format.
         """
         if self.metadata != checkpoint_metadata(self.metadata["vitft.card"], digest):
             raise changed_checkpoint(self.path)
 
 
 def open_checkpoint(path: Path) -> CheckpointFile:
-    """Map a checkpoint into memory and check its card; the tensors are not read.
+    """Map a checkpoint into memory and check its card; its digest is not verified.
 
     Raises:
-        RunError: The file is missing, damaged or of a newer format, or its card is invalid.
+        RunError: The file is missing or damaged, was not written by vitft or has another format, or
+            its card is invalid.
     """
     if not path.is_file():
         raise RunError(f"checkpoint not found: {path}", fix="check the path of the run directory")
@@ -94,7 +96,7 @@ def open_checkpoint(path: Path) -> CheckpointFile:
 
 
 def lacks_card(path: Path) -> bool:
-    """Return whether a file is a safetensors file of another tool. Reads only the header."""
+    """Return whether a file is a safetensors file without a vitft card. Reads only the header."""
     try:
         return "vitft.card" not in read_header(path).metadata
     except (OSError, ValueError):
@@ -114,7 +116,10 @@ def content_digest(
 
 
 def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
-    """Return the complete metadata of a checkpoint; comparing all of it detects any change."""
+    """Return the complete metadata of a checkpoint.
+
+    Comparing all of it with the metadata in a file detects any change.
+    """
     return {
         "format": "pt",
         "vitft.format": FORMAT_VERSION,
@@ -130,7 +135,7 @@ def changed_checkpoint(path: Path) -> RunError:
 
 
 def damaged_checkpoint(path: Path, reason: str) -> RunError:
-    """Return the error for a checkpoint that cannot be used."""
+    """Return the error for a checkpoint that cannot be used because of `reason`."""
     return RunError(
         f"damaged checkpoint: {path} ({reason})",
         fix="copy the file again from its original location, or train the model again",

@@ -1,6 +1,6 @@
-"""Loading of a trained model: a checkpoint of vitft, or a model of another library with classes.
+"""Loading of a trained model: a checkpoint of vitft, or a model of another tool with class names.
 
-An exported folder is described by its config.json, as pretrained weights are.
+A model of another tool is described by the config.json beside it, as pretrained weights are.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,12 +20,15 @@ def load_classifier(
 ) -> tuple[Mapping[str, Tensor], Card]:
     """Return the tensors of a trained model under vitft's names, and its card.
 
+    (The tensors of a timm model have timm's names.)
+
     Args:
         path: Path from `find.find_model`.
         digest: As in `load_checkpoint`.
 
     Raises:
-        RunError: The file is missing or damaged, or does not describe a classifier completely.
+        RunError: The file is missing or damaged, does not describe a classifier completely, or has
+            a head that vitft cannot use.
     """
     if not lacks_card(path):
         return load_checkpoint(path, digest=digest)

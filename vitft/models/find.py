@@ -1,4 +1,4 @@
-"""Location of a trained model: run directory, file, latest run or hub repository."""
+"""Location of a trained model in a run directory, an exported folder, a file or the hub."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -32,19 +32,23 @@ FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
         "use it as pretrained weights: vitft finetune --weights FILE",
     ),
 }
-"""Mapping from the suffix of a file that is not a checkpoint to what it is, and a fix."""
+"""For each suffix of model files that are not checkpoints: what such a file is, and a fix."""
 
 
 def find_model(run: str | None, *, graphs: bool = False) -> Path:
-    """Return the path of a trained model.
+    """Return the path of the file of a trained model.
 
-    `run` is a run directory, an exported folder, a .safetensors file, or
-    `hf:owner/name[@revision]`, which is downloaded and verified like pretrained weights. The
-    default is the latest run. With `graphs`, it can also be an .onnx file or a folder with one.
+    Args:
+        run: A run directory, an exported folder, a .safetensors file, or
+            `hf:owner/name[@revision]`, which is downloaded and verified like pretrained weights
+            (default: the latest run).
+        graphs: Whether the file may also be an .onnx file.
 
     Raises:
-        RunError: The run does not exist, or the file is of another kind.
-        WeightsError: The repository is neither on the hub nor in the cache.
+        RunError: The run does not exist or contains no model, or the file is of another kind.
+        WeightsError: The name of the repository is invalid, its file is neither in the cache nor
+            available on the hub, or the file is damaged.
+        ResourceError: The disk is full.
     """
     if run is not None and run.startswith("hf:"):
         return fetch_model(run)
@@ -74,5 +78,10 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
 
 @cache  # a command may call this both before and after importing torch
 def fetch_model(name: str) -> Path:
-    """Return the path of a hub repository's checkpoint, downloading it if it is not cached."""
+    """Return the path of a hub repository's model file, downloading it if it is not cached.
+
+    Raises:
+        WeightsError: The name is invalid, or the file cannot be fetched or is damaged.
+        ResourceError: The disk is full.
+    """
     return fetch(parse_hub_name(name)).path

@@ -1,6 +1,6 @@
 """Choice of the parameters that are trained; all others are frozen.
 
-The freeze boundary separates the frozen first layers of a model from the trained ones.
+The freeze boundary separates the frozen first layers of a model from the trained last ones.
 """
 
 from vitft.models.timm_model import Model, TimmModel
@@ -9,10 +9,11 @@ from vitft.system.text import count
 
 
 def frozen_blocks(freeze: str, depth: int) -> int | None:
-    """Return the number of frozen blocks at the start, or None if the embedding is trained.
+    """Return the number of frozen blocks at the start, or None for `none` and `lora`.
 
-    A return value of `depth` means that the whole encoder is frozen: only the layers after
-    pooling are trained.
+    The embedding is frozen with these blocks. None means that no block is frozen as a whole: either
+    the whole model or adapters in its layers are trained. A return value of `depth` means that the
+    whole encoder is frozen: only layers after pooling are trained.
 
     Raises:
         UsageError: `freeze` specifies more blocks than the model has.
@@ -35,7 +36,7 @@ def freeze_model(model: Model, freeze: str) -> list[str]:
 
     Raises:
         UsageError: `freeze` is pre_logits but the model has no such layer, or it is blocks:N but
-            the model is a timm model.
+            the model is a timm model or has fewer than N blocks.
     """
     if freeze == "pre_logits" and not model.config.pre_logits:
         raise UsageError(
@@ -55,7 +56,7 @@ def freeze_model(model: Model, freeze: str) -> list[str]:
 
 
 def is_trained(name: str, freeze: str, frozen: int | None) -> bool:
-    """Return whether the parameter `name` is trained."""
+    """Return whether the parameter `name` is trained; `frozen` is the result of `frozen_blocks`."""
     part, _, rest = name.partition(".")
     if freeze == "none":
         return True

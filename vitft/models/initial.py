@@ -1,6 +1,7 @@
-"""Initial model of a run: pretrained, or randomly initialised as configured in `[model]`.
+"""Initial model of a run, with pretrained or random weights.
 
-`VisionTransformer.init_weights` performs the initialisation.
+`VisionTransformer.init_weights` initialises the random weights of vitft's own Vision Transformers;
+timm initialises those of its models.
 """
 
 import logging
@@ -37,14 +38,17 @@ def load_initial_model(
 ) -> tuple[Model, LoadReport]:
     """Return the initial model, with a zero-initialised head, and its report; log the report.
 
-    The name `none` means a new model as described by `shape`, which is otherwise ignored;
-    `random:NAME` means the architecture and transform of NAME with new random weights, a baseline
-    that shows what pretraining contributes. Images with more than `max_pixels` are not read.
+    If the name of the weights is `none`, the model is new and has the architecture described by
+    `shape`; otherwise `shape` is ignored. If the name is `random:NAME`, the model has the
+    architecture and transform of NAME with new random weights: a baseline that shows what
+    pretraining contributes. Images with more than `max_pixels` pixels are not read.
 
     Raises:
-        WeightsError: The weights cannot be found or loaded.
+        WeightsError: The weights cannot be found, fetched or loaded.
         DataError: A new model cannot be built for these images.
-        UsageError: The image size is not a multiple of the patch size.
+        UsageError: The image size, the channel statistics or another setting does not suit the
+            model.
+        ResourceError: The disk is full.
     """
     model: Model
     if weights.name == "none":
@@ -85,9 +89,10 @@ def new_model(
     """Return a randomly initialised model for the images of a folder, and its report.
 
     Raises:
-        DataError: No sampled image can be read, the images differ in size and no size is given, or
-            the number of channel statistics does not match the number of channels.
-        UsageError: The image size is not a multiple of the patch size.
+        DataError: No sampled image can be read; no size is given, and the images differ in size or
+            are too large; or the number of channel statistics is not the number of channels.
+        UsageError: The image size is not a multiple of the patch size, or other settings are
+            invalid.
     """
     own_size, is_grey = sample_facts(folder, max_pixels)
     # All but two of the settings have the names of `ViTConfig` fields.
@@ -130,7 +135,9 @@ def new_model(
 
 
 def sinusoidal_positions(grid: tuple[int, int], width: int) -> Tensor:
-    """Return sine-cosine embeddings of the row and column of each patch: (P, D).
+    """Return sine-cosine embeddings of the row and column of each patch: (P, `width`).
+
+    The P patches are in row-major order, and `width` is a multiple of 4.
 
     Source: Beyer et al. 2022, "Better plain ViT baselines", https://arxiv.org/abs/2205.01580; the
     longest wavelength is shorter than in the paper because the grids here are small.
@@ -142,13 +149,14 @@ def sinusoidal_positions(grid: tuple[int, int], width: int) -> Tensor:
 
 
 def sample_facts(folder: Folder, max_pixels: int) -> tuple[tuple[int, int] | None, bool]:
-    """Return the common size of about 32 images spread over a folder, and whether all are grey.
+    """Return the common size of up to 63 images spread over a folder, and whether all are grey.
 
     Returns:
-        Height and width in pixels, or None if the images differ; and whether all are grey.
+        Height and width in pixels, or None if the images differ in size; and whether all images are
+        grey.
 
     Raises:
-        DataError: None of the images can be read.
+        DataError: None of these images can be read.
     """
     files, root = folder.files[:: max(1, len(folder.files) // 32)], str(folder.root)
     found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
@@ -172,7 +180,11 @@ def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
 
 
 def checked_size(folder: Folder, size: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the common size of the images; refuse images that differ in size or are large."""
+    """Return `size`, the common height and width of the images in a folder, after checking it.
+
+    Raises:
+        DataError: The size is None because the images differ in size, or a side exceeds 256 pixels.
+    """
     if size is None:
         raise DataError(
             f"the images of {folder.root} differ in size, so a new model needs an input size",
@@ -188,7 +200,11 @@ def checked_size(folder: Folder, size: tuple[int, int] | None) -> tuple[int, int
 
 
 def checked_statistics(values: tuple[float, ...] | None, channels: int) -> tuple[float, ...]:
-    """Return the channel statistics given by the user, or 0.5 for each channel by default."""
+    """Return the channel statistics given by the user, or 0.5 for each channel by default.
+
+    Raises:
+        DataError: There is not one value per channel.
+    """
     if values is None:
         return (0.5,) * channels
     if len(values) != channels:

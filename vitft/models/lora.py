@@ -23,10 +23,10 @@ from vitft.system.imports import require_extra
 
 
 def add_adapters(model: Model, spec: TrainSpec) -> None:
-    """Add an adapter to each linear layer in `spec.lora_targets` except the head, in place.
+    """Add an adapter to each linear layer named in `spec.lora_targets`, in place.
 
-    The initial adapters have no effect, so the outputs of the model do not change. A model that
-    already has adapters is left as it is.
+    The head and the pre_logits layer get none. New adapters have no effect, so the outputs of the
+    model do not change. A model that already has adapters is left as it is.
 
     Raises:
         UsageError: peft is not installed, the model has no such layers, or `spec` requests an
@@ -68,10 +68,11 @@ def adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
-    """Merge every adapter into the weights of its layer and remove it, in place.
+    """Merge every adapter into the weights of its layer and remove the adapter, in place.
 
     Returns:
-        Copies of the adapter matrices, A (r, in) and B (out, r) of each layer, under peft's names.
+        Copies of the adapter matrices on the CPU under peft's names: for each layer, A (r, inputs)
+        and B (outputs, r) for adapters of rank r.
     """
     matrices: dict[str, Tensor] = {}
     for path, layer in adapted_layers(model):
@@ -87,13 +88,13 @@ def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
 def write_adapter(
     folder: Path, matrices: Mapping[str, Tensor], model: nn.Module, spec: TrainSpec, *, base: str
 ) -> None:
-    """Write adapters and head to a new folder that `peft.PeftModel` can load.
+    """Write adapters and heads to a new folder that `peft.PeftModel` can load.
 
     `matrices` is the return value of `merge_adapters`, `model` is the saved model with its
     calibrated head, and `base` is the name of the pretrained weights.
 
     Raises:
-        RunError: The folder cannot be written.
+        RunError: The folder is not writable, or it already exists and is not empty.
         ResourceError: The disk is full.
     """
     from peft import LoraConfig

@@ -1,11 +1,12 @@
 """The Vision Transformer in plain NumPy: an independent implementation, for tests and for speed.
 
-Predicting a few images takes less time than importing torch. From the same file, the model computes
-in float32 what `vit.VisionTransformer` computes, but it shares no code with it. It cannot be
-trained, runs on the CPU only, and supports neither hybrids nor timm models.
+Predicting the classes of a few images takes less time than importing torch. From the same file,
+this model and `vit.VisionTransformer` compute the same in float32, but they share no code. This
+model cannot be trained, runs on the CPU only, and supports neither hybrids, convolutional stems nor
+timm models.
 
-Notation: B images, S image side in pixels, P patches, N tokens (prefix + P), D width, H heads,
-K head width, C classes.
+Notation: B images, S image side in pixels (the height and width may differ), P patches, N tokens
+(prefix + P), D width, H heads, K head width, C classes.
 
 Sources: Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929; Hendrycks & Gimpel 2016 (GELU),
 1606.08415; the layout of safetensors files, https://github.com/huggingface/safetensors.
@@ -86,12 +87,15 @@ class NumpyModel:
         return np.concatenate([last, *earlier], axis=1) if earlier else last
 
     def summarise(self, x: Float32Array) -> Float32Array:
-        """Return the normalised class token and mean patch token: (B, N, D) to (B, 2 * D)."""
+        """Return the class token and the mean patch token, normalised: (B, N, D) to (B, 2 * D)."""
         mean = x[:, self.num_prefix :].mean(axis=1, keepdims=True)
         return self.norm(np.concatenate([x[:, :1], mean], axis=1), "norm.").reshape(len(x), -1)
 
     def embed(self, pixels: Float32Array) -> Float32Array:
-        """Return the projected patches with prefix tokens and position embeddings (equation 1)."""
+        """Return the projected patches with prefix tokens and position embeddings (equation 1).
+
+        (B, S, S, channels) to (B, N, D).
+        """
         kernel = self["patch_embed.proj.weight"]  # (D, channels, p, p)
         down, across = kernel.shape[2:]
         height, width, channels = pixels.shape[1:]
@@ -105,7 +109,7 @@ class NumpyModel:
         return np.concatenate([*prefix, x + self["pos_embed"]], axis=1)
 
     def block(self, x: Float32Array, name: str, rows: int) -> Float32Array:
-        """Return the first `rows` tokens after one encoder layer (equations 2 and 3)."""
+        """Return the first `rows` tokens after one encoder layer (equations 2, 3): (B, rows, D)."""
         kept = x[:, :rows]
         if self.config.norm == "post":
             mixed = self.scaled(self.attention(x, name, rows), f"{name}ls1.")
@@ -135,7 +139,7 @@ class NumpyModel:
         return x.reshape(*x.shape[:2], self.heads, -1).transpose(0, 2, 1, 3)
 
     def mlp(self, x: Float32Array, name: str) -> Float32Array:
-        """Apply two linear layers with a GELU in between to each token."""
+        """Apply two linear layers with a GELU in between to each token: (B, N, D) to (B, N, D)."""
 
         def of_tokens(part: Float32Array) -> Float32Array:
             hidden = self.linear(part, f"{name}mlp.fc1.")
@@ -148,7 +152,11 @@ class NumpyModel:
     def each(
         self, function: Callable[[Float32Array], Float32Array], x: Float32Array
     ) -> Float32Array:
-        """Apply a function of tokens (n, D) to all tokens (B, N, D), in parallel threads."""
+        """Apply a function of tokens (n, D) to all tokens (B, N, D), in parallel threads.
+
+        Raises:
+            FloatingPointError: A result is not finite.
+        """
         function = strictly(function)
         flat = x.reshape(-1, x.shape[-1])
         if self.threads == 1 or len(flat) < 2 * ROWS:
@@ -158,13 +166,17 @@ class NumpyModel:
         return done.reshape(*x.shape[:-1], -1)
 
     def linear(self, x: Float32Array, name: str) -> Float32Array:
-        """Apply a linear layer."""
+        """Apply the linear layer `name` to the last axis."""
         out = x @ self[f"{name}weight"].T
         out += self[f"{name}bias"]
         return out
 
     def norm(self, x: Float32Array, name: str) -> Float32Array:
-        """Apply LayerNorm over the last axis."""
+        """Apply the LayerNorm `name` over the last axis.
+
+        Raises:
+            FloatingPointError: The variance of a token is not finite.
+        """
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = np.einsum("...d,...d->...", centred, centred)[..., None] / x.shape[-1]
         if not np.isfinite(variance).all():  # dividing by infinity would hide it
@@ -173,12 +185,12 @@ class NumpyModel:
         return centred * self[f"{name}weight"] + self[f"{name}bias"]
 
     def scaled(self, x: Float32Array, name: str) -> Float32Array:
-        """Apply LayerScale, if the model has it."""
+        """Apply the LayerScale `name`, if the model has it."""
         gamma = self.weights.get(f"{name}gamma")
         return x if gamma is None else x * gamma
 
     def classify(self, features: Float32Array) -> Float32Array:
-        """Return class scores (logits) from pooled features: (B, D) to (B, C)."""
+        """Return class scores (logits) from pooled features: (B, `feature_size`) to (B, C)."""
         if self.config.distilled:  # mean of two heads, one per class token
             cls, dist = features[:, : self.width], features[:, self.width :]
             return as_floats((self.linear(cls, "head.") + self.linear(dist, "head_dist.")) / 2)
@@ -188,9 +200,10 @@ class NumpyModel:
 
 
 def strictly(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Return a function that raises FloatingPointError where a result is not a finite number.
+    """Return a function that raises FloatingPointError on overflow or undefined results.
 
-    Without it, NumPy warns, and infinity in between can lead to a finite, wrong result.
+    Otherwise NumPy would only warn, and an infinite intermediate result can lead to a wrong result
+    that is finite.
     """
 
     @functools.wraps(function)
@@ -219,7 +232,10 @@ def gelu(x: Float32Array) -> Float32Array:
 
 
 def normalise(views: Uint8Array, transform: EvalTransform) -> Float32Array:
-    """Normalise views with channels last: uint8 (B, S, S, 3) to float32 (B, S, S, channels)."""
+    """Normalise views with channels last: uint8 (B, S, S, 3) to float32 (B, S, S, channels).
+
+    Only as many channels are kept as the transform has.
+    """
     mean, std = np.array(transform.mean, np.float32), np.array(transform.std, np.float32)
     return (as_floats(views[..., : len(mean)]) / np.float32(255) - mean) / std
 
@@ -230,7 +246,7 @@ def as_floats(x: Any) -> Float32Array:  # noqa: ANN401 - any array of numbers
 
 
 def numpy_supports(card: Card) -> bool:
-    """Return whether this module supports everything in the card's architecture."""
+    """Return whether this module can classify images with the model that a card describes."""
     shape = card.architecture
     if not isinstance(shape, ViTConfig) or shape.stem is not None or shape.convs:
         return False
@@ -239,7 +255,7 @@ def numpy_supports(card: Card) -> bool:
 
 
 def numpy_model(opened: CheckpointFile, *, threads: int = 1) -> NumpyModel | None:
-    """Return the model of a checkpoint, or None if only torch supports it."""
+    """Return the model of a checkpoint, or None if this module does not support it."""
     shape = opened.card.architecture
     if not numpy_supports(opened.card) or not isinstance(shape, ViTConfig):
         return None

@@ -15,7 +15,8 @@ def architecture_config(name: str) -> ViTConfig:
     """Return the configuration for a name such as `vit_base_patch16_224` or `vit_base_r50_s16_224`.
 
     Raises:
-        UsageError: The name is unknown. The message suggests the most similar names.
+        UsageError: The name is unknown (the message suggests the most similar names), or the image
+            size in it is not supported.
     """
     match = re.fullmatch(r"vit_([a-z]+)_(?:patch(\d+)|(r\d*_s\d+(?:_p8)?))_(\d+)", name)
     size = SIZES.get(match[1]) if match else None
@@ -32,7 +33,7 @@ def architecture_config(name: str) -> ViTConfig:
 
 
 def architecture_names() -> list[str]:
-    """Return the names of all plain models, then of hybrids. Other image sizes work as well."""
+    """Return the names of all plain models, then of hybrids, all with images of 224 pixels."""
     plain = [f"vit_{size}_patch{p}_224" for size, row in SIZES.items() for p in row.patches]
     return plain + [f"vit_{s}_{r}_224" for s, r in zip(SIZES, STEMS, strict=False)]
 
@@ -46,10 +47,12 @@ def create_model(
     """Return an untrained model of a named architecture, in float32 on the default device.
 
     The last number in the name is the side of the image, unless `image_size` specifies the side or
-    (height, width) in pixels. `fields` are those of `ViTConfig`, e.g. num_classes=5, pool="mean".
+    (height, width) in pixels. The `fields` are those of `ViTConfig`, e.g. num_classes=5,
+    pool="mean".
 
     Raises:
-        UsageError: The name or a field is unknown, or the patches do not divide the image evenly.
+        UsageError: The name or a field is unknown, a value is invalid or incompatible with others,
+            or the patches do not divide the image evenly.
     """
     config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():
@@ -80,5 +83,5 @@ def describe_vit(config: ViTConfig) -> str:
 
 
 def format_size(sides: tuple[int, int]) -> str:
-    """Return a size as text: one number for a square, otherwise height x width."""
+    """Return a size as text: one number for a square, otherwise height and width, e.g. 224x192."""
     return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"

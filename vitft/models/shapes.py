@@ -1,9 +1,7 @@
 """Names and shapes of the tensors of a Vision Transformer, derived from its configuration.
 
-They are those of `vit.VisionTransformer(config).state_dict()`, without torch and without allocating
-anything, so that a file can be checked before a model is built.
-
-Notation: D width, C classes.
+The tensors are those of `vit.VisionTransformer(config).state_dict()`. Neither torch nor memory for
+the tensors is needed, so a file can be checked before a model is built.
 """
 
 import math
@@ -46,7 +44,7 @@ def named_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
 
 
 def block_shapes(config: ViTConfig, name: str) -> Iterator[tuple[str, Shape]]:
-    """Yield the tensors of one encoder layer."""
+    """Yield the name and shape of each tensor of the encoder layer `name`."""
     width, hidden = config.width, int(config.width * config.mlp_ratio)
     yield from norm(f"{name}.norm1", width)
     yield from linear(f"{name}.attn.qkv", width, 3 * width, bias=config.qkv_bias)
@@ -60,7 +58,7 @@ def block_shapes(config: ViTConfig, name: str) -> Iterator[tuple[str, Shape]]:
 
 
 def patch_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
-    """Yield the tensors between pixels and tokens."""
+    """Yield the name and shape of each tensor between pixels and tokens."""
     channels, place = config.in_channels, "patch_embed.backbone"
     if config.stem is not None:
         root = f"{place}.stem" if config.stem else place
@@ -84,7 +82,7 @@ def patch_shapes(config: ViTConfig) -> Iterator[tuple[str, Shape]]:
 def bottleneck_shapes(
     name: str, inputs: int, outputs: int, *, is_first: bool
 ) -> Iterator[tuple[str, Shape]]:
-    """Yield the tensors of one residual block of a ResNet."""
+    """Yield the name and shape of each tensor of the ResNet residual block `name`."""
     inner = outputs // 4
     kernels = {"conv1": (inner, inputs, 1, 1), "conv2": (inner, inner, 3, 3)}
     kernels["conv3"] = (outputs, inner, 1, 1)
@@ -99,13 +97,13 @@ def bottleneck_shapes(
 def linear(
     name: str, inputs: int, outputs: int, *, bias: bool = True
 ) -> Iterator[tuple[str, Shape]]:
-    """Yield the tensors of a linear layer."""
+    """Yield the name and shape of each tensor of the linear layer `name`."""
     yield f"{name}.weight", (outputs, inputs)
     if bias:
         yield f"{name}.bias", (outputs,)
 
 
 def norm(name: str, size: int) -> Iterator[tuple[str, Shape]]:
-    """Yield the tensors of a normalisation layer."""
+    """Yield the name and shape of each tensor of the normalisation layer `name`."""
     yield f"{name}.weight", (size,)
     yield f"{name}.bias", (size,)

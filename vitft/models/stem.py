@@ -5,7 +5,8 @@ convolutions with GroupNorm and TensorFlow's SAME padding, under timm's names,
 `patch_embed.backbone.*`); a few such convolutions without a ResNet, for models trained from random
 weights; and LayerScale and stochastic depth for the residual branches of a block.
 
-Notation: B images, N tokens, D width, F feature channels, h and w sides of a feature map.
+Notation: B images, S image side in pixels (the height and width may differ), N tokens, D width,
+F feature channels, h and w sides of a feature map.
 
 Sources: Kolesnikov et al. 2020 (BiT), https://arxiv.org/abs/1912.11370; Qiao et al. 2019 (weight
 standardisation), 1903.10520; Huang et al. 2016 (stochastic depth), 1603.09382; Touvron et al. 2021
@@ -24,7 +25,11 @@ from vitft.models.vit_config import conv_strides
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad as TensorFlow's SAME does: ceil(side / stride) outputs, more at the right and bottom."""
+    """Pad a feature map (B, F, h, w) as TensorFlow's SAME does before a convolution or pooling.
+
+    The output of the convolution or pooling then has ceil(side / stride) rows and columns. Odd
+    padding has the additional row or column at the bottom or right.
+    """
     pads: list[int] = []
     for side in (x.shape[-1], x.shape[-2]):
         total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
@@ -33,7 +38,7 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 
 
 class StdConv2d(nn.Conv2d):
-    """Convolution with standardised weights: each kernel has mean 0 and variance 1."""
+    """Convolution with SAME padding whose kernels are standardised to mean 0 and variance 1."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, bias=False)
@@ -46,7 +51,7 @@ class StdConv2d(nn.Conv2d):
 
 
 class Root(nn.Module):
-    """7x7 convolution and max pooling: pixels (B, channels, S, S) to (B, 64, S/4, S/4)."""
+    """Convolution (7x7) and max pooling: pixels (B, channels, S, S) to (B, 64, S/4, S/4)."""
 
     def __init__(self, in_channels: int) -> None:
         super().__init__()
@@ -59,7 +64,7 @@ class Root(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Residual block of three convolutions, the middle one at a quarter of the width."""
+    """Residual block of three convolutions, of which the middle one is 3x3 and the others 1x1."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, is_first: bool) -> None:
         super().__init__()
@@ -79,9 +84,10 @@ class Bottleneck(nn.Module):
 
 
 def build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
-    """Return a ResNet trunk from pixels (B, channels, S, S) to a feature map (B, F, h, w).
+    """Return a ResNet from pixels (B, channels, S, S) to a feature map (B, F, h, w).
 
-    In each stage except the first, the first bottleneck halves the sides of the feature map.
+    `stages` are the numbers of bottlenecks per stage. In each stage except the first, the first
+    bottleneck halves the sides of the feature map.
     """
     trunk, inputs = nn.Sequential(), 64
     for i, depth in enumerate(stages):
@@ -94,7 +100,11 @@ def build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
 
 
 def conv_norm(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """Return a 3x3 convolution, GroupNorm and ReLU: (B, in, h, w) to (B, out, h/stride, ...)."""
+    """Return a 3x3 convolution with GroupNorm and ReLU.
+
+    It maps (B, `inputs`, h, w) to (B, `outputs`, h / `stride`, w / `stride`), with sides rounded
+    up.
+    """
     conv = StdConv2d(inputs, outputs, 3, stride=stride)
     groups = math.gcd(8, outputs, outputs // 2)  # a group needs more than one value
     norm = nn.GroupNorm(groups, outputs)
@@ -106,8 +116,9 @@ def build_stem(
 ) -> tuple[nn.Module, int]:
     """Return the module between pixels and patches, and its number of output channels.
 
-    The module is the ResNet of a hybrid, only its root if `stages` is () (timm then omits `stem.`
-    from the names), a stack of convolutions, or the identity.
+    If `stages` is given, the module is the ResNet of a hybrid; if `stages` is (), it is only the
+    root of the ResNet (timm then omits `stem.` from the names). Otherwise it is a stack of the
+    convolutions `convs`, or the identity if there are none.
     """
     if stages is not None:
         resnet = build_resnet(in_channels, stages) if stages else Root(in_channels)
@@ -129,7 +140,10 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: skips a residual branch (B, N, D) for random images during training."""
+    """Stochastic depth: skips a residual branch (B, N, D) for random images during training.
+
+    Branches that are not skipped are scaled up, so that the expected value does not change.
+    """
 
     def __init__(self, rate: float) -> None:
         super().__init__()

@@ -1,8 +1,11 @@
 """Wrapper that gives any timm model the interface of vitft's own Vision Transformer.
 
-The interface consists of `config` (with `num_classes`, `image_size` and `in_channels`), `features`
-(pixels to one feature vector per image), `pre_logits`, `head` (a Linear) and `classify` (both
-layers); `forward` is `classify(features(pixels))`. The names in a `state_dict` are timm's.
+The interface consists of `config` (with `num_classes`, `image_size` and `in_channels`),
+`feature_size`, `features` (pixels to one feature vector per image), `pre_logits` (always the
+identity), `head` (a Linear, or the identity without classes) and `classify` (features to logits);
+`forward` is `classify(features(pixels))`. The names in a `state_dict` are timm's.
+
+Notation: B images, C classes.
 """
 
 from collections.abc import Mapping
@@ -24,11 +27,13 @@ class TimmModel(nn.Module):
         config: Architecture.
         file: Weights in timm's format, which timm adapts to the image size (default: random
             weights). A classifier in the file is ignored.
-        tensors: Weights in timm's format, instead of a file. All parameters must be among them,
-            except for the classifier's.
+        tensors: Weights in timm's format, instead of a file. All parameters except those of the
+            classifier must be among them.
 
     Raises:
-        UsageError: timm does not have this model at this size, or its head is not a linear layer.
+        UsageError: timm does not have this model, cannot build it at this size, or has a head for
+            it that is not a single linear layer.
+        RuntimeError: The weights do not match the architecture.
     """
 
     def __init__(
@@ -67,11 +72,14 @@ class TimmModel(nn.Module):
         self.register_load_state_dict_pre_hook(rename_from_timm)  # type: ignore[no-untyped-call]
 
     def features(self, pixels: Tensor) -> Tensor:
-        """Return pooled features (B, D) of normalised pixels (B, channels, S, S)."""
+        """Return the pooled features of normalised pixels.
+
+        (B, channels, height, width) to (B, `feature_size`).
+        """
         return self.net(pixels)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Return class scores (logits) from pooled features: (B, D) to (B, C)."""
+        """Return class scores (logits) from pooled features: (B, `feature_size`) to (B, C)."""
         return self.head(pooled)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -79,7 +87,14 @@ class TimmModel(nn.Module):
 
 
 def create_timm(config: TimmConfig, source: Mapping[str, Any]) -> Any:  # noqa: ANN401 - timm's type
-    """Return timm's network, including its classifier, with weights from `source`, if any."""
+    """Return timm's network in eval mode, including its classifier.
+
+    `source` contains timm's settings for the origin of the weights; if it is empty, the weights are
+    random.
+
+    Raises:
+        UsageError: timm does not have this model, or cannot build it at this size.
+    """
     import timm  # takes seconds to import
 
     if not timm.is_model(config.timm):
@@ -107,8 +122,12 @@ def create_timm(config: TimmConfig, source: Mapping[str, Any]) -> Any:  # noqa: 
 def strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return settings with which timm loads all tensors or raises RuntimeError.
 
-    timm silently keeps random weights for missing tensors unless the numbers of classes are equal,
-    so the network gets the classifier of the tensors, which `TimmModel` replaces.
+    Where tensors are missing, timm silently keeps random weights unless the numbers of classes are
+    equal. The network is therefore built with as many classes as the classifier in `tensors` has;
+    `TimmModel` then removes this classifier.
+
+    Raises:
+        UsageError: As in `create_timm`.
     """
     net, state = create_timm(config, {}), dict(tensors)
     outer = net.get_classifier()
@@ -134,7 +153,7 @@ def rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: obj
 
 
 def rename_from_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Rename timm's entries to this module's names (a pre-hook of `load_state_dict`)."""
+    """Rename timm's entries to the names in `TimmModel` (a pre-hook of `load_state_dict`)."""
     assert isinstance(model, TimmModel)
     for name in [n for n in state if n.startswith(prefix)]:
         tensor, known = state.pop(name), name.removeprefix(prefix)
@@ -149,7 +168,7 @@ Model = VisionTransformer | TimmModel
 
 
 def untrained(config: AnyConfig) -> Model:
-    """Return a model with random weights and a zero head."""
+    """Return a model of this architecture with random weights and a zero-initialised head."""
     return TimmModel(config) if isinstance(config, TimmConfig) else VisionTransformer(config)
 
 

@@ -6,7 +6,8 @@ additions of later models.
 
 Notation in the shape comments:
     B images, P patches, N tokens (prefix + P), D width, H heads, K head width (D / H),
-    C classes, S image side in pixels, g grid side in patches; `pixels` are (B, 3, S, S).
+    C classes, S image side in pixels, g grid side in patches (the height and width may differ);
+    `pixels` are normalised, (B, channels, S, S).
     The prefix is the class token, and in some models a distillation token and registers.
 
 Sources: Dosovitskiy et al. 2021 (ViT), https://arxiv.org/abs/2010.11929; vision_transformer of
@@ -31,7 +32,7 @@ from vitft.system.errors import UsageError
 
 
 class PatchEmbed(nn.Module):
-    """Projection of each patch of an image to a token (section 3.1, equation 1)."""
+    """Projection of each patch of an image to a token: (B, channels, S, S) to (B, P, D)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class Attention(nn.Module):
         return self.proj(weighted_values(q, k, v).transpose(1, 2).flatten(2))  # (B, N, D)
 
     def for_class_token(self, x: Tensor) -> Tensor:
-        """Return only those output tokens that the heads read: (B, 1 or 2, D)."""
+        """Return only those output tokens that the heads read: (B, N, D) to (B, 1 or 2, D)."""
         if type(self.qkv) is not nn.Linear:  # LoRA: the query weights are not separate
             q, k, v = self.split_heads(x)
             mixed = weighted_values(q[:, :, : self.num_read], k, v)
@@ -89,7 +90,7 @@ class Attention(nn.Module):
         return self.proj(weighted_values(q, k, v).transpose(1, 2).flatten(2))  # (B, 1 or 2, D)
 
     def maps(self, x: Tensor) -> Tensor:
-        """Return the attention weights, which `forward` does not store: (B, H, N, N)."""
+        """Return the attention weights (not stored by `forward`): (B, N, D) to (B, H, N, N)."""
         q, k, _ = self.split_heads(x)
         return attention_weights(q, k)
 
@@ -102,8 +103,9 @@ def attention_weights(q: Tensor, k: Tensor) -> Tensor:
 def weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return softmax(q k^T / sqrt(K)) v for queries (B, H, M, K), keys and values (B, H, N, K).
 
-    On a CPU in bf16, the fused kernel is slower than these three steps (docs/experiments.md);
-    everywhere else it is faster and never stores the attention weights.
+    On a CPU in bf16, up to N = 1024, the fused kernel is slower than separate multiplications and
+    softmax (docs/experiments.md). Everywhere else the fused kernel is used, which never stores the
+    attention weights.
     """
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[-2] <= 1024:
         weights = ((q / math.sqrt(q.shape[-1])) @ k.mT).softmax(dim=-1)  # (B, H, M, N)
@@ -112,7 +114,7 @@ def weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """Two linear layers with an exact (erf) GELU in between, applied to each token."""
+    """Two linear layers with an exact (erf) GELU in between, applied to each token (B, N, D)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -142,13 +144,14 @@ class Block(nn.Module):
         return self.add_branches(x, x, self.attn)
 
     def for_class_token(self, x: Tensor) -> Tensor:
-        """Return only those output tokens that `pool` reads: (B, N, D) to (B, 1 or 2, D)."""
+        """Return only the class tokens, which the heads read: (B, N, D) to (B, 1 or 2, D)."""
         return self.add_branches(x[:, : self.num_read], x, self.attn.for_class_token)
 
     def add_branches(self, rows: Tensor, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return `rows`, the first tokens of `x`, after both residual branches.
+        """Return `rows`, the first tokens of `x` (B, N, D), after both residual branches.
 
-        `attend` computes the attention output of these rows from all (normalised) tokens.
+        The function `attend` computes the attention output for `rows` from all tokens, to which
+        LayerNorm has been applied unless `norm` is post.
         """
         if self.is_post:  # Vaswani et al. 2017, section 3.1
             rows = self.norm1(rows + self.drop_path(self.ls1(attend(x))))
@@ -158,7 +161,7 @@ class Block(nn.Module):
 
 
 def layer_scale(config: ViTConfig) -> nn.Module:
-    """Return LayerScale, or the identity if the model has none."""
+    """Return LayerScale, or the identity if the architecture has none."""
     return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
 
 
@@ -208,7 +211,10 @@ class VisionTransformer(nn.Module):
         return torch.cat([*prefix, patches + self.pos_embed], dim=1)
 
     def encode(self, tokens: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Apply blocks `start` to `stop` (default: all remaining ones): (B, N, D) to (B, N, D)."""
+        """Apply blocks `start` to `stop` - 1 to tokens: (B, N, D) to (B, N, D).
+
+        By default, these are all blocks from `start` on.
+        """
         for block in self.blocks[start:stop]:
             if self.checkpointing and self.training:
                 tokens = checkpoint(block, tokens, use_reentrant=False)
@@ -219,11 +225,11 @@ class VisionTransformer(nn.Module):
     def encode_read(
         self, tokens: Tensor, start: int = 0, stop: int | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Apply blocks `start` to `stop` as `encode` does.
+        """Apply the same blocks as `encode`, and keep the outputs that the head reads.
 
         Returns:
-            The output (B, N, D) of the last of these blocks, and the outputs (B, N, D) of those
-            among them that the head reads besides the last block of the model.
+            The output (B, N, D) of the last of these blocks, and the outputs (B, N, D) of all of
+            these blocks that the head reads, except for the last block of the model.
         """
         depth, found = self.config.depth, list[Tensor]()
         first = max(start, depth - self.config.read_blocks)
@@ -235,16 +241,16 @@ class VisionTransformer(nn.Module):
         return tokens, found
 
     def pool(self, tokens: Tensor, earlier: Sequence[Tensor] = ()) -> Tensor:
-        """Return one normalised feature vector per image.
+        """Return one normalised feature vector per image: (B, `feature_size`).
+
+        The vector consists of the class token; of both class tokens, (B, 2 * D), in a distilled
+        model; or of the mean patch token if `pool` is mean. If the head reads several blocks, the
+        class token of the last block is followed by the class token and the mean patch token of
+        each earlier block.
 
         Args:
             tokens: Output of the last block, (B, N, D).
             earlier: Outputs of the other blocks that the head reads, in order, each (B, N, D).
-
-        Returns:
-            (B, D); for a distilled model, the features of both class tokens, (B, 2 * D); with
-            `read_blocks` K, the class token of the last block, then class token and mean patch
-            token of each earlier block, (B, D + 2 * (K - 1) * D).
         """
         assert len(earlier) == self.config.read_blocks - 1, "the head reads a block before the cut"
         tokens = self.norm(tokens)
@@ -254,12 +260,12 @@ class VisionTransformer(nn.Module):
         return torch.cat([last, *map(self.summarise, earlier)], dim=-1) if earlier else last
 
     def summarise(self, tokens: Tensor) -> Tensor:
-        """Return the normalised class token and mean patch token: (B, N, D) to (B, 2 * D)."""
+        """Return the class token and the mean patch token, normalised: (B, N, D) to (B, 2 * D)."""
         mean = tokens[:, self.config.num_prefix :].mean(dim=1, keepdim=True)
         return self.norm(torch.cat([tokens[:, :1], mean], dim=1)).flatten(1)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Return class scores (logits) from pooled features: (B, D) to (B, C)."""
+        """Return class scores (logits) from pooled features: (B, `feature_size`) to (B, C)."""
         if self.head_dist is None:
             return self.head(self.pre_logits(pooled))
         cls, dist = pooled.chunk(2, dim=-1)
@@ -274,11 +280,17 @@ class VisionTransformer(nn.Module):
         return self.config.feature_size
 
     def features(self, pixels: Tensor) -> Tensor:
-        """Return pooled features (B, D), skipping computations that `classify` does not need."""
+        """Return pooled features (B, `feature_size`) of pixels (B, channels, S, S).
+
+        Computations that the features do not depend on are skipped.
+        """
         return self.finish(self.embed(pixels))
 
     def finish(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Return pooled features (B, D), given the input tokens of block `start`."""
+        """Return pooled features (B, `feature_size`), given the input tokens of block `start`.
+
+        If `start` is `depth`, the tokens (B, N, D) are the output of the last block.
+        """
         last = self.config.depth - 1
         if self.config.pool != "cls" or start > last:
             return self.pool(self.encode(tokens, start=start))
@@ -287,10 +299,10 @@ class VisionTransformer(nn.Module):
         return self.pool(cast("Block", self.blocks[last]).for_class_token(tokens), earlier)
 
     def read_last_blocks(self, count: int) -> None:
-        """Replace the heads with zero-initialised heads that read the last `count` blocks.
+        """Replace the head with a zero-initialised one that reads the last `count` blocks.
 
         Raises:
-            UsageError: A head cannot read several blocks of this architecture.
+            UsageError: A head cannot read this number of blocks of this architecture.
         """
         self.config = config = replace(self.config, read_blocks=count)
         self.head = linear_head(config, config.feature_size)
@@ -305,12 +317,13 @@ class VisionTransformer(nn.Module):
     def init_weights(self) -> None:
         """Initialise all parameters; every bias is zero.
 
-        | what | how | source | |---|---|---| | linear layers | truncated normal, std 0.02 | timm
-        and DeiT | | patch projection | truncated normal, std 1/sqrt(inputs) | JAX reference
-        (lecun_normal) | | position embeddings | truncated normal, std 0.02 | JAX reference | |
-        class token, registers | normal, std 1e-6 (distillation token: 0.02) | timm | | convolutions
-        of a stem | torch's default; standardised anyway | stem.py | | heads | zero, so the first
-        loss is ln(C) | Dosovitskiy et al. 2021, appendix B.1.1 |
+        - Linear layers: truncated normal, std 0.02 (timm and DeiT).
+        - Patch projection: truncated normal, std 1/sqrt(inputs) (JAX reference, lecun_normal).
+        - Position embeddings: truncated normal, std 0.02 (JAX reference).
+        - Class token and registers: normal, std 1e-6; distillation token: std 0.02 (timm).
+        - Convolutions of a stem: torch's default, as their weights are standardised anyway.
+        - Heads: zero, so that the first loss is ln(C) (Dosovitskiy et al. 2021, appendix B.1.1).
+        - LayerNorm, GroupNorm and LayerScale: the initial values of these modules.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):

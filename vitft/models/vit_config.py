@@ -22,7 +22,7 @@ MAX_PATCHES = 16384
 
 
 class NamedSize(NamedTuple):
-    """Dimensions of a named model size, and the patch sides of its published weights."""
+    """Dimensions of a named model size, and the patch sides for which weights are published."""
 
     width: int
     depth: int
@@ -45,7 +45,7 @@ STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
     "r50_s16": ((3, 4, 9), 16),
     "r50_s32": ((3, 4, 6, 3), 32),
 }
-"""Bottlenecks per stage and pixels per token, keyed by the middle part of the model name."""
+"""Bottlenecks per stage and patch side in pixels, keyed by the middle part of the model name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,8 @@ class ViTConfig:
     """Stochastic depth: probability that training skips the last block's branches; lower in earlier
     blocks."""
     norm: Norm = "pre"
-    """LayerNorm before each branch, or after each residual sum as in the original Transformer."""
+    """Position of LayerNorm: before each branch (pre), or after each residual sum (post) as in the
+    original Transformer."""
     norm_eps: Annotated[float, Range(gt=0, lt=1)] = 1e-6
     """Epsilon of LayerNorm, as in the JAX reference; torch's default would change the outputs."""
     layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0
@@ -87,14 +88,13 @@ class ViTConfig:
     distilled: bool = False
     """Whether there is a distillation token with its own head (DeiT); the logits are averaged."""
     stem: Annotated[tuple[int, ...] | None, Range(ge=1, le=1024)] = None
-    """Bottlenecks per stage of a hybrid's ResNet stem; () for the root alone."""
+    """Bottlenecks per stage of a hybrid's ResNet; () for the root alone, None for no ResNet."""
     convs: Annotated[tuple[int, ...], Range(ge=2, le=65536)] = ()
     """Output channels of the 3x3 convolutions of a convolutional stem, used instead of a ResNet."""
-    # Not in the repr, by which cached features of the last block are found.
+    # Not in the repr, because cached features of the last block are found by the repr.
     read_blocks: Annotated[int, Range(ge=0, le=1024)] = field(default=1, repr=False)
-    """Number of final blocks that the head reads. If it is above 1, the head reads the class token
-    and the mean of the patch tokens of each of the earlier ones, in addition to the class token of
-    the last."""
+    """Number of last blocks that the head reads. The head reads the class token of the last block
+    and, for each earlier one of these blocks, the class token and the mean of the patch tokens."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -140,7 +140,12 @@ class ViTConfig:
             self.check_read_blocks()
 
     def check_read_blocks(self) -> None:
-        """Check that the head can read several blocks of this architecture."""
+        """Check that a head can read the last `read_blocks` blocks of this architecture.
+
+        Raises:
+            UsageError: The model does not have so many blocks, or the head cannot read several of
+                them.
+        """
         reads_class_token = self.pool == "cls" and not self.distilled and not self.pre_logits
         if not 1 < self.read_blocks <= self.depth or not reads_class_token:
             raise UsageError(
@@ -157,7 +162,7 @@ class ViTConfig:
 
     @property
     def stride(self) -> int:
-        """Side length in pixels of one cell of the feature map that is cut into patches."""
+        """Side in pixels of one cell of the map that is cut into patches; 1 without a stem."""
         if self.stem is not None:
             return stem_stride(self.stem)
         return math.prod(conv_strides(self.convs, self.patch_size))
@@ -176,7 +181,10 @@ class ViTConfig:
 
     @property
     def num_read(self) -> int:
-        """Number of class tokens read by the heads; they come first in the sequence."""
+        """Number of tokens that the heads read if `pool` is cls; they come first in the sequence.
+
+        These are the class token and, in a distilled model, the distillation token.
+        """
         return 1 + self.distilled
 
     @property
@@ -186,25 +194,25 @@ class ViTConfig:
         return self.width * (reads + 2 * (self.read_blocks - 1))
 
     def without_head(self) -> Self:
-        """Return the configuration without head, pre_logits layer and stochastic depth."""
+        """Return the configuration without a head, pre_logits layer or stochastic depth."""
         return replace(self, num_classes=0, pre_logits=False, drop_path=0.0, read_blocks=1)
 
 
 def as_pair(side: int | tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width), given the side of a square or such a pair."""
+    """Return (height, width), given this pair or the side of a square."""
     return side if isinstance(side, tuple) else (side, side)
 
 
 def stem_stride(stages: tuple[int, ...]) -> int:
-    """Return the side length in pixels of one cell of the feature map."""
+    """Return the side in pixels of one cell of the feature map of a ResNet stem."""
     return 4 * 2 ** max(0, len(stages) - 1)
 
 
 def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, ...]:
     """Return the strides of the 3x3 convolutions of a convolutional stem.
 
-    The last convolutions, one for each factor of 2 in the patch side, have stride 2; the others
-    have stride 1.
+    The last convolutions, at most one for each factor of 2 common to both patch sides, have stride
+    2; the others have stride 1.
     """
     side = math.gcd(*patch)
     halvings = min(len(convs), (side & -side).bit_length() - 1)

@@ -1,6 +1,6 @@
 """Adaptation of weights to another image size, patch size, class count, channel count or pooling.
 
-Pure functions over tensors with vitft's names.
+The functions use tensors with vitft's names, and do not modify any tensor.
 
 Notation: B images, P patches, N tokens, D width, C classes, g grid side in patches.
 """
@@ -28,7 +28,7 @@ Statistics = tuple[float, ...] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapted:
-    """Tensors of the target model, with notes on how they were obtained."""
+    """Tensors of the target model, with notes on how the tensors were adapted."""
 
     tensors: Mapping[str, Tensor]
     loaded: int
@@ -46,12 +46,12 @@ def resize_positions(
     source_grid: tuple[int, int] | None = None,
     mode: PosEmbed = "bicubic",
 ) -> Tensor:
-    """Resample learned position embeddings for another image size.
+    """Resample learned position embeddings for another grid of patches.
 
     Args:
         pos: Position embeddings, (1, prefix + rows*columns, D), patches in row-major order.
         grid: Target numbers of rows and columns of patches (image side / patch side).
-        prefix: Number of leading rows for [CLS] and registers, which are left unchanged.
+        prefix: Number of leading position embeddings, for prefix tokens, which are left unchanged.
         source_grid: Numbers of rows and columns with which `pos` was trained (default: a square).
         mode: `bicubic` for timm's rule (antialiased), `jax` for Google's (scipy's order-1 zoom).
 
@@ -60,8 +60,8 @@ def resize_positions(
         on the device of `pos`.
 
     Raises:
-        WeightsError: The number of position embeddings of patches does not match `source_grid`,
-            or is not a square.
+        WeightsError: The number of position embeddings of patches does not match `source_grid` or,
+            without it, is not a square number.
 
     Source: Dosovitskiy et al. 2021, section 3.2, https://arxiv.org/abs/2010.11929
     """
@@ -94,7 +94,12 @@ def adapt(
     """Convert weights from the architecture `source` to `target`; `tensors` are not modified.
 
     The configurations may differ in image size, patch size, channel count, class count, pre_logits
-    and pooling. `new_head` replaces the head with zeros, even if the class counts are equal.
+    and pooling, and a distillation token may become a register. With `new_head`, the head is
+    dropped and, if `target` has classes, replaced with zeros, even if the class counts are equal.
+
+    Raises:
+        WeightsError: The position embeddings do not match the grid of `source`.
+        UsageError: The convolutional stem does not support the patch size of `target`.
     """
     result, dropped, notes = dict(tensors), [], []
     is_headless = new_head or not target.num_classes
@@ -139,9 +144,13 @@ def target_config(
     image_size: Sides,
     **changes: Any,  # noqa: ANN401 - fields of ViTConfig
 ) -> ViTConfig:
-    """Return the configuration for another class count and image size; None keeps either.
+    """Return the configuration for another class count and image size; None keeps that of `source`.
 
-    In a model with a new head, the distillation token becomes a register.
+    The fields of `ViTConfig` given in `changes` are replaced as well. In a model with a new head,
+    the distillation token becomes a register, and the head reads only the last block.
+
+    Raises:
+        UsageError: A value is invalid, or the values are incompatible.
     """
     if num_classes is not None:
         registers = source.registers + source.distilled
@@ -157,7 +166,11 @@ def target_config(
 
 
 def adapt_statistics(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Adapt channel statistics to another number of channels, as `fit_channels` does kernels."""
+    """Return channel statistics for another number of channels.
+
+    The values are averaged for one channel and otherwise repeated in order, to match the kernels
+    from `fit_channels`.
+    """
     if channels == 1 and len(values) > 1:
         return (sum(values) / len(values),)
     return tuple(values[i % len(values)] for i in range(channels))
@@ -169,7 +182,8 @@ def check_statistics(
     """Return the mean and std given by the user, or None if neither is given.
 
     Raises:
-        UsageError: Only one of mean and std is given, or there is not one value per channel.
+        UsageError: Only one of mean and std is given, or `mean` does not have one value per
+            channel.
     """
     if mean is None and std is None:
         return None
@@ -182,7 +196,11 @@ def check_statistics(
 
 
 def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfig) -> list[str]:
-    """Adapt the first kernels to other channels and patch sizes, in place; return notes."""
+    """Replace the kernels in `tensors` that depend on the channels and patch size; return notes.
+
+    Raises:
+        UsageError: The convolutional stem does not support the patch size of `target`.
+    """
     notes = []
     if source.in_channels != target.in_channels:
         first = f"{source.first_conv}.weight"
@@ -211,11 +229,11 @@ def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfi
 
 
 def fit_channels(kernel: Tensor, channels: int) -> Tensor:
-    """Adapt kernels (F, old, height, width) to another number of input channels.
+    """Adapt kernels (outputs, old, height, width) to another number of input channels.
 
     For one channel, the kernels are summed, so the response to a grey image equals the former
-    response to three equal channels. For more channels, they are repeated and scaled, so that equal
-    channels keep the magnitude of the response. This is timm's `adapt_input_conv`.
+    response to equal channels. For other numbers, they are repeated and scaled, so that the
+    response to equal channels keeps its magnitude. This is timm's `adapt_input_conv`.
     """
     old = kernel.shape[1]
     if channels == 1:
@@ -226,8 +244,9 @@ def fit_channels(kernel: Tensor, channels: int) -> Tensor:
 def resize_kernel(kernel: Tensor, sides: tuple[int, int]) -> Tensor:
     """Resize patch kernels (D, channels, h, w) to another patch size.
 
-    Resizing a patch is a linear map B. The kernels multiplied by the pseudo-inverse of B respond to
-    the resized patch as the old kernels did to the original (exactly, if patches become larger).
+    Resizing a patch is a linear map. The kernels multiplied by the pseudo-inverse of this map
+    respond to the resized patch as the old kernels respond to the original patch (exactly, if
+    patches become larger).
 
     Source: Beyer et al. 2023 (FlexiViT), section 3.4, https://arxiv.org/abs/2212.08013
     """

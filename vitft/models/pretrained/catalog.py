@@ -34,7 +34,7 @@ class CatalogEntry:
     """Name of the file in the repository."""
     revision: str = "main"
     path: str = ""
-    """Path relative to the catalogue's folder, instead of `repo` and `file`."""
+    """Path of a bundled file relative to the catalogue's folder, instead of `repo` and `file`."""
     image_size: tuple[int, int] = (224, 224)
     """Height and width in pixels of the images used in training."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -67,7 +67,7 @@ class CatalogEntry:
 
     @property
     def size(self) -> str:
-        """Model size: tiny, small, base, large or huge; empty if only the file states it."""
+        """Model size: tiny, small, base, large or huge; empty if `architecture` is empty."""
         return self.architecture.split("_")[1] if self.architecture else ""
 
     def lines(self) -> list[str]:
@@ -101,7 +101,7 @@ def read_catalog() -> Mapping[str, Any]:
 
 @functools.cache
 def catalog_entries() -> tuple[CatalogEntry, ...]:
-    """Return all entries of the catalogue, in order."""
+    """Return all entries of the catalogue, in the order of the file."""
     families = read_catalog()["family"]
     return tuple(parse_entry(row, families[row["family"]]) for row in read_catalog()["weights"])
 
@@ -121,7 +121,8 @@ def find_entry(name: str) -> CatalogEntry:
     """Return the entry with this name or alias.
 
     Raises:
-        WeightsError: The name is unknown. The message suggests the five most similar names.
+        WeightsError: The name is unknown (the message suggests the five most similar names), or
+            vitft does not support these weights.
     """
     rows = entries_by_name()
     if name not in rows:
@@ -153,9 +154,10 @@ def entries_by_name() -> Mapping[str, CatalogEntry]:
 def select_entries(
     *, size: str | None = None, licence: str | None = None, data: str | None = None
 ) -> list[CatalogEntry]:
-    """Return the entries that match all filters; `data` is a substring of the training data.
+    """Return the entries that match all filters; None matches everything.
 
-    The licence `commercial` matches all licences without an -nc clause.
+    The licence `commercial` matches all licences without an -nc clause. `data` matches any part of
+    the description of the training data.
     """
     wanted = (licence or "").lower()
     return [

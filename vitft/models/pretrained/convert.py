@@ -132,7 +132,9 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
     """Detect the flavour of tensors and convert their names, layout and dtype (to float32).
 
     Raises:
-        WeightsError: The flavour is unknown, or a name has no counterpart.
+        WeightsError: The flavour is unknown; a name has no counterpart, or two have the same; the
+            queries, keys and values of a block do not match; or a tensor is not of a floating-point
+            type.
     """
     names = strip_prefixes(tensors)
     flavour = flavour_of(names)
@@ -160,7 +162,11 @@ def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def flavour_of(names: Iterable[str]) -> Flavour:
-    """Return the flavour of tensors, detected from their names."""
+    """Return the flavour of tensors, detected from their names.
+
+    Raises:
+        WeightsError: No flavour has such names, or there are no tensors.
+    """
     present = set(names)
     if "cls_token" in present or any(VITFT_NAMES.fullmatch(n) and "blocks" in n for n in present):
         return "timm"
@@ -192,7 +198,11 @@ def hf_name(name: str) -> str | None:
 
 
 def convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
-    """Return tensors converted from Google's layout, and the number of heads (an axis there)."""
+    """Return tensors converted from Google's layout, and the number of heads, if an axis shows it.
+
+    Raises:
+        WeightsError: As in `rename_all` and `fuse_qkv`.
+    """
     tensors = {re.sub(r"^(params/img|params|opt/target)/", "", n): t for n, t in tensors.items()}
     names = rename_all(unstacked(tensors), npz_name)
     queries = [t for n, t in names.items() if n.endswith("attn.q.weight") and t.ndim == 3]
@@ -203,7 +213,7 @@ def convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int |
 
 
 def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Split each array that big_vision stacks across blocks, giving one array per block."""
+    """Split each array in which big_vision stacks all blocks into one array per block."""
     scanned = "Transformer/encoderblock/"
     result = {n: t for n, t in tensors.items() if not n.startswith(scanned)}
     for name, stack in tensors.items():
@@ -253,7 +263,11 @@ def from_flax(name: str, array: Tensor) -> Tensor:
 def rename_all(
     tensors: Mapping[str, Tensor], rule: Callable[[str], str | None]
 ) -> dict[str, Tensor]:
-    """Return the tensors under the names that `rule` returns."""
+    """Return the tensors under the names that `rule` returns.
+
+    Raises:
+        WeightsError: `rule` returns None for a name, or the same name for two tensors.
+    """
     pairs = [(name, rule(name)) for name in tensors]
     refuse_unmapped(name for name, ours in pairs if ours is None)
     result: dict[str, Tensor] = {}
@@ -268,7 +282,11 @@ def rename_all(
 
 
 def fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate queries, keys and values of each block into one matrix, as in timm."""
+    """Concatenate the queries, keys and values of each block into one tensor, as in timm.
+
+    Raises:
+        WeightsError: One of the three is missing, or their shapes differ.
+    """
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         part = re.fullmatch(r"(blocks\.\d+\.attn\.)[qkv](\.weight|\.bias)", name)
@@ -290,7 +308,11 @@ def fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def refuse_unmapped(names: Iterable[str]) -> None:
-    """Refuse tensors without a counterpart and state the likely cause."""
+    """Refuse tensors that have no counterpart in vitft.
+
+    Raises:
+        WeightsError: `names` is not empty. The message states the likely cause, if known.
+    """
     unknown = sorted(names)
     if not unknown:
         return
@@ -303,7 +325,11 @@ def refuse_unmapped(names: Iterable[str]) -> None:
 
 
 def in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return all tensors in float32; float32 tensors are not copied."""
+    """Return all tensors in float32; contiguous float32 tensors are not copied.
+
+    Raises:
+        WeightsError: A tensor is not of a floating-point type.
+    """
     whole = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
     if whole:
         raise WeightsError(

@@ -34,7 +34,7 @@ BUSY_PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """Local file and its origin."""
+    """A verified local file and its origin."""
 
     path: Path
     revision: str = ""
@@ -43,12 +43,14 @@ class Fetched:
 
 
 def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
-    """Return the verified file of a catalogue entry, from the cache or the hub.
+    """Return the verified file of a catalogue entry, from the installation, the cache or the hub.
 
-    A copy whose content differs from what the hub announced is deleted and fetched once more.
+    A copy whose content differs from what the hub or the publisher announced is deleted and fetched
+    once more.
 
     Raises:
-        WeightsError: The hub is unreachable or refuses the request, or the file is damaged.
+        WeightsError: The hub is unreachable or refuses the request, a bundled file is missing, the
+            cache is not writable, or the file is damaged.
         ResourceError: The disk is full.
     """
     if entry.path:
@@ -106,7 +108,7 @@ def find_damage(path: Path, sha256: str, published: str) -> str:
 
 
 def delete_cached(path: Path) -> None:
-    """Delete a cached file: the link in the snapshot and the content that it points to."""
+    """Delete a cached file: the link in the snapshot and the content to which the link points."""
     path.resolve().unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
@@ -118,7 +120,16 @@ def sha256_of(path: Path) -> str:
 
 
 def with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEntry:
-    """Return the entry of a hub repository, with the name of its weight file filled in."""
+    """Return the entry of a hub repository with the name of a weight file that exists there.
+
+    This is model.safetensors or, if there is none and pickles are allowed, pytorch_model.bin. The
+    file model.safetensors is downloaded.
+
+    Raises:
+        WeightsError: There is no model.safetensors and pickles are not allowed, or the file cannot
+            be fetched.
+        ResourceError: The disk is full.
+    """
     try:
         cached_or_downloaded(entry)
     except WeightsError as error:
@@ -135,7 +146,13 @@ def with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEnt
 
 
 def fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
-    """Fetch the files that describe a repository's weights, if any, from the same commit."""
+    """Fetch the files that describe a repository's weights, if any, from the same commit.
+
+    Files that are damaged or cannot be fetched are left out.
+
+    Raises:
+        ResourceError: The disk is full.
+    """
     for name in ("config.json", "preprocessor_config.json"):
         with contextlib.suppress(WeightsError):
             path = cached_or_downloaded(replace(entry, file=name, revision=revision))
@@ -144,7 +161,7 @@ def fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
 
 
 def log_leftovers(path: Path) -> None:
-    """Log partial downloads of this repository left in the cache by killed processes."""
+    """Log partial downloads of the same repository that killed processes left in the cache."""
     partial = path.resolve().parent.glob("*.incomplete")
     parts = [part for part in partial if time.time() - part.stat().st_mtime > 600]  # seconds
     if parts:
@@ -156,7 +173,12 @@ def log_leftovers(path: Path) -> None:
 
 
 def cached_or_downloaded(entry: CatalogEntry) -> Path:
-    """Return the cached file, downloaded if necessary; its content is not verified."""
+    """Return the path of the cached file, downloaded if necessary; its content is not verified.
+
+    Raises:
+        WeightsError: The file is not in the cache and cannot be downloaded.
+        ResourceError: The disk is full.
+    """
     from huggingface_hub import constants
 
     if constants.is_offline_mode():
@@ -171,7 +193,11 @@ def cached_or_downloaded(entry: CatalogEntry) -> Path:
 
 
 def from_cache(entry: CatalogEntry, *, why: str) -> Path:
-    """Return the file from the cache, without network access."""
+    """Return the path of the file in the cache, without network access.
+
+    Raises:
+        WeightsError: The file is not in the cache. The message gives `why` the hub is not used.
+    """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -189,7 +215,10 @@ def from_cache(entry: CatalogEntry, *, why: str) -> Path:
 def check_reachable(entry: CatalogEntry) -> str:
     """Return why the hub cannot be reached, or an empty string if it can.
 
-    Requests the metadata of the file, and retries if the hub is busy.
+    The metadata of the file are requested, repeatedly if the hub is busy.
+
+    Raises:
+        WeightsError: The hub is reached but refuses the request, stays busy, or is not a hub.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
@@ -219,7 +248,13 @@ def check_reachable(entry: CatalogEntry) -> str:
 
 
 def download_from_hub(entry: CatalogEntry) -> Path:
-    """Download the file to the cache; retry if the connection is interrupted."""
+    """Download the file to the cache; retry if the connection is interrupted.
+
+    Raises:
+        WeightsError: The hub refuses the request, every attempt fails, or the cache is not
+            writable.
+        ResourceError: The disk is full.
+    """
     from huggingface_hub import hf_hub_download
 
     options: Any = {"revision": entry.revision, "etag_timeout": ANSWER_S}
@@ -244,7 +279,10 @@ def download_from_hub(entry: CatalogEntry) -> Path:
 
 
 def retry_delay(error: Exception, attempt: int) -> float | None:
-    """Return the delay in seconds before the next attempt, or None if retrying would not help."""
+    """Return the delay in seconds before the next attempt, or None if retrying would not help.
+
+    `attempt` is the number of attempts so far. A delay that the hub states takes precedence.
+    """
     status = hub.status_of(error)
     if status is not None and status not in (408, 429) and status < 500:
         return None

@@ -13,7 +13,7 @@ from vitft.system.errors import ResourceError, WeightsError
 
 @contextlib.contextmanager
 def plain_http() -> Iterator[None]:
-    """Use plain HTTP instead of Xet, with few log messages, inside the `with` block.
+    """Use plain HTTP instead of Xet, with fewer log messages and shorter timeouts, inside `with`.
 
     The Xet client waits indefinitely if its storage cannot be reached. Every repository can also be
     read over plain HTTP, and vitft verifies the digest in any case.
@@ -68,7 +68,12 @@ class DownloadBar:
 
 @contextlib.contextmanager
 def readable_errors(entry: CatalogEntry) -> Iterator[None]:
-    """Convert refusals by the hub to `WeightsError`; let connection errors pass through."""
+    """Convert errors that the hub reports to `WeightsError`; let connection errors pass through.
+
+    Raises:
+        WeightsError: The hub refuses access; the repository, revision or file does not exist; or
+            the response does not come from a hub.
+    """
     from huggingface_hub import constants, errors
 
     url = f"{constants.ENDPOINT}/{entry.repo}"
@@ -111,7 +116,12 @@ def not_a_hub() -> WeightsError:
 
 
 def check_disk(entry: CatalogEntry, error: Exception) -> None:
-    """Raise an error if the disk is full or not writable, as retrying would not help."""
+    """Raise an error if a download failed because of the disk, as retrying would not help.
+
+    Raises:
+        ResourceError: The disk is full.
+        WeightsError: The cache is not writable.
+    """
     from huggingface_hub import constants
 
     number = error.errno if isinstance(error, OSError) else None
@@ -128,7 +138,7 @@ def check_disk(entry: CatalogEntry, error: Exception) -> None:
 
 
 def http_error() -> type[Exception]:
-    """Return the base class of the hub client's errors, from httpx or its successor.
+    """Return the base class of the hub client's errors; httpx or its successor defines this class.
 
     huggingface_hub does not export it (see tests/models/pretrained/test_hub.py).
     """
@@ -143,7 +153,7 @@ def status_of(error: Exception) -> int | None:
 
 
 def describe_failure(error: Exception | None) -> str:
-    """Return the HTTP status or the first line of an exception."""
+    """Return why a download failed: wrong size, HTTP status or first line of the exception."""
     if sizes := re.search(r"should be of size (\d+) but has size (\d+)", str(error)):
         return f"received {sizes[2]} bytes instead of {sizes[1]}"
     status = status_of(error) if error else None
@@ -151,6 +161,6 @@ def describe_failure(error: Exception | None) -> str:
 
 
 def short_message(error: Exception | None) -> str:
-    """Return the first line of an exception, at most 200 characters, with tokens removed."""
+    """Return the first line of an exception, cut to 200 characters and without access tokens."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     return re.sub(r"(?i)(hf_|bearer\s+)[\w.\\-]+", r"\1***", first)

@@ -18,7 +18,11 @@ from vitft.system.errors import UsageError, WeightsError
 
 
 def square(count: int) -> tuple[int, int]:
-    """Return the numbers of rows and columns of a square grid of `count` patches."""
+    """Return the numbers of rows and columns of a square grid of `count` patches.
+
+    Raises:
+        WeightsError: `count` is not a square number.
+    """
     side = math.isqrt(max(count, 0))
     if side == 0 or side * side != count:
         raise WeightsError(
@@ -32,7 +36,8 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
     """Return the architecture, inferred from tensor shapes and, where needed, from `facts`.
 
     Raises:
-        WeightsError: A required tensor is missing, or the shapes are inconsistent.
+        WeightsError: A required tensor is missing, the shapes are inconsistent or of an unsupported
+            architecture, or the number of heads is unknown.
     """
     depth, stem = depth_of(tensors), stem_of(tensors)
     kernel = shape_of(tensors, "patch_embed.proj.weight", 4)  # (D, channels, height, width)
@@ -82,7 +87,11 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
 
 
 def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
-    """Return the bottlenecks per stage of a hybrid's ResNet, or None for a plain model."""
+    """Return the bottlenecks per stage of a hybrid's ResNet, or None for a plain model.
+
+    Raises:
+        WeightsError: A stage has no bottlenecks, or there are more than four stages.
+    """
     place = re.compile(r"patch_embed\.backbone\.(?:stages\.(\d)\.blocks\.(\d{1,2})\.)?")
     found = [m for name in tensors if (m := place.match(name))]
     if not found:
@@ -99,7 +108,11 @@ def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
 
 
 def depth_of(tensors: Mapping[str, Tensor]) -> int:
-    """Return the number of blocks, which must be numbered from 0 without gaps."""
+    """Return the number of blocks.
+
+    Raises:
+        WeightsError: There are no blocks, or they are not numbered from 0 without gaps.
+    """
     numbers = {int(m[1]) for name in tensors if (m := re.match(r"blocks\.(\d+)\.", name))}
     gap = next((i for i in range(len(numbers)) if i not in numbers), None)
     if not numbers or gap is not None:
@@ -111,7 +124,11 @@ def depth_of(tensors: Mapping[str, Tensor]) -> int:
 
 
 def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:
-    """Return the shape of a required tensor."""
+    """Return the shape of a required tensor with this number of dimensions.
+
+    Raises:
+        WeightsError: The tensor is missing or empty, or has another number of dimensions.
+    """
     shape = tuple(tensors[name].shape) if name in tensors else None
     if shape is None or len(shape) != dimensions or 0 in shape:
         raise WeightsError(
@@ -128,8 +145,11 @@ def grid_of(
 ) -> tuple[tuple[int, int], int]:
     """Return the shape of the patch grid, and the number of position embeddings of prefix tokens.
 
-    In some models, only the patches have position embeddings. An image size that does not match is
-    ignored.
+    In some models, only the patches have position embeddings, so this number is 0. An image size
+    that does not match the number of position embeddings is ignored; the grid is then a square.
+
+    Raises:
+        WeightsError: The patches do not form a square grid either.
     """
     if image_size is not None:
         rows, columns = image_size[0] // patch[0], image_size[1] // patch[1]
@@ -143,7 +163,11 @@ def grid_of(
 
 
 def heads_of(width: int, hinted: int | None) -> int:
-    """Return the number of heads: as stated, as usual for this width, or width / 64."""
+    """Return the number of heads: the stated one, the usual one for this width, or width / 64.
+
+    Raises:
+        WeightsError: The number is unknown, or the width is not a multiple of it.
+    """
     heads = hinted
     if hinted is None:
         named = {size.width: size.heads for size in SIZES.values()}
@@ -159,10 +183,11 @@ def heads_of(width: int, hinted: int | None) -> int:
 
 
 def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
-    """Refuse tensors that are not exactly those of `config`, and state the likely cause.
+    """Check that tensors are exactly those of `config`.
 
     Raises:
-        WeightsError: Tensors are missing, unexpected or of the wrong shape. The message lists them.
+        WeightsError: Tensors are missing, unexpected, or of the wrong shape or type. The message
+            lists them and states the likely cause.
     """
     found = {name: as_float32(facts) for name, facts in facts_of(tensors).items()}
     if mismatch := tensor_mismatch(found, vit_shapes(config)):

@@ -53,15 +53,15 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     """Load a Vision Transformer from the catalogue, the hub, a weight file or a run directory.
 
     Args:
-        name_or_path: A catalogue name; `hf:owner/name[@revision]`; a .safetensors, .npz or .pth
-            file with the tensor names of timm, Hugging Face, Google or vitft; or a folder that
-            contains model.safetensors.
+        name_or_path: A catalogue name; `hf:owner/name[@revision]`; a .safetensors, .npz, .pth, .pt
+            or .bin file with the tensor names of timm, Hugging Face, Google or vitft; or a folder
+            that contains model.safetensors.
         num_classes: Number of classes of a new, zero-initialised head; 0 for no head; None to keep
             the head in the file.
-        image_size: Side or (height, width) of the image in pixels (default: as trained).
+        image_size: Side or (height, width) of the images in pixels (default: as trained).
         patch_size: Side or (height, width) of a patch in pixels (default: as trained).
-        in_channels: Number of channels of the image (default: as trained).
-        pre_logits: Whether to keep the Linear + Tanh before the pretrained head.
+        in_channels: Number of channels of the images (default: as trained).
+        pre_logits: Whether to keep or drop the Linear + Tanh before the pretrained head.
         pool: Input of the head (default: as in the file).
         pos_embed: Resampling of position embeddings: timm's rule (bicubic) or Google's (jax).
         drop_path: Stochastic depth rate of the last block, in [0, 1).
@@ -76,7 +76,8 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
 
     Raises:
         WeightsError: The weights are not found, refused, damaged or unsuited to the options.
-        UsageError: The image size, class count or a statistic is invalid.
+        UsageError: An option is invalid, e.g. the image size, the class count or the statistics.
+        ResourceError: The disk is full.
     """
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle, sha256=sha256)
     check_head(weights, pre_logits, num_classes)
@@ -113,13 +114,15 @@ def load_backbone(
     """Load a model of either kind with a new zero-initialised head, ready for fine-tuning.
 
     The arguments are those of `load_pretrained`, but the name can also be `timm:NAME`,
-    `timm:NAME=FILE` or a run of a timm model. For timm models, options that would change the
-    architecture are refused. `random:NAME` means the architecture and transform of NAME, with new
+    `timm:NAME=FILE` or a run of a timm model. For timm models, pre_logits="keep" and
+    pos_embed="jax" are refused; of the other options, mean, std and allow_pickle are used, and only
+    with `timm:`. With `random:NAME`, the model has the architecture and transform of NAME and new
     random weights drawn with `seed`; for `random:timm:NAME`, nothing is downloaded.
 
     Raises:
         WeightsError: The weights are not found, refused, damaged or unsuited to the options.
-        UsageError: The image size is invalid, or timm models do not support an option.
+        UsageError: An option is invalid, or timm models do not support it.
+        ResourceError: The disk is full.
     """
     if isinstance(name_or_path, str) and name_or_path.startswith(RANDOM):
         sizes: Any = {"num_classes": num_classes, "image_size": image_size}
@@ -141,7 +144,10 @@ def load_backbone(
 
 
 def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadReport]:  # noqa: ANN401
-    """Return the model of `random:NAME` and its report; `options` are those of `load_backbone`."""
+    """Return the model of `random:NAME`, with weights drawn with `seed`, and its report.
+
+    The arguments and errors are those of `load_backbone`.
+    """
     original = name.removeprefix(RANDOM)
     found = locate(original)
     model: Model
@@ -158,7 +164,12 @@ def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadRep
 
 
 def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int | None) -> None:
-    """Refuse to keep a layer that does not exist, or a head without the layers it depends on."""
+    """Check that the head and the pre_logits layer can be used as chosen.
+
+    Raises:
+        WeightsError: A layer to be kept does not exist, or the head to be kept cannot be used or
+            depends on a layer to be dropped.
+    """
     has_pre_logits = weights.architecture.pre_logits
     keeps_head = num_classes is None and weights.architecture.num_classes > 0
     if weights.unusable_head and keeps_head:
@@ -182,7 +193,12 @@ def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int |
 def with_transform(
     weights: PretrainedWeights, target: ViTConfig, mean: Statistics, std: Statistics
 ) -> PretrainedWeights:
-    """Return the weights with the evaluation transform of the target model."""
+    """Return the weights with the evaluation transform of the target model.
+
+    Raises:
+        UsageError: Only one of mean and std is given, or `mean` does not have one value per
+            channel.
+    """
     known, channels = weights.transform, target.in_channels
     origin = weights.statistics_source
     if len(known.mean) != channels:

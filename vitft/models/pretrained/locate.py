@@ -14,20 +14,21 @@ from vitft.system.files import resource
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin")
 WEIGHT_SUFFIXES = (".safetensors", ".npz", *PICKLE_SUFFIXES)
 FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".ckpt", ".gguf", ".zip")
-"""Suffixes that identify a string as a path rather than a name if nothing matches it."""
+"""Suffixes that identify a string as a path rather than a name if no such file exists."""
 
 
 RANDOM = "random:"
-"""Prefix of a name that requests its architecture and transform with random weights."""
+"""Prefix of a name; it requests the architecture and transform of NAME with random weights."""
 
 
 def check_weights_name(name_or_path: str | Path, *, allow_pickle: bool = True) -> None:
-    """Check that `load_backbone` can load these weights, without torch or network access.
+    """Check that `load_backbone` can find these weights, without torch or network access.
 
     The name may begin with `random:`.
 
     Raises:
-        WeightsError: The name is unknown, or the file is missing or of an unsupported kind.
+        WeightsError: The name is unknown or invalid; the weights are not supported; or the file is
+            missing, of an unsupported kind, or a pickle that is not allowed.
     """
     if isinstance(name_or_path, str):
         name_or_path = name_or_path.removeprefix(RANDOM)
@@ -40,10 +41,13 @@ def check_weights_name(name_or_path: str | Path, *, allow_pickle: bool = True) -
 
 
 def locate(name_or_path: str | Path) -> CatalogEntry | Path:
-    """Return the catalogue entry or weight file of that name; catalogue names take precedence.
+    """Return the catalogue entry or the path of the weight file for a name or path.
+
+    Catalogue names take precedence. Names that begin with `hf:` or `timm:` give new entries.
 
     Raises:
-        WeightsError: The name is unknown, or the file is missing or of an unsupported kind.
+        WeightsError: The name is unknown, invalid or not supported, or the file is missing or of an
+            unsupported kind.
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
@@ -78,7 +82,11 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
 
 
 def parse_hub_name(name: str) -> CatalogEntry:
-    """Return a catalogue entry for hf:owner/name or hf:owner/name@revision."""
+    """Return a catalogue entry for hf:owner/name or hf:owner/name@revision.
+
+    Raises:
+        WeightsError: The name is invalid.
+    """
     pattern = r"hf:(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w][\w./-]*))?"
     match = re.fullmatch(pattern, name, re.ASCII)
     if match is None or ".." in name:
@@ -126,7 +134,11 @@ def parse_timm_name(name: str) -> CatalogEntry:
 
 
 def check_weight_file(path: Path) -> Path:
-    """Return `path` if it is a regular file of a supported kind."""
+    """Return `path` if it is a regular file of a supported kind.
+
+    Raises:
+        WeightsError: The path is not a regular file, or its suffix is not supported.
+    """
     if not path.is_file():
         raise WeightsError(f"{path} is not a regular file", fix="pass the path of a weight file")
     if path.suffix.lower() not in WEIGHT_SUFFIXES:
@@ -140,7 +152,11 @@ def check_weight_file(path: Path) -> Path:
 
 
 def check_pickle(path: Path, *, allowed: bool) -> None:
-    """Refuse a pickle, recognised by its suffix, unless the user has allowed it."""
+    """Check by the suffix that a file is not a pickle, unless the user has allowed pickles.
+
+    Raises:
+        WeightsError: The file is a pickle and not allowed.
+    """
     if path.suffix.lower() in PICKLE_SUFFIXES and not allowed:
         raise WeightsError(
             f"{path} is a Python pickle, which can contain code",
@@ -150,7 +166,11 @@ def check_pickle(path: Path, *, allowed: bool) -> None:
 
 
 def bundled_file(entry: CatalogEntry) -> Path:
-    """Return the path of a bundled file, given its catalogue entry."""
+    """Return the path of a bundled file, given its catalogue entry.
+
+    Raises:
+        WeightsError: The file is missing from the installation.
+    """
     path = resource("weights") / entry.path
     if not path.is_file():
         raise WeightsError(
@@ -161,7 +181,11 @@ def bundled_file(entry: CatalogEntry) -> Path:
 
 
 def locate_entry(name: str) -> CatalogEntry | Path:
-    """Return the result of `locate`; the entry of a timm model includes timm's metadata."""
+    """Return the result of `locate`, with timm's metadata in the entry of a timm model.
+
+    Raises:
+        WeightsError: As in `locate`, or timm does not publish these weights.
+    """
     found = locate(name)
     if isinstance(found, CatalogEntry) and found.is_timm:
         from vitft.models.pretrained.timm_weights import complete_entry

@@ -47,12 +47,13 @@ def read_weights(
 
     Args:
         path: Path of the file; its suffix determines the format.
-        allow_pickle: Whether to read .pth, .pt and .bin files too (with `weights_only=True`).
+        allow_pickle: Whether .pth, .pt and .bin files are read too (with `weights_only=True`).
         sha256: Expected digest of the file.
         digest: Actual digest of the file, if already computed.
 
     Raises:
-        WeightsError: The file is missing, damaged, refused or unexpected, or has non-finite values.
+        WeightsError: The file is missing, damaged, refused or of an unsupported kind; its digest is
+            not the expected one; or a value is not finite.
     """
     if not path.exists():
         raise WeightsError(f"weights not found: {path}", fix="check the path")
@@ -76,7 +77,11 @@ def read_weights(
 
 
 def check_published_digest(path: Path, digest: str) -> None:
-    """Refuse a file named like a published one if its digest is not the one in the name."""
+    """Check the digest of a file named like a published one, whose name contains 8 of its digits.
+
+    Raises:
+        WeightsError: The digest does not begin with these digits.
+    """
     published = {entry.was for entry in catalog_entries() if entry.was}
     digits = re.search(r"-([0-9a-f]{8})\.", path.name)
     if path.name in published and digits and not digest.startswith(digits[1]):
@@ -87,7 +92,11 @@ def check_published_digest(path: Path, digest: str) -> None:
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    """Return the memory-mapped tensors and the metadata in the header."""
+    """Return the memory-mapped tensors and the metadata in the header.
+
+    Raises:
+        WeightsError: The file is damaged, or a tensor has an unsupported type.
+    """
     try:
         header = read_header(path)
         for name, facts in header.tensors.items():
@@ -100,7 +109,12 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
-    """Return the state dict in a torch pickle, without a training script's wrappers around it."""
+    """Return the state dict in a torch pickle, without the wrappers that training scripts add.
+
+    Raises:
+        WeightsError: The installed torch reads pickles unsafely; the file is damaged, or contains
+            anything else than named dense tensors.
+    """
     if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 10):
         raise WeightsError(
             f"torch {torch.__version__} reads pickles unsafely (CVE-2026-24747)",
@@ -128,7 +142,12 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN401
-    """Return the named tensors in an object that a training script has saved."""
+    """Return the named tensors in an object that a training script has saved.
+
+    Raises:
+        WeightsError: The object does not contain named tensors, contains other values as well, or
+            has tensors that `check_storage` refuses.
+    """
     for _ in WRAPPERS:
         inner = [content[key] for key in WRAPPERS if isinstance(content, dict) and key in content]
         if not inner or not isinstance(inner[0], dict):
@@ -151,9 +170,12 @@ def state_dict_in(content: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN40
 
 
 def check_storage(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse tensors from a pickle that are not plain arrays of numbers in the file.
+    """Check that the tensors from a pickle are plain arrays of numbers in the file.
 
     A pickled tensor may have no data, be sparse, or repeat a few bytes over a huge shape.
+
+    Raises:
+        WeightsError: A tensor is of one of these kinds, or its type is not supported.
     """
     total = 0
     for name, tensor in tensors.items():
@@ -176,7 +198,7 @@ def check_storage(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def unsupported_type(path: Path, name: str, kind: str) -> WeightsError:
-    """Return the error for a tensor whose numbers cannot be used."""
+    """Return the error for a tensor whose values have an unsupported type."""
     return WeightsError(
         f"{path}: tensor {name[:100]} has the unsupported type {kind}",
         fix="use the original weights in float32, float16 or bfloat16",
@@ -184,7 +206,12 @@ def unsupported_type(path: Path, name: str, kind: str) -> WeightsError:
 
 
 def read_npz_weights(path: Path) -> dict[str, Tensor]:
-    """Return the arrays of a NumPy archive, each checked against the archive's directory."""
+    """Return the arrays of a NumPy archive, each checked against the archive's directory.
+
+    Raises:
+        WeightsError: The archive is damaged or refused, or an array is not of floating-point
+            numbers.
+    """
     tensors: dict[str, Tensor] = {}
     with open_archive(path, ".npz file") as archive:
         for member in archive.infolist():
@@ -200,7 +227,11 @@ def read_npz_weights(path: Path) -> dict[str, Tensor]:
 
 
 def open_archive(path: Path, kind: str) -> zipfile.ZipFile:
-    """Open a zip archive; refuse it if its directory states an implausible unpacked size."""
+    """Open a zip archive, unless its directory states an implausible unpacked size.
+
+    Raises:
+        WeightsError: The archive is damaged, or the unpacked size is implausible.
+    """
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
@@ -217,7 +248,11 @@ def open_archive(path: Path, kind: str) -> zipfile.ZipFile:
 
 
 def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse NaN and infinity, which would affect every prediction."""
+    """Check that no tensor contains NaN or infinity, which would affect every prediction.
+
+    Raises:
+        WeightsError: A tensor contains a value that is not finite.
+    """
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or bool(torch.isfinite(tensor.float().sum())):
             continue  # any non-finite value would make the sum non-finite
@@ -230,7 +265,7 @@ def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def damaged_weights(kind: str, path: Path, error: Exception) -> WeightsError:
-    """Return the error for a file that does not match its suffix, with the likely cause."""
+    """Return the error for a file that is not a valid `kind`, with the likely cause."""
     reason = short_message(error)
     with path.open("rb") as file:
         start = file.read(64)

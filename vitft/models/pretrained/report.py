@@ -59,7 +59,7 @@ class LoadReport:
 
 
 def format_numbers(values: tuple[float, ...]) -> str:
-    """Return channel statistics as text; equal values appear only once."""
+    """Return channel statistics as text: one number if all are equal, otherwise all of them."""
     shown = values[:1] if len(set(values)) == 1 else values
     return " ".join(f"{value:.4g}" for value in shown)
 
@@ -111,7 +111,8 @@ def inspect(
 
     Raises:
         WeightsError: The weights are not found, refused, damaged, or not those of a supported ViT.
-        UsageError: The image size is not a multiple of the patch size.
+        UsageError: The image size or the number of classes is invalid.
+        ResourceError: The disk is full.
     """
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle)
     lines = describe_file(weights)

@@ -1,7 +1,8 @@
 """Facts about weights from the config.json (and preprocessor_config.json) in the same folder.
 
 The files are written by timm, by transformers or possibly by an attacker: the type of every value
-is checked, nothing is constructed from them, and stated shapes are used only if the tensors agree.
+that is used is checked, nothing is executed, and shapes stated in the files are used only if the
+tensors agree.
 """
 
 import json
@@ -43,7 +44,7 @@ class SidecarFacts:
 
 @dataclass(frozen=True, slots=True)
 class JsonTable:
-    """JSON object with typed access to its values; errors state the file and the key."""
+    """JSON object with typed access to its values; errors name the file and the key."""
 
     path: Path
     values: Mapping[str, Any]
@@ -84,7 +85,10 @@ class JsonTable:
         return None if value is None else tuple(map(float, value))
 
     def size(self, key: str) -> tuple[int, int] | None:
-        """Return height and width from a value such as 224, [224, 224] or [3, 224, 224]."""
+        """Return height and width, or None if the key is absent.
+
+        The value may be written as 224, [224, 224] or [3, 224, 224].
+        """
         value = self.values.get(key)
         if value is None:
             return None
@@ -103,7 +107,8 @@ def read_sidecar(path: Path) -> SidecarFacts:
     """Return the facts stated in the folder of a weight file; defaults if there is no config.json.
 
     Raises:
-        WeightsError: A file is not valid JSON, or a value (named by its key) has the wrong type.
+        WeightsError: A file is too large or not a JSON object; a value (named by its key) has the
+            wrong type or is out of range; or the model does not use GELU.
     """
     config = read_table_file(path.parent / "config.json")
     if config is None:
@@ -114,7 +119,11 @@ def read_sidecar(path: Path) -> SidecarFacts:
 
 
 def read_table_file(path: Path) -> JsonTable | None:
-    """Return the object in a JSON file, or None if the file does not exist."""
+    """Return the object in a JSON file, or None if the file does not exist.
+
+    Raises:
+        WeightsError: The file is too large, cannot be read, or does not contain a JSON object.
+    """
     if not path.is_file():
         return None
     fix = "correct or remove the file"
@@ -130,7 +139,10 @@ def read_table_file(path: Path) -> JsonTable | None:
 
 
 def timm_facts(config: JsonTable) -> SidecarFacts:
-    """Return the facts in timm's config.json; older files have statistics at the top level."""
+    """Return the facts in timm's config.json.
+
+    Older files have the statistics at the top level instead of in pretrained_cfg.
+    """
     cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
     arguments = config.table("model_args")
     check_gelu(arguments, "act_layer")
@@ -205,7 +217,13 @@ def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
 
 
 def stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
-    """Return class names in the order of the head's outputs, given a list or {"0": name, ...}."""
+    """Return class names in the order of the head's outputs, or () if `key` is absent.
+
+    The value of `key` is a list of names or {"0": name, ...}.
+
+    Raises:
+        WeightsError: The value has another structure.
+    """
     value = table.values.get(key)
     if value is None:
         return ()
@@ -219,7 +237,13 @@ def stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
 
 
 def check_gelu(table: JsonTable, key: str) -> None:
-    """Refuse activation functions other than GELU: they change the outputs but not the shapes."""
+    """Check that the activation function is GELU, if the file states it.
+
+    Another function would change the outputs of the model but not the shapes of its tensors.
+
+    Raises:
+        WeightsError: The function is not GELU.
+    """
     name = table.text(key)
     if name not in (None, "gelu", "gelu_python"):
         raise WeightsError(

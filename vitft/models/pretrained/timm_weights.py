@@ -40,8 +40,11 @@ def load_timm(
     With `is_random`, the weights are random and nothing is downloaded or read.
 
     Raises:
-        WeightsError: timm or the hub does not have the model, or the file does not match it.
-        UsageError: The model cannot be built at this size, or it has no linear head.
+        WeightsError: timm or the hub does not have the model; or the file cannot be fetched, is
+            refused or damaged, or does not match the model.
+        UsageError: The model cannot be built at this size, its head is not a single linear layer,
+            or the channel statistics do not suit it.
+        ResourceError: The disk is full.
     """
     entry = complete_entry(entry, is_published=not (is_random or entry.local))
     sides = entry.image_size if image_size is None else as_pair(image_size)
@@ -67,10 +70,14 @@ def load_timm(
 def pretrained_timm(
     entry: CatalogEntry, config: TimmConfig, *, allow_pickle: bool
 ) -> tuple[TimmModel, Provenance]:
-    """Return a timm model with the weights of the hub or of the user's file, and their origin.
+    """Return a timm model with weights from the hub or the user's file, and their origin.
 
     Raises:
-        WeightsError: The file is refused or damaged, or does not match the model.
+        WeightsError: The file cannot be fetched, is refused or damaged, or does not match the
+            model.
+        UsageError: The model cannot be built at this size, or its head is not a single linear
+            layer.
+        ResourceError: The disk is full.
     """
     source: dict[str, Any]
     if entry.local:
@@ -98,7 +105,7 @@ def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[Tim
     """Return the timm model of a checkpoint with a new zero-initialised head, and a report.
 
     Raises:
-        WeightsError: The checkpoint is damaged.
+        WeightsError: The checkpoint is missing or damaged, or timm cannot build its model.
         UsageError: `image_size` differs from the size at which the model was trained.
     """
     try:
@@ -124,7 +131,7 @@ def reload_timm(path: Path, *, num_classes: int, image_size: Sides) -> tuple[Tim
 def timm_report(
     model: TimmModel, old_classes: int, transform: EvalTransform, provenance: Provenance
 ) -> LoadReport:
-    """Return the report of a timm model; `old_classes` is 0 if there was no pretrained head."""
+    """Return the report of a timm model; `old_classes` is 0 if no pretrained head was dropped."""
     config = model.config
     return LoadReport(
         source=provenance["source"],
@@ -192,7 +199,14 @@ def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> Catalog
 def timm_transform(
     entry: CatalogEntry, sides: tuple[int, int], mean: Statistics, std: Statistics
 ) -> EvalTransform:
-    """Return timm's evaluation transform for this model at the given height and width."""
+    """Return timm's evaluation transform for this model at the given height and width.
+
+    Given statistics replace those of timm.
+
+    Raises:
+        UsageError: Only one of mean and std is given, or `mean` does not have one value per
+            channel.
+    """
     given = check_statistics(mean, std, len(entry.mean))
     known = entry.interpolation if entry.interpolation in RESAMPLING else "bicubic"
     return EvalTransform(

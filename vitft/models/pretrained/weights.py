@@ -33,7 +33,7 @@ UNSTATED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainedWeights:
-    """Weights as published, under vitft's tensor names."""
+    """Weights as published, with vitft's tensor names."""
 
     name: str
     origin: str
@@ -59,8 +59,11 @@ def open_pretrained(
 ) -> PretrainedWeights:
     """Find, fetch, read, convert and check pretrained weights.
 
+    `sha256` is the expected digest of the file, if known.
+
     Raises:
         WeightsError: The weights are not found, refused, damaged, or not those of a supported ViT.
+        ResourceError: The disk is full.
     """
     found = locate(name_or_path)
     if isinstance(found, CatalogEntry):
@@ -111,7 +114,12 @@ def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
 
 
 def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> PretrainedWeights:
-    """Return the weights in a file, converted and checked with the help of known facts."""
+    """Return the weights in a file, converted and checked with the help of known facts.
+
+    Raises:
+        WeightsError: The weights are damaged, contradict the facts, or are not those of a supported
+            ViT.
+    """
     if "vitft.card" in raw.metadata:
         return from_checkpoint(raw, facts, provenance)
     try:
@@ -152,7 +160,10 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
 
 
 def with_usual_statistics(facts: SidecarFacts, config: ViTConfig, flavour: Flavour) -> SidecarFacts:
-    """Fill in unstated statistics if all published models of this kind have the same values."""
+    """Return the facts with mean and std filled in if they are not stated but known.
+
+    They are known if all published models with this kind of architecture or file share them.
+    """
     if facts.mean is not None or config.in_channels != 3:
         return facts
     if config.layer_scale or config.distilled:
@@ -169,7 +180,11 @@ def with_usual_statistics(facts: SidecarFacts, config: ViTConfig, flavour: Flavo
 def from_checkpoint(
     raw: RawWeights, facts: SidecarFacts, provenance: Provenance
 ) -> PretrainedWeights:
-    """Verify the digest of a vitft checkpoint, and return its weights as described by its card."""
+    """Verify the digest of a vitft checkpoint, and return its weights as described by its card.
+
+    Raises:
+        WeightsError: The checkpoint is damaged, its card is not valid, or it contains a timm model.
+    """
     try:
         tensors, card = load_checkpoint(raw.path)
     except RunError as error:
@@ -197,7 +212,10 @@ def from_checkpoint(
 
 
 def descended(provenance: Provenance, parent: Provenance) -> Provenance:
-    """Return the origin of weights from a checkpoint, with its first ancestor and its licence."""
+    """Return `provenance` with the first ancestor and the licence of the weights in `parent`.
+
+    What `parent` does not state is not added.
+    """
     if ancestor := parent.get("from") or parent.get("name"):
         provenance = {**provenance, "from": ancestor}
     if licence := parent.get("licence"):
@@ -206,7 +224,13 @@ def descended(provenance: Provenance, parent: Provenance) -> Provenance:
 
 
 def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> EvalTransform:
-    """Return the stated evaluation transform, with timm's defaults for unstated values."""
+    """Return the stated evaluation transform, with timm's defaults for unstated values.
+
+    An unstated mean or std is 0.5 for each channel.
+
+    Raises:
+        WeightsError: A stated value is invalid, or there is not one mean and std per channel.
+    """
     half = (0.5,) * config.in_channels
     try:
         transform = EvalTransform(
@@ -232,7 +256,7 @@ def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> Eval
 
 
 def assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
-    """Return notes on assumptions made about the architecture."""
+    """Return notes on assumed numbers of heads and on image sizes that do not match the weights."""
     notes = []
     if facts.heads is None:
         notes.append(
