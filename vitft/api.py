@@ -1,7 +1,7 @@
 """The commands as functions, for notebooks and programs: `vitft.finetune` and `vitft.load`.
 
-They write the files that the commands write and raise the errors that the commands print. They
-print nothing, and restore the random state, threads, signal handlers and environment.
+These functions write the same files as the commands and raise the errors that the commands print.
+They print nothing, and restore the random state, threads, signal handlers and environment.
 """
 
 import os
@@ -126,7 +126,9 @@ def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> 
     """Load the model of a run directory, a checkpoint or `hf:owner/name` (default: the latest run).
 
     Raises:
-        RunError: The model does not exist or is damaged.
+        RunError: The model does not exist, is damaged or has no classes.
+        WeightsError: The repository `hf:owner/name` cannot be found.
+        UsageError: The device cannot be used.
     """
     name = None if run is None else os.fspath(run)
     return Trained(Predictor.from_run(name, device=device), name)
@@ -135,7 +137,8 @@ def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> 
 class Trained:
     """A trained model that classifies images.
 
-    Images are paths, bytes, PIL images or arrays; most methods accept one image or several.
+    Images are paths, bytes, PIL images, arrays or tensors (see `Picture`). `predict` and `features`
+    accept one image or several.
     """
 
     def __init__(self, predictor: Predictor, run: str | None) -> None:
@@ -163,13 +166,14 @@ class Trained:
     def predict(
         self, images: Picture | Iterable[Picture], *, top_k: int = 1, threshold: float = 0.0
     ) -> list[Prediction]:
-        """Return one prediction per image: its `top_k` classes, with calibrated probabilities.
+        """Return one prediction per image: the `top_k` most probable classes.
 
-        A prediction whose probability is below the threshold has the note `not sure`. The
+        A prediction whose largest probability is below the threshold has the note `not sure`. The
         prediction for an unusable image, array or tensor has an `error`; no exception is raised.
 
         Raises:
             UsageError: `top_k` is not an integer of 1 or more, or an image has an unsupported type.
+            RunError: Some logits of the model are not finite.
         """
         if type(top_k) is not int or top_k < 1:
             raise UsageError(f"invalid top_k={top_k!r}", fix="use an integer of 1 or more")
@@ -181,10 +185,11 @@ class Trained:
         return predictions
 
     def features(self, images: Picture | Iterable[Picture]) -> ScoreArray:
-        """Return the input of the head for each image, float32 (n, D).
+        """Return the input of the head for each of n images, float32 (n, `feature_size`).
 
         Raises:
             ImageError: An image is unusable.
+            UsageError: An image has an unsupported type.
         """
         parts = [
             self.predictor.scores(
@@ -199,8 +204,9 @@ class Trained:
 
         Raises:
             ImageError: The image is unusable.
-            UsageError: The class does not exist, or the attention of the model is not accessible
-                because it comes from timm.
+            UsageError: The class does not exist, the image has an unsupported type, or the model is
+                a timm model, whose attention is not accessible.
+            RunError: The relevance is not finite.
         """
         model = require_vit(self.predictor.model, "explain")
         if about is not None and about not in self.classes:
@@ -214,7 +220,11 @@ class Trained:
         return overlay(Image.fromarray(view), heat)
 
     def load_image(self, index: int, picture: Picture) -> LoadedImage:
-        """Return the preprocessed image, or an error if the image is unusable."""
+        """Return the preprocessed image, or an error if the image is unusable.
+
+        Raises:
+            UsageError: The image has an unsupported type.
+        """
         name = picture_name(index, picture)
         try:
             if isinstance(picture, str | os.PathLike):
@@ -225,11 +235,11 @@ class Trained:
             return LoadedImage(name, None, error.reason)
 
     def view(self, name: str, picture: Picture) -> Views:
-        """Return the preprocessed image, (S, S, 3); `name` is used in messages.
+        """Return the preprocessed image (S, S, 3), using `name` for it in messages.
 
         Raises:
             ImageError: The image is unusable.
-            UsageError: It is neither an image, nor an array or a tensor.
+            UsageError: The type is not one of those in `Picture`.
         """
         if isinstance(picture, str | os.PathLike):
             picture = read_bytes(picture)
@@ -266,7 +276,7 @@ def array_from_tensor(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
     """Return a tensor of the shapes and values in `Picture` as an array (H, W, 3) or (H, W).
 
     Raises:
-        ImageError: It holds floating-point values outside of 0 to 1.
+        ImageError: A floating-point value is not between 0 and 1.
     """
     values = tensor.detach().cpu()
     if values.ndim == 3 and values.shape[0] in (1, 3):
@@ -286,10 +296,10 @@ def array_from_tensor(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
 
 
 def image_from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
-    """Convert an array to an image.
+    """Return a uint8 array (H, W, 3) or (H, W) as an image.
 
     Raises:
-        ImageError: The array is not uint8, or its shape is neither (H, W, 3) nor (H, W).
+        ImageError: The array is empty, is not uint8, or has another shape.
     """
     has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
     if array.dtype != np.uint8 or not has_shape or not array.size:

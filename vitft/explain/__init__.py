@@ -4,6 +4,6 @@ method         methods and their options, validated without torch
 attribution    attribution maps of a batch of images
 heatmaps       heat maps over images and contact sheets, without torch
 model          loading of the model to explain, from a run or from pretrained weights
-explainer      explanation of image files, written as pictures and arrays
+explainer      explanation of image files, written as heat maps and arrays
 model_figures  figures of a model: filters, position embeddings, attention distances
 """

@@ -38,10 +38,12 @@ FUSE_HEADS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """Non-negative attribution maps (B, gh, gw), and logits (B, C), or features without a head."""
+    """Attribution maps and logits of a batch of images."""
 
     values: NDArray[np.float32]
+    """Non-negative attribution maps (B, gh, gw)."""
     logits: NDArray[np.float32]
+    """Logits (B, C), or the features of a model without a head."""
 
 
 def relevance_map(
@@ -59,6 +61,7 @@ def relevance_map(
 
     Raises:
         UsageError: The model is not a VisionTransformer or has no classes.
+        RunError: The relevance is not finite.
     """
     return scale_maps(explain(model, pixels, Method(), target).values)
 
@@ -94,7 +97,11 @@ def explain(
 
 
 def check_method(config: ViTConfig, method: Method) -> None:
-    """Check that the model has the block, the head and the classes that the method needs."""
+    """Check that the model has the block, the head and the classes that the method needs.
+
+    Raises:
+        UsageError: The model lacks one of them.
+    """
     wanted = (("block", method.block, config.depth), ("head", method.head, config.heads))
     for part, number, count in wanted:
         if number is not None and not 0 <= number < count:
@@ -112,7 +119,7 @@ def check_method(config: ViTConfig, method: Method) -> None:
 def attribute_tokens(
     model: VisionTransformer, pixels: Tensor, method: Method, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the attribution of the head's input to each token, (B, N), and the logits (B, C)."""
+    """Return the attribution of each token (B, N) by the method, and the logits (B, C)."""
     if method.name == "relevance":
         return relevance(model, pixels, target)
     with torch.no_grad():
@@ -127,14 +134,17 @@ def attribute_tokens(
 
 
 def pool_rows(config: ViTConfig, matrix: Tensor) -> Tensor:
-    """Return the mean row (B, N) of the class tokens, or of the patches with mean pooling."""
+    """Return the mean (B, N) of those rows of a matrix (B, N, N) whose tokens the head reads."""
     is_cls = config.pool == "cls"
     rows = matrix[:, : config.num_read] if is_cls else matrix[:, config.num_prefix :]
     return rows.mean(dim=1)
 
 
 def attention_maps(model: VisionTransformer, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return the attention maps (B, H, N, N), whose rows sum to 1, and the logits (B, C)."""
+    """Return the attention maps (B, H, N, N) of each block and the logits (B, C).
+
+    Each row of a map sums to 1.
+    """
     steps = list(trace_attention(model, model.embed(pixels)))
     *earlier, last = read_outputs(model.config, [tokens for _, tokens in steps])
     return [maps for maps, _ in steps], model.classify(model.pool(last, earlier))
@@ -146,7 +156,7 @@ def read_outputs(config: ViTConfig, outputs: Sequence[Tensor]) -> Sequence[Tenso
 
 
 def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run all blocks, yielding the attention maps (B, H, N, N) and output (B, N, D) of each."""
+    """Run all blocks, yielding the attention maps (B, H, N, N) and the output (B, N, D) of each."""
     for block in cast("Iterable[Block]", model.blocks):
         maps: list[Tensor] = []
         attend = functools.partial(attend_explicitly, block.attn, maps)
@@ -155,7 +165,7 @@ def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[
 
 
 def attend_explicitly(attention: Attention, maps: list[Tensor], x: Tensor) -> Tensor:
-    """Return `Attention.forward` of tokens (B, N, D), and append its attention map to `maps`."""
+    """Return `Attention.forward` of tokens (B, N, D); append the maps (B, H, N, N) to `maps`."""
     q, k, values = attention.split_heads(x)  # each (B, H, N, K)
     weights = attention_weights(q, k)  # (B, H, N, N), as in `Attention.maps`
     maps.append(weights)
@@ -186,7 +196,10 @@ def rollout(
 
 
 def discard_weakest(fused: Tensor, fraction: float) -> Tensor:
-    """Return connections (B, N, N) with the weakest set to 0, except class token to class token."""
+    """Return the connections (B, N, N) with the weakest fraction in each image set to 0.
+
+    The connection of the first token to itself is kept.
+    """
     count = int(fused[0].numel() * fraction)
     if not count:
         return fused
@@ -244,10 +257,11 @@ def weights_reads(config: ViTConfig) -> bool:
 
 
 def initial_rows(config: ViTConfig, output: Tensor, gradient: Tensor) -> Tensor:
-    """Return the pooling weight (B, 1, N) of each output token (B, N, D) of a block that is read.
+    """Return the pooling weights (B, 1, N) of the output tokens (B, N, D) of a block.
 
-    The relevance is this row times one matrix (B, N, N) per block. Starting at the last block, each
-    step multiplies a vector by a matrix, whereas the order in the paper multiplies matrices.
+    The relevance is the product of this row and one matrix (B, N, N) per block. Starting at the
+    last block, each step multiplies a vector by a matrix, whereas the order in the paper multiplies
+    matrices. The gradient (B, N, D) with respect to the output is used only by some models.
     """
     if weights_reads(config):
         pooling = (output * gradient).sum(dim=-1).clamp(min=0)  # weight times gradient

@@ -1,4 +1,4 @@
-"""Explanation of image files: writes a heat map over each image and, optionally, raw values."""
+"""Explanation of image files by a heat map over each image and, optionally, the raw values."""
 
 import io
 import re
@@ -42,11 +42,11 @@ class ExplainedImage:
     shown: str = ""
     """Name of the class that the map explains; empty if the method does not use a class."""
     file: Path | None = None
-    """Path of the picture; None if the image cannot be read."""
+    """Path of the heat map over the image; None if the image cannot be read."""
     error: str = ""
 
     def caption(self) -> str:
-        """Return the prediction and the file name on one line."""
+        """Return the prediction, the explained class, the notes and the file name on one line."""
         parts = []
         if self.probability is not None:
             parts.append(f"{visible(self.answer)} {percent(self.probability, 0)}")
@@ -58,7 +58,7 @@ class ExplainedImage:
 
 @dataclass(slots=True, kw_only=True)
 class Explainer:
-    """Explainer that writes a picture of each image file, and optionally arrays, to a folder."""
+    """Explainer that writes a heat map over each image, and optionally arrays, to a folder."""
 
     model: ExplainedModel
     method: Method
@@ -110,7 +110,7 @@ class Explainer:
         heat: NDArray[np.float32],
         scores: Scores,
     ) -> ExplainedImage:
-        """Write the files of an image (S, S, 3), given its map (gh, gw) and scores."""
+        """Write the explanation of an image (S, S, 3), given the map (gh, gw) and the scores."""
         stem = f"{number + 1:03}-{safe_stem(path)}"
         file = self.out / f"{stem}.png"
         result = self.result_for(path, file, scores)
@@ -132,7 +132,7 @@ class Explainer:
         return result
 
     def result_for(self, path: str, file: Path, scores: Scores) -> ExplainedImage:
-        """Return the explanation of an image with the given scores, written to `file`."""
+        """Return the explanation of an image, given the scores and the path of the heat map."""
         classes = self.model.classes
         if not classes:
             return ExplainedImage(path=path, file=file)
@@ -155,7 +155,7 @@ class Explainer:
         return torch.cat(maps).float().cpu().numpy()
 
     def write(self, file: Path, content: bytes) -> None:
-        """Write a file, creating the folder before the first one."""
+        """Write a file, creating the folder if it does not exist."""
         with writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
         write_atomically(file, content)
@@ -170,7 +170,9 @@ class Explainer:
 
 
 def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the attention from the head's input tokens to each patch, given maps (L, H, N, N).
+    """Return the attention to each patch, averaged over the tokens that the classifier reads.
+
+    The attention of each block and head is given as maps (L, H, N, N).
 
     Returns:
         Maps (L, H, gh, gw), each scaled to [0, 1].
@@ -183,7 +185,10 @@ def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.fl
 
 
 def safe_stem(path: str) -> str:
-    """Return at most 50 characters of a file's stem: letters, digits, `_`, `.` and `-`."""
+    """Return at most 50 characters of a file's stem, with unsafe characters replaced by `_`.
+
+    Letters, digits, `_`, `.` and `-` are safe.
+    """
     return re.sub(r"[^\w.-]+", "_", Path(path).stem)[:50]
 
 
@@ -194,6 +199,8 @@ def illustrate_predictions(
 
     Raises:
         UsageError: The model is a timm model, whose attention is not accessible.
+        RunError: The folder is not writable, or the relevance is not finite.
+        ResourceError: The disk is full.
     """
     assert isinstance(engine, Predictor)
     model = require_vit(engine.model, "--explain")

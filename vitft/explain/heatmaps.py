@@ -46,14 +46,17 @@ def apply_colour_map(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class SheetTile:
-    """Pictures of equal height, side by side above a line of text."""
+    """Images to show side by side, at equal height, above a line of text."""
 
     pictures: tuple[Image.Image, ...]
     text: str
 
 
 def contact_sheet(tiles: Sequence[SheetTile], *, height: int = 224) -> Image.Image:
-    """Return a sheet of tiles of equal shape, with at most six pictures per row."""
+    """Return a sheet of tiles, each as wide as the first, with at most six images per row.
+
+    A single tile with more than six images still forms a row.
+    """
     columns = min(len(tiles), max(1, 6 // len(tiles[0].pictures)))
     drawn = [draw_tile(tile, height) for tile in tiles]
     width, tile_height = drawn[0].size
@@ -67,7 +70,10 @@ def contact_sheet(tiles: Sequence[SheetTile], *, height: int = 224) -> Image.Ima
 
 
 def draw_tile(tile: SheetTile, height: int) -> Image.Image:
-    """Return a tile as a picture. Maps of patch grids are enlarged without smoothing."""
+    """Return a tile drawn as one image, with its images scaled to `height` pixels.
+
+    Images of less than half this height, such as maps of patch grids, are not smoothed.
+    """
     scaled = []
     for picture in tile.pictures:
         size = round(height * picture.width / picture.height), height
@@ -115,7 +121,7 @@ def heads_sheet(maps: NDArray[np.float32], *, height: int = 56) -> Image.Image:
 
 
 def png_bytes(picture: Image.Image) -> bytes:
-    """Return a PNG file of a picture, without any metadata."""
+    """Return an image as the bytes of a PNG file, without metadata."""
     buffer = io.BytesIO()
     Image.fromarray(np.asarray(picture)).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

@@ -60,11 +60,12 @@ class ExplainedModel:
 
 
 def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
-    """Load the model of a run, given by its folder or a checkpoint (default: the latest run).
+    """Load the model of a run directory, a checkpoint or `hf:owner/name` (None: the latest run).
 
     Raises:
         RunError: The run does not exist or is damaged.
-        UsageError: The model is a timm model.
+        WeightsError: The repository `hf:owner/name` cannot be found.
+        UsageError: The model is a timm model, or the device cannot be used.
     """
     path = find_model(run)
     state, card = load_classifier(path)
@@ -82,11 +83,12 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
 def load_weights_model(
     name: str, *, allow_pickle: bool = False, device: str = "auto"
 ) -> ExplainedModel:
-    """Load pretrained weights, with their own head if they have one.
+    """Load pretrained weights, with their own head if it is usable.
 
     Raises:
-        WeightsError: The weights cannot be found or read, or are damaged.
-        UsageError: The weights are for a timm model.
+        WeightsError: The weights cannot be found or read, are damaged, or are not those of a
+            supported model.
+        UsageError: The weights are for a timm model, or the device cannot be used.
     """
     found = locate(name)
     if found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found):
@@ -115,7 +117,11 @@ def output_names(config: ViTConfig, classes: tuple[str, ...]) -> tuple[str, ...]
 
 
 def validation_files(run: Path | None) -> list[str]:
-    """Return the paths of a run's validation images, in split order, without missing files."""
+    """Return the paths of the validation images of a run that still exist, in split order.
+
+    Raises:
+        RunError: The file config.toml or split.csv of the run is damaged.
+    """
     if run is None:
         return []
     manifest = run_manifest(run)

@@ -30,7 +30,7 @@ MAX_DISTANCE_IMAGES = 128
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """Names of the figures written, and the images that could not be read."""
+    """Names of the figures written, and errors for the images that could not be read."""
 
     names: tuple[str, ...]
     failed: tuple[ImageError, ...]
@@ -40,6 +40,10 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
     """Write filters.png, positions.png and, given readable images, distance.png to a folder.
 
     The attention distance is averaged over at most 128 images, evenly spaced in the list.
+
+    Raises:
+        RunError: The folder is not writable.
+        ResourceError: The disk is full.
     """
     from vitft.report.plots import distance_png, filters_png, positions_png
 
@@ -112,7 +116,7 @@ def position_similarity(model: VisionTransformer) -> NDArray[np.float32]:
 def attention_distance(
     model: VisionTransformer, batches: Iterable[Tensor]
 ) -> tuple[NDArray[np.float32], int]:
-    """Return the mean attention distance (L, H) of each head in pixels, and the image count.
+    """Return the mean attention distance (L, H) of each head in pixels, and the number of images.
 
     The distances from each patch to all others are averaged, weighted by its attention to them.
     Attention to the prefix tokens, which have no position, is ignored.

@@ -70,7 +70,10 @@ CardDumper.add_representer(str, CardDumper.represent_str)
 def write_readme(
     trained: TrainedRun, folder: Path, row: ExportComparison, plan: ExportPlan
 ) -> None:
-    """Write the model card of an exported folder; with `plan.repo`, that of the repository."""
+    """Write the model card of an exported folder, with programs that open the folder.
+
+    If the plan has a hub repository, the programs open the repository instead.
+    """
     results = results_of(trained)
     data = data_name(trained.run)
     metadata = header_of(trained.card, row.name, results, data, plan)
@@ -88,7 +91,11 @@ def write_readme(
 
 
 def results_of(trained: TrainedRun) -> RunResults | None:
-    """Return the results of the run, with the accuracy of the head that is exported."""
+    """Return the results of the run, if any, with the accuracy of the head that is exported.
+
+    Raises:
+        RunError: The file eval.json is damaged.
+    """
     results, shape = read_results(trained.run / "eval.json"), trained.card.architecture
     choice = results.get("head") if results else None
     if not results or not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
@@ -101,7 +108,7 @@ def results_of(trained: TrainedRun) -> RunResults | None:
 
 
 def data_name(run: Path) -> str:
-    """Return the name of the image folder without its path."""
+    """Return the name of the image folder without its path, or `images` if it is unknown."""
     manifest = run_manifest(run)
     return manifest.root.name if manifest and manifest.root.name else "images"
 
@@ -132,7 +139,7 @@ def header_of(
 
 
 def catalog_origin(weights: Provenance) -> CatalogEntry | None:
-    """Return the catalogue's entry of the pretrained weights, found by their name or digest."""
+    """Return the catalogue entry with the name or digest of the pretrained weights, if any."""
     rows = entries_by_name()
     for name in (weights.get("name", ""), weights.get("from", "")):
         if name in rows:
@@ -148,7 +155,7 @@ def pretrained_licence(weights: Provenance) -> str:
 
 
 def base_model(weights: Provenance) -> str:
-    """Return the hub repository of the pretrained weights, or an empty string."""
+    """Return the hub repository of the pretrained weights, or an empty string if it is unknown."""
     source = weights.get("source")
     if weights.get("revision") and source:  # from the hub
         return "/".join(source.split("/")[:2])
@@ -203,7 +210,7 @@ def introduction(trained: TrainedRun) -> list[str]:
 
 
 def usage_section(card: Card, form: str, plan: ExportPlan) -> list[str]:
-    """Return complete programs for the libraries that open this format."""
+    """Return the lines with complete programs for the libraries that open this format."""
     lines = ["## Use", ""]
     snippets = usage_snippets(card, form, plan)
     if not plan.repo:
@@ -216,7 +223,7 @@ def usage_section(card: Card, form: str, plan: ExportPlan) -> list[str]:
 
 
 def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
-    """Return the programs for a format; vitft's own command comes last."""
+    """Return the programs for a format; if vitft can open it, vitft's own command comes last."""
     transform, own = card.transform, command_line(f"hf:{plan.repo}" if plan.repo else ".")
     if form in GRAPH_SNIPPETS:
         takes = GraphInput(plan.with_preprocessing or plan.with_resize, plan.with_resize)
@@ -262,7 +269,7 @@ def data_section(trained: TrainedRun, results: RunResults | None, data: str) -> 
 
 
 def count_images(run: Path) -> dict[str, Counter[str]]:
-    """Return the numbers of images of each part by class, zero without split.csv."""
+    """Return the number of images per class in each part; all are 0 if the split is unknown."""
     found = {"train": Counter[str](), "val": Counter[str](), "test": Counter[str]()}
     if (manifest := run_manifest(run)) is None:
         return found
@@ -301,7 +308,7 @@ def results_section(results: RunResults | None, row: ExportComparison) -> list[s
 
 
 def licence_section(card: Card, chosen: str) -> list[str]:
-    """Return the lines on the licences of this model and of the weights it comes from."""
+    """Return the lines on the licences of this model and of the pretrained weights."""
     known = pretrained_licence(card.weights)
     pretrained = f"pretrained weights: {markdown_text(known)}" if known else ""
     if chosen:

@@ -1,4 +1,4 @@
-"""Comparison of exports with the original on the same images, each with its own preprocessing.
+"""Comparison of exports with the original on the same images, with the preprocessing of each model.
 
 Notation: n images, C classes. The original and the exports alternate batch by batch, so that other
 load on the machine affects them equally.
@@ -23,7 +23,7 @@ BATCH_SIZE = 8
 MAX_ERROR = 1e-4
 """Maximum difference in a float32 logit, relative to the larger of 1 and the largest logit."""
 MAX_ERROR_RESIZED = 1e-2
-"""Maximum difference for graphs that resize, where views may differ by single grey levels."""
+"""Maximum relative difference for graphs that resize images, so that views differ slightly."""
 MAX_CHANGED = 0.05
 """Maximum fraction of images whose predicted class may differ after conversion to int8."""
 
@@ -52,7 +52,7 @@ class ExportComparison:
 
     @property
     def cost(self) -> str:
-        """Effect on the accuracy; empty if no predicted class changes."""
+        """Effect on the accuracy; empty if no predicted class changes or for noise images."""
         if not self.images or not self.changed:
             return ""
         before, after = (number / self.images for number in self.correct)
@@ -78,7 +78,7 @@ def compare_exports(
     samples: Iterable[LabelledImage],
     sizes: Mapping[str, int],
 ) -> list[ExportComparison]:
-    """Return one comparison per export, in order; `sizes` maps each to its size in bytes.
+    """Return one comparison per export, in order, given the size of each export in bytes.
 
     Raises:
         RunError: The class names of an export differ from those of the run.
@@ -106,7 +106,7 @@ def compare_exports(
 
 
 def predict_batch(model: OpenedModel, batch: list[LabelledImage], log: PredictionLog) -> None:
-    """Predict a batch and log its logits and time; the first batch is predicted twice."""
+    """Predict a batch and log the logits and the time; predict the first batch once in advance."""
     inputs = [model.prepare(sample.image) for sample in batch]
     if not log.logits:
         model.predict(inputs)  # to exclude initialisation from the timing
@@ -138,10 +138,15 @@ def comparison_row(
 
 
 def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> None:
-    """Check that the logits differ by at most `max_error`, relative to the largest logit or 1.
+    """Check that the predictions of an export agree with those of the original.
+
+    In int8, at most one image or the fraction `MAX_CHANGED` of the images, whichever is more, may
+    change class. In other formats, logits may differ by at most `max_error`, relative to the larger
+    of 1 and the largest logit.
 
     Raises:
-        RunError: The difference exceeds the tolerance of the format.
+        RunError: The difference exceeds the tolerance of the format, or there are no validation
+            images to measure the accuracy in int8.
     """
     on = f"of {count(row.images, 'validation image')}" if row.images else "noise images"
     problem = (

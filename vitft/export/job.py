@@ -37,7 +37,7 @@ class Exported:
 
     @property
     def images(self) -> int:
-        """Number of validation images compared; 0 if none exist any more."""
+        """Number of validation images compared; 0 if noise images were used instead."""
         return self.rows[0].images
 
     @property
@@ -55,8 +55,10 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
     """Export a run in each format of the plan, keeping nothing unless all are verified.
 
     Raises:
-        RunError: The run does not exist, a format cannot represent the model, or the predictions
-            of an export differ.
+        RunError: The run does not exist, is damaged or has no classes, a format cannot represent
+            the model, the predictions of an export differ from those of the run by more than the
+            tolerance, or the folder is not writable.
+        WeightsError: The repository `hf:owner/name` of the run cannot be found.
         ResourceError: The disk is full.
         Stopped: A signal was received; the files written so far have been removed.
     """
@@ -103,7 +105,7 @@ def compare_with(
     sizes: Mapping[str, int],
     plan: ExportPlan,
 ) -> list[ExportComparison]:
-    """Compare exports with the model that they represent."""
+    """Return a comparison of each export with the model that the exports represent."""
     if not opened:
         return []
     original = open_module(source.model, source.card, by="vitft")
@@ -112,7 +114,11 @@ def compare_with(
 
 
 def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportComparison]) -> list[str]:
-    """Return notes for the user on a successful export."""
+    """Return notes for the user on an export that agrees with the run.
+
+    Raises:
+        RunError: A graph resizes images differently from vitft by more than the tolerance.
+    """
     notes = [row.cost for row in rows if row.cost]
     if any(each.reads_last_block for each in formats_of(plan).values()):
         notes += last_block_note(trained)
@@ -151,9 +157,9 @@ def last_block_note(trained: TrainedRun) -> list[str]:
 
 
 def export_safetensors(run: str | None, out: Path) -> Exported:
-    """Write `out/model.safetensors` and `out/config.json`, and compare them with the run.
+    """Export a run to `out/model.safetensors`, with `out/config.json` if timm can open it.
 
     Raises:
-        RunError: The folder `out` contains files, or `export_run` fails.
+        VitftError: As for `export_run`; also a RunError if the folder `out` contains files.
     """
     return export_run(run, plan_export(["safetensors"], str(out)))

@@ -66,7 +66,8 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
     """Return the plan of an export after checking its options, which are fields of `ExportPlan`.
 
     Raises:
-        UsageError: The options are mutually exclusive, or a library is not installed.
+        UsageError: An option is missing, invalid or incompatible with another option, a library is
+            not installed, or an upload is impossible without a hub token or offline.
         RunError: The folder already contains files or is not writable.
     """
     plan = ExportPlan(
@@ -105,7 +106,12 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
 
 
 def check_push(plan: ExportPlan) -> None:
-    """Check the upload options before the export begins."""
+    """Check the upload options before the export begins.
+
+    Raises:
+        UsageError: An option is invalid or incompatible with another option, HF_HUB_OFFLINE is set,
+            or there is no hub token.
+    """
     repo = plan.repo
     if not repo:
         if plan.private or plan.revision:

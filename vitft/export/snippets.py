@@ -1,4 +1,4 @@
-"""Programs for the README of an exported folder: how each library classifies a photo with it.
+"""Programs for the README of an exported folder, which classify a photo with each library.
 
 Every program is complete, is run by the tests, and gives the predictions of vitft. Files that
 libraries open differently from vitft are converted first: photos rotated by EXIF, images with
@@ -33,7 +33,10 @@ if image.mode == "F" or image.mode.startswith("I"):  # the range of the training
     values = np.nan_to_num(np.asarray(image) - low).clip(0, high - low)
     image = Image.fromarray(np.rint(values * (255 / (high - low))).astype(np.uint8))
 """
-"""Conversion of images with more than 8 bits per pixel, for a model without and with a range."""
+"""Conversion of images with more than 8 bits per pixel for a model with a range of grey levels.
+
+`UPPER_BITS` is the conversion for other models.
+"""
 
 
 class Snippet(NamedTuple):
@@ -54,7 +57,7 @@ class Snippet(NamedTuple):
 
 
 def open_code(transform: EvalTransform) -> str:
-    """Return the function `open_rgb`, which opens an image as the transform expects it."""
+    """Return the code of the function `open_rgb`, which opens an image as the transform expects."""
     wide = UPPER_BITS
     if transform.grey_range:
         low, high = transform.grey_range
@@ -63,7 +66,7 @@ def open_code(transform: EvalTransform) -> str:
 
 
 def caveat(transform: EvalTransform) -> str:
-    """Return a sentence on files that libraries open otherwise than vitft."""
+    """Return a paragraph on files that other libraries open differently from vitft."""
     rest = "floating-point images and 12-bit TIFF need vitft itself."
     if transform.grey_range:
         low, high = transform.grey_range
@@ -79,7 +82,7 @@ def caveat(transform: EvalTransform) -> str:
 
 
 def command_line(run: str) -> Snippet:
-    """Return the command of vitft; `run` is a folder or hf:OWNER/NAME."""
+    """Return the command of vitft for a model, given as a folder or hf:OWNER/NAME."""
     code = f"vitft predict --run {run} photo.jpg"
     return Snippet("vitft", "", code, "sh")
 
@@ -137,7 +140,7 @@ print(classify("photo.jpg"))
 
 
 def javascript_snippet(repo: str) -> Snippet:
-    """Return a program for transformers.js in Node; its first lines are for a local folder."""
+    """Return a program for transformers.js in Node that opens a repository or the local folder."""
     local = """
 import path from "node:path";
 import { env, pipeline, RawImage } from "@huggingface/transformers";
@@ -260,7 +263,7 @@ print(classify("photo.jpg"))
 
 
 def view_code(transform: EvalTransform, takes: GraphInput) -> str:
-    """Return the function `view`: from an RGB image to the input of the graph."""
+    """Return the code of the function `view`, which converts an RGB image to the graph's input."""
     if takes.any_size:
         body = "return np.asarray(image)[None]  # (1, height, width, 3)"
         return function("view", "image", "Return an RGB image as the input of the graph.", body)
@@ -310,13 +313,13 @@ def resize_lines(transform: EvalTransform) -> list[str]:
 
 
 def function(name: str, argument: str, text: str, body: str) -> str:
-    """Return the code of a function."""
+    """Return the code of a function with one argument, given its docstring and body."""
     indented = textwrap.indent(body, "    ")
     return f'def {name}({argument}):\n    """{text}"""\n{indented}\n'
 
 
 def in_grey(transform: EvalTransform) -> str:
-    """Return the conversion that a greyscale model needs after `open_rgb`."""
+    """Return the code that converts an image to grey after `open_rgb`; empty for an RGB model."""
     return '.convert("L")' if transform.channels == 1 else ""
 
 

@@ -32,7 +32,7 @@ class TrainedRun:
     """The model of a run with its card."""
 
     run: Path
-    """Run folder, or the folder that contains a single checkpoint."""
+    """Run directory, or the folder that contains a single checkpoint."""
     state: Mapping[str, Tensor]
     """Float32 tensors by timm name."""
     card: Card
@@ -44,7 +44,7 @@ class TrainedRun:
 
     @cached_property
     def of_last_block(self) -> "TrainedRun":
-        """The run with the head that reads the last block only, for models of other libraries."""
+        """The run with the head that reads only the last block, for use in other libraries."""
         shape = self.card.architecture
         if isinstance(shape, TimmConfig) or shape.read_blocks == 1:
             return self
@@ -60,6 +60,7 @@ def load_trained(run: str | None) -> TrainedRun:
 
     Raises:
         RunError: The run does not exist, is damaged or has no classes.
+        WeightsError: The repository `hf:owner/name` cannot be found.
     """
     source = find_model(run)
     state, card = load_classifier(source)
@@ -72,7 +73,7 @@ def load_trained(run: str | None) -> TrainedRun:
 
 
 def without_paths(card: Card) -> Card:
-    """Return the card without the local path of the pretrained weights."""
+    """Return the card with a local path of the pretrained weights reduced to the file name."""
     source = card.weights.get("source", "")
     if not os.path.isabs(source):  # noqa: PTH117 - it may be a repository name
         return card
@@ -89,7 +90,11 @@ class LabelledImage:
 
 
 def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
-    """Yield validation images that are unchanged since the run, or noise if there are none."""
+    """Yield up to `count` validation images unchanged since the run, or noise without such images.
+
+    Raises:
+        RunError: The file config.toml or split.csv of the run is damaged.
+    """
     found = islice(unchanged_images(trained.run, trained.card, count), count)
     first = next(found, None)
     if first is None:
@@ -100,7 +105,11 @@ def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage
 
 
 def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImage]:
-    """Yield up to `count` evenly spaced validation images; none if the data no longer exist."""
+    """Yield those of `count` evenly spaced validation images that are unchanged since the run.
+
+    Raises:
+        RunError: The file config.toml or split.csv of the run is damaged.
+    """
     manifest = run_manifest(run)
     if manifest is None:
         return
@@ -113,12 +122,12 @@ def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImag
 
 
 def evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:
-    """Return at most `count` rows at even intervals, so that every class is represented."""
+    """Return at most `count` rows at even intervals, to include as many classes as possible."""
     return [*rows] if len(rows) <= count else [rows[i * len(rows) // count] for i in range(count)]
 
 
 def noise_images(card: Card) -> Iterator[LabelledImage]:
-    """Yield 8 noise images of several shapes, slightly larger than the model's input."""
+    """Yield 8 noise images of different heights, at least as large as the model's input."""
     random = np.random.default_rng(0)
     height, width = card.transform.image_size
     for i in range(8):

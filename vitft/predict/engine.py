@@ -23,16 +23,16 @@ from vitft.predict.prediction import Prediction
 from vitft.system.errors import ImageError
 
 FIRST_PAGE_NOTE = "first of several pages"
-"""Note on a TIFF file with more pages, which are not used."""
+"""Note on a file with several pages, of which only the first is used."""
 Views = np.ndarray[Any, np.dtype[np.uint8]]
-"""Preprocessed images before normalisation, (B, S, S, 3), or a single one, (S, S, 3)."""
+"""Preprocessed images before normalisation, (B, S, S, 3), or a single image, (S, S, 3)."""
 
 
 class Engine(Protocol):
     """Interface of a model that computes scores for batches of images."""
 
     batch: int
-    """Number of images per call."""
+    """Number of images per call of `scores`."""
     workers: int
     """Number of threads that read and decode images; 0 for only the calling thread."""
     in_workers: bool
@@ -43,13 +43,13 @@ class Engine(Protocol):
     feature_size: int
 
     def view(self, data: bytes, name: str) -> Views:
-        """Return the preprocessed image (S, S, 3) of a file, or raise ImageError."""
+        """Return the preprocessed image (S, S, 3) from the bytes of a file, or raise ImageError."""
 
     def scores(self, views: Views) -> Scores:
         """Return the float32 scores of views (B, S, S, 3)."""
 
     def enter_worker(self) -> None:
-        """Prepare a worker thread; called before each batch."""
+        """Prepare the calling thread for a batch; called before each batch."""
 
     def running(self) -> contextlib.AbstractContextManager[None]:
         """Return a context for a prediction run that restores process-wide settings on exit."""
@@ -75,10 +75,14 @@ class Pipeline:
     web: WebLimits = WebLimits()  # noqa: RUF009 - it is frozen
 
     def predict(self, sources: Iterable[ImageSource]) -> Iterator[Prediction]:
-        """Yield one prediction per source, in order; an unusable image gets an error instead.
+        """Yield one prediction per source, in order, with an error if the image is unusable.
 
-        Sources are always scored in the same chunks of `engine.batch`, unusable ones included, so
-        predictions do not depend on where a run was resumed. Only a few batches are in memory.
+        The sources, including unusable ones, are divided into chunks of `engine.batch`, so a run
+        that is resumed after a whole number of chunks gives the same predictions. Only a few chunks
+        are in memory at a time.
+
+        Raises:
+            RunError: The engine cannot compute the scores, or some logits are not finite.
         """
         engine = self.engine
 
@@ -97,7 +101,11 @@ class Pipeline:
                 yield from (item for item in chunk if isinstance(item, Prediction))
 
     def predict_batch(self, loaded: Sequence[LoadedImage]) -> list[Prediction]:
-        """Return the predictions for a batch, whose usable images are scored in one engine call."""
+        """Return the predictions for a batch, scoring its usable images in one call of the engine.
+
+        Raises:
+            RunError: The engine cannot compute the scores, or some logits are not finite.
+        """
         usable = [(item.path, item.view) for item in loaded if item.view is not None]
         scored: Iterator[Prediction] = iter(())
         if usable:
@@ -114,7 +122,7 @@ class Pipeline:
 
 
 def with_notes(prediction: Prediction, notes: tuple[str, ...]) -> Prediction:
-    """Return the prediction with further notes."""
+    """Return the prediction with further notes, if there are any."""
     return replace(prediction, notes=(*prediction.notes, *notes)) if notes else prediction
 
 
@@ -128,20 +136,23 @@ def load_image(engine: Engine, source: ImageSource) -> LoadedImage:
 
 
 def notes_on(data: bytes) -> tuple[str, ...]:
-    """Return notes on an image file of which only a part is used."""
+    """Return a note if an image file has several pages, of which only the first is used."""
     return (FIRST_PAGE_NOTE,) if has_more_pages(data) else ()
 
 
 def decode_view(
     data: bytes, name: str, transform: EvalTransform, *, max_pixels: int = MAX_PIXELS
 ) -> Views:
-    """Return an image file decoded and preprocessed (S, S, 3), or raise ImageError."""
+    """Return the preprocessed image (S, S, 3) from the bytes of a file, or raise ImageError."""
     image = read_image(data, name, max_pixels=max_pixels, grey_range=transform.grey_range)
     return transform.pixels(image)
 
 
 class MirroredEngine:
-    """Engine that averages the logits of each image and its mirror image."""
+    """Engine that averages the logits of each image and its mirror image.
+
+    The features are those of the original image.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -51,7 +51,7 @@ PREDICTION_COLUMNS = (
 
 
 class LabelledPrediction(NamedTuple):
-    """The label and prediction of an image; a left-out image has a prediction without classes."""
+    """The label and prediction of an image; the prediction has no classes if it was left out."""
 
     label: str
     prediction: Prediction
@@ -76,10 +76,15 @@ class Evaluation:
     results: EvaluationResults
     """Contents of eval.json."""
     predictions: tuple[LabelledPrediction, ...]
-    """One prediction for each image, in the order of the data."""
+    """One prediction per image in the order of the data, then one per entry of the data's `bad`."""
 
     def write(self, folder: Path) -> Path:
-        """Write eval.json and predictions.csv to a new folder; return the folder."""
+        """Write eval.json and predictions.csv to a new folder, and return its path.
+
+        Raises:
+            RunError: The folder is not writable or not empty.
+            ResourceError: The disk is full.
+        """
         run = create_run(folder)
         run.write_json("eval.json", self.results)
         rows = [csv_line(PREDICTION_COLUMNS), *(row.to_csv() for row in self.predictions)]
@@ -89,7 +94,7 @@ class Evaluation:
 
 
 class HashedImage(NamedTuple):
-    """A labelled image with its digest and either its view or the reason it is left out."""
+    """A labelled image with its digest and either a view or the reason for leaving it out."""
 
     path: str
     label: str
@@ -98,16 +103,19 @@ class HashedImage(NamedTuple):
     notes: tuple[str, ...] = ()
     error: str = ""
     is_validation: bool = False
-    """Whether it is a validation image of the run, or a near-duplicate of one."""
+    """Whether the image is a validation image of the run, or a near-duplicate of one."""
 
 
 def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> Evaluation:
-    """Evaluate the model of a run directory or checkpoint file on labelled images.
+    """Evaluate the model of a run, checkpoint or ONNX graph (None: the latest run) on images.
 
-    Log a warning about images that are left out and about anything that biases the results.
+    Warnings are logged about images that are left out and about anything that biases the results.
 
     Raises:
-        RunError: The model does not exist, or a file in its folder belongs to another run.
+        RunError: The model does not exist, a file in its folder is damaged or belongs to another
+            run, or some logits are not finite.
+        WeightsError: The repository `hf:owner/name` cannot be found.
+        UsageError: The device cannot be used, or onnxruntime is not installed.
         DataError: A class is unknown to the model, or no images are left to evaluate.
     """
     engine = evaluation_engine(run, device)
@@ -160,7 +168,13 @@ def evaluate(data: LabelledImages, run: str | None, *, device: str = "auto") -> 
 
 
 def evaluation_engine(run: str | None, device: str) -> Predictor | OnnxEngine:
-    """Return the engine that computes the scores: onnxruntime for ONNX graphs, otherwise torch."""
+    """Return the engine that computes the scores: onnxruntime for ONNX graphs, otherwise torch.
+
+    Raises:
+        RunError: The model does not exist or is damaged.
+        WeightsError: The repository `hf:owner/name` cannot be found.
+        UsageError: The device cannot be used, or onnxruntime is not installed.
+    """
     path = find_model(run, graphs=True)
     if path.suffix.lower() != ".onnx":
         return Predictor.from_run(run, device=device)
@@ -174,7 +188,7 @@ def evaluation_engine(run: str | None, device: str) -> Predictor | OnnxEngine:
 
 
 def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
-    """Check that all classes of the data are known to the model; the reverse is not required.
+    """Check that the model knows every class of the data; the data may lack classes of the model.
 
     Raises:
         DataError: A class is unknown to the model.
@@ -195,7 +209,7 @@ def check_classes(data: LabelledImages, known: Sequence[str]) -> None:
 def image_groups(
     data: LabelledImages, engine: Predictor | OnnxEngine, known: RunImages | None
 ) -> Iterator[list[HashedImage]]:
-    """Yield batches of hashed images, preprocessed unless the model was trained on them."""
+    """Yield batches of hashed images, in the order of the data; left-out images have no view."""
 
     def load(item: tuple[str, str]) -> HashedImage:
         path, label = item
@@ -220,7 +234,7 @@ def image_groups(
 
 
 def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> DataError:
-    """Return the error for data without any images to evaluate."""
+    """Return the error for data in which no image can be evaluated."""
     total = len(predictions)
     if trained := sum({*LEFT_OUT} & {*row.prediction.notes} != set() for row in predictions):
         unread = f", and {total - trained:,} cannot be read" if total > trained else ""
@@ -239,7 +253,13 @@ def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]
 def before_temperature(
     folder: Path, logits: Tensor, labels: Tensor
 ) -> tuple[float | None, float | None]:
-    """Return the calibration error before temperature scaling, and the run's temperature."""
+    """Return the calibration error before temperature scaling, and the run's temperature.
+
+    Both are None if the run has no temperature.
+
+    Raises:
+        RunError: The file eval.json of the run is damaged.
+    """
     kept = read_results(RunDir(folder).eval)
     calibration = kept["calibration"] if kept else None
     temperature = calibration["temperature"] if calibration else None
@@ -256,7 +276,11 @@ def evaluated_data(
     digests: Sequence[str],
     validated: int | None,
 ) -> EvaluatedData:
-    """Return the source of the images, the unreadable files and the counts for eval.json."""
+    """Return the entry `data` of eval.json: the source, the unreadable files and several counts.
+
+    The number of evaluated validation images of the run, `validated`, is None if the images of the
+    run are unknown.
+    """
     rows = [row.prediction for row in predictions]
     is_known = validated is not None
     exact, near, same_path = (sum(note in row.notes for row in rows) for note in LEFT_OUT)

@@ -48,13 +48,13 @@ def run_prediction(
     stdin: BinaryIO,
     illustrate: Illustrator,
 ) -> int:
-    """Predict every image of a request, write one row for each and return the number of errors.
+    """Predict every image of a request, write one row per image and return the number of errors.
 
     Args:
         request: Images, model, destination and options.
-        write: Function called with each line, without its line break, if the request has no file.
-        stdin: Stream that is read if the request contains `-`.
-        illustrate: Function from `vitft.explain.explainer`, which is in a higher package.
+        write: Function called with each line, without its line break, if there is no output file.
+        stdin: Stream that is read if the images of the request include `-`.
+        illustrate: Function of `vitft.explain`, a higher package, that writes relevance overlays.
 
     Raises:
         VitftError: The request cannot be carried out; see `vitft.system.errors`.
@@ -106,10 +106,16 @@ def run_prediction(
 def choose_engine(
     request: PredictRequest, checkpoint: Path, images: Iterator[ImageSource]
 ) -> tuple[Engine, Iterator[ImageSource]]:
-    """Return an engine and all sources.
+    """Return an engine and an iterator over all sources.
 
-    ONNX graphs run in onnxruntime; checkpoints in NumPy for a few images on a CPU, otherwise in
-    torch.
+    An ONNX graph runs in onnxruntime. A checkpoint runs in NumPy if `--engine numpy` is given or if
+    it is to predict only a few images on a CPU with default options; otherwise, or if the NumPy
+    engine does not support the model, it runs in torch.
+
+    Raises:
+        UsageError: The engine does not support the model or an option, the device cannot be used,
+            or onnxruntime is not installed.
+        RunError: The model is damaged or has no classes.
     """
     if checkpoint.suffix.lower() == ".onnx":
         request.check_graph(checkpoint)
@@ -142,7 +148,14 @@ def choose_engine(
 
 
 def finished_job(request: PredictRequest, shard: ProcessShard) -> int | None:
-    """Return the number of error rows if a resumed job is already complete, or None otherwise."""
+    """Return the number of error rows if a resumed job is already complete, or None otherwise.
+
+    If this process has finished its part but the parts have not been merged, merge them if all are
+    finished, and return 0.
+
+    Raises:
+        RunError: A row of the output file was not written by vitft.
+    """
     if not request.resume or request.out is None:
         return None
     out = Path(request.out)
@@ -162,7 +175,12 @@ def open_destination(
     images: Iterator[ImageSource],
     write: Callable[[str], object],
 ) -> Iterator[tuple[RowWriter, Iterator[ImageSource]]]:
-    """Open the destination of the rows; yield its writer and the sources without a row."""
+    """Open the destination of the rows; yield a writer and the sources that have no row yet.
+
+    Raises:
+        RunError: The file cannot be written, or does not match the request when it is resumed.
+        ResourceError: The disk is full.
+    """
     style, top_k = request.style, request.top_k
     if request.out is None:
         rows = RowWriter(style, top_k, write)

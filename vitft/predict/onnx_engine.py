@@ -1,7 +1,7 @@
-"""The onnxruntime engine: predictions of an exported ONNX graph on a CPU, without torch.
+"""The onnxruntime engine, which runs an exported ONNX graph on a CPU, without torch.
 
-`vitft export` stores the classes, the preprocessing and the layout of the input in the file. Graphs
-that resize images themselves get decoded images, one at a time.
+`vitft export` stores the classes, the preprocessing and the layout of the input in the graph. A
+graph that resizes images itself receives decoded images, one at a time.
 """
 
 import contextlib
@@ -59,16 +59,20 @@ class OnnxEngine:
         """Do nothing; workers need no preparation."""
 
     def view(self, data: bytes, name: str) -> Views:
-        """Return the preprocessed image (S, S, 3), or the decoded one if the graph resizes it."""
+        """Return the preprocessed image (S, S, 3), or (H, W, 3) as decoded if the graph resizes.
+
+        Raises:
+            ImageError: The bytes are not a usable image.
+        """
         if self.any_size:
             return np.asarray(read_image(data, name, grey_range=self.transform.grey_range))
         return decode_view(data, name, self.transform)
 
     def scores(self, views: Views) -> Scores:
-        """Return the scores of views (B, S, S, 3).
+        """Return the scores of views (B, S, S, 3), or (1, H, W, 3) if the graph resizes them.
 
         Raises:
-            RunError: onnxruntime cannot run the graph.
+            RunError: onnxruntime cannot run the graph, or its output has the wrong shape.
         """
         inputs: Any = views
         if self.any_size and not self.takes_bytes:
@@ -88,7 +92,7 @@ class OnnxEngine:
 
 
 def open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
-    """Return a session of onnxruntime on all cores.
+    """Return an onnxruntime session that runs a graph on all cores.
 
     Raises:
         RunError: onnxruntime cannot read the file.
@@ -109,7 +113,7 @@ def described_graph(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any
     """Return the description that `vitft export` has stored in a graph.
 
     Raises:
-        RunError: The graph has none.
+        RunError: The graph has no description, or the description is not a JSON object.
     """
     if "vitft" not in metadata:
         raise RunError(
@@ -127,7 +131,7 @@ def described_graph(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error message, shortened."""
+    """Return at most 200 characters of the first line of an error message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 

@@ -1,7 +1,8 @@
 """Writers of predictions, one row per image, to the terminal and to files.
 
-A file is written as `NAME.part`, from which an interrupted run can be resumed. Several processes
-write `NAME.part-0-of-2` and so on; the last one to finish merges the rows in order.
+A text file is written as `NAME.part`. An interrupted run can be resumed from this file if it is
+JSONL or CSV. Several processes write `NAME.part-0-of-2` and so on; the last process to finish
+merges the rows in the order of the images.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ class ProcessShard:
 
 
 class ResumePoint(NamedTuple):
-    """Numbers of complete rows (in whole chunks), bytes and errors of an unfinished file."""
+    """Numbers of rows, bytes and errors in an unfinished file up to the last complete chunk."""
 
     rows: int = 0
     size: int = 0
@@ -52,16 +53,19 @@ class ResumePoint(NamedTuple):
 
 
 class RowWriter:
-    """Writer of predictions as a table, json, jsonl or csv; `write` adds the line break."""
+    """Writer of predictions as a table, json, jsonl or csv.
+
+    It passes lines without a line break to the function `write`.
+    """
 
     def __init__(self, style: str, top_k: int, write: Callable[[str], object]) -> None:
         self.style, self.top_k, self.write = style, top_k, write
         self.count = self.errors = 0
         self.has_begun = False
         self.pending_json = ""
-        """Last row of JSON, held back because only rows before the last end in a comma."""
+        """Latest row of JSON, held back because a comma must follow every row but the last."""
         self.unaligned: list[tuple[str, str]] | None = [("path", "prediction")]
-        """Rows held back until the width of the first column is known."""
+        """Rows held back until the width of the first column is known; None afterwards."""
         self.width = 0
 
     def begin(self) -> None:
@@ -71,14 +75,14 @@ class RowWriter:
         self.has_begun = True
 
     def add(self, prediction: Prediction) -> None:
-        """Write one prediction."""
+        """Count a prediction and write its row."""
         self.begin()
         self.count += 1
         self.errors += bool(prediction.error)
         self.write_row(prediction)
 
     def write_row(self, prediction: Prediction) -> None:
-        """Write the row of a prediction."""
+        """Write the row of a prediction, or hold it back."""
         if self.style == "csv":
             self.write(csv_line([*map(format_csv_cell, prediction.to_cells(self.top_k))]))
         elif self.style == "jsonl":
@@ -118,12 +122,12 @@ class RowWriter:
 
 
 def format_csv_cell(cell: str | float | None) -> str:
-    """Return the text of a CSV cell: fixed decimals for a probability, empty for None."""
+    """Return the text of a CSV cell: a probability with fixed decimals, and nothing for None."""
     return f"{cell:.{DECIMALS}f}" if isinstance(cell, float) else cell or ""
 
 
 def summarise(prediction: Prediction) -> str:
-    """Return a prediction as text, such as `rose 97.1 %, lily 2.0 % (not sure)`."""
+    """Return a prediction or its error as text, such as `rose 97.1 %, lily 2.0 % (not sure)`."""
     if prediction.error:
         return visible(f"error: {prediction.error}")
     pairs = zip(prediction.classes, prediction.probabilities, strict=True)
@@ -132,7 +136,7 @@ def summarise(prediction: Prediction) -> str:
 
 
 def part_path(out: Path, shard: ProcessShard) -> Path:
-    """Return the path of a process's file while rows are being written."""
+    """Return the path of the unfinished file to which a process writes its rows."""
     tail = "" if shard.world == 1 else f"-{shard.rank}-of-{shard.world}"
     return out.with_name(f"{out.name}.part{tail}")
 
@@ -147,7 +151,8 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
     """Check that the output file can be written without overwriting another.
 
     Raises:
-        RunError: The file exists, finished or unfinished, or its folder does not exist.
+        RunError: The folder does not exist. Without `resume`, also if the file exists, finished or
+            unfinished.
     """
     if not out.parent.is_dir():
         raise RunError(
@@ -188,7 +193,8 @@ def find_resume_point(
     """Return where to resume an unfinished file, after checking its rows against `names`.
 
     Raises:
-        RunError: The images or columns of the file differ from those of the request.
+        RunError: The images or columns of the file differ from those of the request, or a row was
+            not written by vitft.
     """
     size = done = errors = 0
     point = ResumePoint()
@@ -227,7 +233,11 @@ def find_resume_point(
 
 
 def parse_record(record: bytes, style: str, path: Path) -> tuple[str, int, bool]:
-    """Return the path and number of classes of a row, and whether it is an error row."""
+    """Return the path in a row, the number of classes (0 in CSV), and whether it is an error row.
+
+    Raises:
+        RunError: The row was not written by vitft.
+    """
     try:
         if style == "jsonl":
             row = json.loads(record)
@@ -239,7 +249,11 @@ def parse_record(record: bytes, style: str, path: Path) -> tuple[str, int, bool]
 
 
 def count_errors(path: Path, style: str) -> int:
-    """Return the number of error rows in a finished file."""
+    """Return the number of error rows in a finished file.
+
+    Raises:
+        RunError: A row was not written by vitft.
+    """
     with path.open("rb") as file:
         records = complete_rows(file, style)
         if style == "csv":
@@ -266,7 +280,9 @@ def encode_line(line: str, style: str) -> bytes:
 def open_rows(
     out: Path, style: str, top_k: int, shard: ProcessShard, start: ResumePoint
 ) -> Iterator[RowWriter]:
-    """Open an output file, which receives its final name once all rows are written.
+    """Open an output file, which is renamed to its final name once all rows are written.
+
+    With several processes, the files are merged once every process has written its rows.
 
     Raises:
         ResourceError: The disk is full.
@@ -308,7 +324,7 @@ def write_all(file: FileIO, path: Path, data: bytes) -> None:
 
 
 def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
-    """Merge the rows of all shards in the order of the images once every shard is finished.
+    """Merge the rows of all shards in the order of the images, if every shard is finished.
 
     The parts are removed only after the merged file has received its final name. Two processes that
     finish at the same time write the same bytes.
@@ -343,7 +359,12 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
 
 @contextlib.contextmanager
 def open_parquet(out: Path, top_k: int) -> Iterator[RowWriter]:
-    """Open a Parquet file with the same columns as CSV and float64 probabilities."""
+    """Open a Parquet file with the same columns as CSV and float64 probabilities.
+
+    Raises:
+        ResourceError: The disk is full.
+        RunError: The file cannot be written.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -379,6 +400,6 @@ class ParquetRowWriter(RowWriter):
             self.close()
 
     def close(self) -> None:
-        """Write the collected rows."""
+        """Write the collected rows as a row group."""
         self.write_group(self.pending)
         self.pending = []

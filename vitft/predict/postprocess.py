@@ -28,7 +28,7 @@ class Scores(NamedTuple):
     logits: ScoreArray
     """Logits (B, C)."""
     features: ScoreArray = np.empty((0, 0), np.float32)
-    """Inputs of the head (B, D); used only for out-of-distribution notes."""
+    """Inputs of the head (B, D), used only for out-of-distribution notes; empty if not computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +55,21 @@ class Postprocess:
         top_k: int = 1,
         threshold: float = 0.0,
     ) -> Self:
-        """Create an instance with the training feature statistics of a run, if it has any.
+        """Create an instance for a run, with the statistics of its training features, if any.
 
-        `run` is a run directory, a checkpoint or `hf:owner/name`; None means the latest run.
-
-        A model whose engine returns no features (`feature_size` 0) gets no such notes.
+        Args:
+            run: Run directory, checkpoint, ONNX graph or `hf:owner/name`, or None for the latest
+                run.
+            classes: Class names in the order of the logits.
+            feature_size: Width of the features. If the engine does not return features, the width
+                is 0, and there are no out-of-distribution notes.
+            top_k: Number of classes per prediction.
+            threshold: Probability below which a prediction is marked `not sure`.
 
         Raises:
-            RunError: The statistics are damaged or belong to another model.
+            RunError: The run does not exist, or the statistics are damaged or belong to another
+                model.
+            WeightsError: The repository `hf:owner/name` cannot be found.
         """
         checkpoint = find_model(run, graphs=True)
         return cls(
@@ -79,7 +86,7 @@ class Postprocess:
         return "" if self.run is None else self.run.name
 
     def describe(self) -> str:
-        """Return a line on the run that makes the predictions; empty if unknown."""
+        """Return a line about the run that makes the predictions, or an empty string if unknown."""
         if self.run is None:
             return ""
         if self.reference is None:
@@ -91,7 +98,10 @@ class Postprocess:
     def __call__(
         self, paths: Sequence[str], scores: Scores, targets: Sequence[int] | None = None
     ) -> list[Prediction]:
-        """Return one prediction for each of B paths; `targets` (B,) are class indices.
+        """Return one prediction for each of B paths.
+
+        If target classes are given as indices (B,), each prediction includes the probability of its
+        target.
 
         Raises:
             RunError: Some logits are not finite.

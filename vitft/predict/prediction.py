@@ -27,7 +27,7 @@ class PredictionDict(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The most probable classes of one image, or the reason it could not be predicted."""
+    """The most probable classes of one image, or the reason why the image is unusable."""
 
     path: str
     classes: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Prediction:
     run: str = ""
     """Name of the run that made the prediction; empty if unknown."""
     target_probability: float = 0.0
-    """Probability of the target class; 0 if none was given."""
+    """Probability of the target class; 0 if no target was given."""
     view: "np.ndarray[Any, np.dtype[np.uint8]] | None" = field(
         default=None, repr=False, compare=False
     )

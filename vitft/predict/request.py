@@ -40,7 +40,7 @@ class PredictRequest:
     tta: bool = False
     """Whether to average the logits of each image and its mirror image."""
     explain: str | None = None
-    """New folder for relevance overlays."""
+    """New folder for relevance overlays; None to write no overlays."""
     dtype: str = "fp32"
     """Precision of the computation: fp32 or bf16."""
     engine: str = "auto"
@@ -110,10 +110,13 @@ class PredictRequest:
 
 
 def choose_format(wanted: str | None, out: str | None) -> str:
-    """Return the requested format, or the one inferred from the suffix of the file.
+    """Return the requested format.
+
+    By default, it is inferred from the suffix of the output file; without a file, it is a table.
 
     Raises:
-        UsageError: The format is unknown, or Parquet is requested without a file or pyarrow.
+        UsageError: The suffix does not belong to a format, Parquet is requested without an output
+            file, or pyarrow is not installed.
     """
     style = wanted or (
         "table" if out is None else FORMAT_OF_SUFFIX.get(Path(out).suffix.lower(), "")

@@ -29,14 +29,17 @@ log = logging.getLogger(__name__)
 TRAINED_NOTE = "training image of this model"
 COPY_NOTE = "copy of a training image of this model"
 PATH_NOTE = "path of a training image of this model"
-"""Notes on an image that is skipped: the same bytes, a near-duplicate, or only the same path."""
+"""Note on an image with the path of a training image that cannot be read for a comparison."""
 LEFT_OUT = (TRAINED_NOTE, COPY_NOTE, PATH_NOTE)
 MAX_COMPARED = 50_000
-"""Maximum number of images of a run to compare fingerprints with, for time and memory."""
+"""Maximum number of images in a run whose fingerprints are compared, to limit time and memory."""
 
 
 class Recognised(NamedTuple):
-    """The split of an image in the run, empty if it is new, and the note if it is left out."""
+    """The part of the run that contains an image, and a note if the image is left out.
+
+    The part, `train` or `val`, is empty for a new image.
+    """
 
     split: str = ""
     note: str = ""
@@ -49,17 +52,17 @@ class RunImages:
     splits: Mapping[str, str]
     """Mapping from digests to `train` or `val`."""
     train_paths: frozenset[str]
-    """Paths of the training images that could not be read to be compared."""
+    """Paths of the training images that could not be read for a comparison."""
     known: KnownImages
-    """Fingerprints of the other images."""
+    """Fingerprints of the training and validation images that could be read."""
     known_splits: tuple[str, ...]
     """`train` or `val` for each of `known`."""
 
     @classmethod
     def read(cls, folder: Path, split: str) -> Self | None:
-        """Read the images of a run directory, or return None without split.csv.
+        """Read the images of a run directory, or return None if split.csv does not exist.
 
-        `split` is the digest of the manifest with which the model was trained.
+        The digest of the manifest with which the model was trained is given as `split`.
 
         Raises:
             RunError: The file split.csv belongs to another model, or a file is damaged.
@@ -87,10 +90,11 @@ class RunImages:
         )
 
     def recognise(self, path: str, content: bytes) -> Recognised:
-        """Return the part of an image in the run, if any, given its path and its bytes.
+        """Return the part of the run that contains an image, given the path and bytes of the image.
 
         Raises:
-            ImageError: The bytes are not a complete image of a supported format.
+            ImageError: The bytes must be decoded for a comparison, but are not a complete image of
+                a supported format.
         """
         exact = self.splits.get(hashlib.sha256(content).hexdigest(), "")
         if exact:
@@ -108,6 +112,8 @@ class RunImages:
 
 def read_fingerprints(folder: Path, manifest: Manifest, rows: tuple[Row, ...]) -> Fingerprints:
     """Return the fingerprints of those images of a run that are still in its data folder.
+
+    There are none if config.toml is missing or the run has more than `MAX_COMPARED` images.
 
     Raises:
         RunError: The file config.toml is damaged.

@@ -43,7 +43,13 @@ class RunInfo:
 
     @classmethod
     def read(cls, run: str | None, checkpoint: Path, classes: int) -> Self:
-        """Read the facts beside a checkpoint; `run` is the name given by the user."""
+        """Read the facts from the files beside a checkpoint.
+
+        Args:
+            run: Name of the run as given by the user; None for the latest run.
+            checkpoint: Path of the checkpoint.
+            classes: Number of classes.
+        """
         folder = checkpoint.parent
         results = or_warn(read_results, folder / "eval.json")
         return cls(
@@ -56,7 +62,7 @@ class RunInfo:
         )
 
     def line(self, now: float | None = None) -> str:
-        """Return the facts on one line; `now` is the time in seconds since 1970."""
+        """Return the facts on one line, with the age at the time `now`, in seconds since 1970."""
         age = max(0.0, (time.time() if now is None else now) - self.trained_at)
         accuracy = "accuracy unknown"
         if self.top1 is not None:
@@ -68,14 +74,17 @@ class RunInfo:
 
 
 def run_name(run: str | None, checkpoint: Path) -> str:
-    """Return the name of a run, without the link `runs/latest`, or that of another checkpoint."""
+    """Return the name of a run directory, with links such as `runs/latest` resolved.
+
+    A hub repository is named `hf:owner/name`, and any other checkpoint by the stem of its path.
+    """
     if run is not None and run.startswith("hf:"):
         return run
     return checkpoint.resolve().parent.name if checkpoint.name == MODEL else checkpoint.stem
 
 
 def or_warn(read: Callable[[Path], Fact | None], path: Path) -> Fact | None:
-    """Return the content of a file, or None, with a warning, if it is damaged."""
+    """Return the result of `read` for a file; if the file is damaged, log it and return None."""
     try:
         return read(path)
     except RunError as error:
@@ -84,7 +93,10 @@ def or_warn(read: Callable[[Path], Fact | None], path: Path) -> Fact | None:
 
 
 def end_of_run(folder: Path, checkpoint: Path) -> float:
-    """Return when a run ended; for older runs and other checkpoints, the file's time."""
+    """Return the time at which a run ended, in seconds since 1970.
+
+    If environment.json does not state it, return the modification time of the checkpoint.
+    """
     environment = or_warn(read_environment, folder / "environment.json")
     with contextlib.suppress(ValueError, OverflowError):
         if environment and "ended" in environment:

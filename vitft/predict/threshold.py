@@ -1,8 +1,8 @@
 """A probability threshold that gives predictions a requested precision.
 
-It is chosen on predictions by models that were not fitted to the image: those for the validation
-images and, if a head was solved, the cross-validated ones for the training images. Does not import
-torch.
+It is chosen from predictions for images to which the model was not fitted: the validation images
+and, if a head was solved, the training images, whose predictions are cross-validated. This module
+does not import torch.
 
 Notation: n predictions at or above a threshold, k mistakes among them, e mistakes that their
 calibrated probabilities predict, p the requested precision.
@@ -30,13 +30,14 @@ SPARE_MISTAKES = 1.0
 """Number of mistakes above e that the requested precision must allow. Without it, a threshold could
 rest on a single image; with it, p = 0.99 needs at least 100 predictions above the threshold."""
 SIGNIFICANCE = 0.05
-"""Probability of k or more mistakes at precision p below which the mistakes contradict p."""
+"""Significance level of the binomial test: the probability of k or more mistakes at precision p
+below which p is rejected."""
 LOWER_PRECISIONS = (0.99, 0.98, 0.97, 0.95, 0.9, 0.8, 0.7)
-"""Precisions that are suggested instead of one that is not reached."""
+"""Precisions from which to suggest an alternative if the requested one cannot be reached."""
 
 
 class Answers(NamedTuple):
-    """Predictions for images that the model was not fitted to, most probable first."""
+    """Predictions for images to which the model was not fitted, most probable first."""
 
     probability: Floats
     """Probability of each predicted class (n,)."""
@@ -83,8 +84,9 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
     """Return the smallest threshold that gives predictions of a run a requested precision.
 
     Raises:
-        RunError: The run has no validation predictions, or they are damaged.
-        UsageError: There are too few images or too many mistakes for any threshold.
+        RunError: The run has no validation predictions, or a file of the run is damaged.
+        UsageError: No threshold reaches the precision, usually because there are too few images or
+            too many mistakes.
     """
     validation = read_validation_predictions(run)
     if not validation:
@@ -112,13 +114,16 @@ def choose_threshold(run: Path, precision: float) -> Threshold:
 
 
 def smallest_cover(answers: Answers, precision: float) -> int:
-    """Return how many predictions are at or above the smallest threshold, or 0 if there is none.
+    """Return the number of predictions at or above the smallest threshold that is accepted.
+
+    It is 0 if no threshold is accepted.
 
     A threshold is accepted if the mistakes that the probabilities predict, plus `SPARE_MISTAKES`,
     are at most the fraction 1 - p of the predictions, and if a binomial test does not reject p for
-    the actual mistakes. The predicted mistakes vary less than the actual ones, of which a single
-    wrong label is often half: on 300 photos of flowers, p = 0.99 by actual mistakes kept up to 38
-    points fewer new photos than possible (docs/experiments.md).
+    the actual mistakes. The number of predicted mistakes varies less than that of actual mistakes,
+    half of which are often due to a single wrong label: a threshold chosen by the actual mistakes
+    among 300 photos of flowers, for p = 0.99, kept up to 38 percentage points fewer new photos than
+    possible (docs/experiments.md).
     """
     probability, correct = answers
     n = np.arange(1, len(probability) + 1)
@@ -133,13 +138,20 @@ def smallest_cover(answers: Answers, precision: float) -> int:
 
 
 def spare_mistakes(answers: Answers, precision: float) -> Floats:
-    """Return, for the first n = 1, 2, ... predictions, (1 - p) n - e."""
+    """Return (1 - p) n - e for the first n predictions, with n = 1, 2, and so on."""
     n = np.arange(1, len(answers.probability) + 1)
     return np.asarray((1 - precision) * n - np.cumsum(1 - answers.probability))
 
 
 def binomial_tail(least: int, trials: int, chance: float, log_factorial: Floats) -> float:
-    """Return the probability of at least `least` successes in `trials` of probability `chance`."""
+    """Return the probability of `least` or more successes in a number of independent trials.
+
+    Args:
+        least: Number of successes.
+        trials: Number of trials.
+        chance: Probability of success in each trial.
+        log_factorial: Logarithms of 0!, 1!, 2! and so on, up to at least `trials`.
+    """
     if least == 0 or not 0 < chance < 1:
         return 1.0 if least == 0 else 0.0
     k = np.arange(least)
@@ -149,10 +161,10 @@ def binomial_tail(least: int, trials: int, chance: float, log_factorial: Floats)
 
 
 def needed_images(answers: Answers, precision: float) -> int | None:
-    """Return about how many images a threshold needs, or None if no number is enough.
+    """Return about how many images a threshold needs, or None if more images would not help.
 
-    With m times as many images with the same probabilities, the spare mistakes grow by a factor of
-    m. The number is rounded up to two digits.
+    With m times as many images and the same distribution of probabilities, the number of spare
+    mistakes is m times as large. The result is rounded up to two digits.
     """
     most = float(spare_mistakes(answers, precision).max())
     if most <= 0:

@@ -34,7 +34,7 @@ PREDICT_BATCH_SIZE = 32
 WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 128, "mps": 32}
 """Images per call on each device; larger batches do not help on a CPU (docs/experiments.md)."""
 CLOSE_CALL = 4.0
-"""Gap between two logits, in typical bf16 errors, below which to recompute them in float32."""
+"""Gap between two logits, in typical bf16 errors, below which an image is scored in float32."""
 BF16_ERROR = 0.0155
 """Norm of the error of a bf16 feature, relative to the feature (docs/experiments.md)."""
 
@@ -44,10 +44,14 @@ class Predictor:
 
     Args:
         model: Model of vitft or timm, with a head.
-        card: Card of its checkpoint.
+        card: Card of the model's checkpoint.
         device: Device name, as in `train.device`.
         precision: `fp32`, or `bf16` to compute features with bf16 weights and use the fast JPEG
-            decoder; images whose best class this could change are recomputed in float32.
+            decoder; images whose best class could change due to bf16 are scored again in float32.
+
+    Raises:
+        RunError: The model has no classes.
+        UsageError: The device cannot be used.
     """
 
     def __init__(
@@ -75,16 +79,24 @@ class Predictor:
         precision: str = "fp32",
         digest: Callable[[], str] | None = None,
     ) -> Self:
-        """Load the model of a run directory or checkpoint file (default: the latest run).
+        """Load the model of a run directory, a checkpoint or `hf:owner/name`.
+
+        Args:
+            run: Name of the model, or None for the latest run.
+            device: Device name, as in `train.device`.
+            precision: `fp32` or `bf16`, as in `Predictor`.
+            digest: Function that returns the digest of the checkpoint, if it is computed elsewhere.
 
         Raises:
-            RunError: The model does not exist or is damaged.
+            RunError: The model does not exist, is damaged or has no classes.
+            WeightsError: The repository `hf:owner/name` cannot be found.
+            UsageError: The device cannot be used.
         """
         state, card = load_classifier(find_model(run), digest=digest)
         return cls(build_model(state, card.architecture), card, device=device, precision=precision)
 
     def stream(self, paths: Iterable[str], *, top_k: int = 1) -> Iterator[Prediction]:
-        """Yield one prediction per path, in order; an unusable file gets an error instead."""
+        """Yield one prediction per path, in order, with an error if the file is unusable."""
         pipeline = Pipeline(self, Postprocess(classes=self.classes, top_k=top_k))
         return pipeline.predict(ImageSource(path, path) for path in paths)
 
@@ -98,12 +110,12 @@ class Predictor:
             torch.set_num_threads(before)
 
     def enter_worker(self) -> None:
-        """Limit torch to one core in this worker, so that workers do not compete for cores."""
+        """Limit torch to one thread if workers score images, so that they use one core each."""
         if self.in_workers:
             torch.set_num_threads(1)  # in this thread, and in threads that start later
 
     def view(self, data: bytes, name: str) -> Views:
-        """Return the preprocessed image (S, S, 3) of a file, or raise ImageError."""
+        """Return the preprocessed image (S, S, 3) from the bytes of a file, or raise ImageError."""
         if self.bf16_prefix is not None:
             from vitft.data.jpeg import fast_view  # simplejpeg
 
@@ -123,17 +135,19 @@ class Predictor:
         return Scores(logits.float().cpu().numpy(), features.float().cpu().numpy())
 
     def inputs(self, views: Views) -> Tensor:
-        """Return views normalised to (B, 3, S, S) on the device."""
+        """Return views (B, S, S, 3) as normalised pixels (B, channels, S, S) on the device."""
         return self.card.transform.normalise(torch.from_numpy(views).to(self.device))
 
     def bf16_scores(self, inputs: Tensor, prefix: "Prefix") -> tuple[Tensor, Tensor]:
-        """Return features and logits computed in bf16, or in float32 where two classes are close.
+        """Return features and logits computed in bf16, or in float32 if the best two are close.
 
-        The error of a bf16 feature has a random direction and about `BF16_ERROR` times the norm of
-        the feature. It typically changes the gap between two logits by the norm of the error, times
-        the distance between their rows of the head, over sqrt(D). Logits with a gap below
-        `CLOSE_CALL` times this value are recomputed. The estimate depends on one image, not on its
-        batch; `training.finish` instead measures the error on all validation images.
+        The error of a bf16 feature has a random direction and a norm of about `BF16_ERROR` times
+        the norm of the feature. It typically changes the gap between two logits by the norm of the
+        error, times the distance between the two rows of the head, divided by the square root of
+        their length. An image is computed again in float32 if the gap between its two largest
+        logits is below `CLOSE_CALL` times this value. The estimate for an image does not depend on
+        the rest of the batch. In contrast, `training.finish` measures the error on all validation
+        images.
         """
         from vitft.features.cut import run_prefix  # it imports torch's optimisers
 
@@ -150,10 +164,10 @@ class Predictor:
 
 
 def expected_gap_error(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
-    """Return the typical bf16 error (B,) of the logit gap between pairs of classes (B, 2)."""
+    """Return the typical bf16 error (B,) of the gap between the logits of two classes (B, 2)."""
     heads = [h for h in (model.head, getattr(model, "head_dist", None)) if h is not None]
-    weights = [cast("Tensor", head.weight) for head in heads]  # each (C, D)
-    parts = [weight[pairs[:, 0]] - weight[pairs[:, 1]] for weight in weights]  # (B, D)
+    weights = [cast("Tensor", head.weight) for head in heads]  # each (C, inputs of the head)
+    parts = [weight[pairs[:, 0]] - weight[pairs[:, 1]] for weight in weights]  # (B, inputs)
     rows, inputs = torch.cat(parts, dim=1) / len(heads), model.pre_logits(features)
     return BF16_ERROR * inputs.norm(dim=1) * rows.norm(dim=1) / math.sqrt(rows.shape[1])
 
@@ -167,7 +181,10 @@ def bf16_copy(model: Model) -> "Prefix":
 
 
 def local_device(device: str) -> str:
-    """Return the device, with a separate GPU for each process of torchrun on this machine."""
+    """Return `device`; if it is `auto`, choose a GPU for each process of torchrun on this machine.
+
+    The device remains `auto` without torchrun or with fewer than two GPUs.
+    """
     rank = os.environ.get("LOCAL_RANK", "")
     if device == "auto" and rank.isdigit() and torch.cuda.device_count() > 1:
         return f"cuda:{int(rank) % torch.cuda.device_count()}"

@@ -47,7 +47,11 @@ def thumb_name(sha256: str, *, attention: bool = False) -> str:
 
 
 def read_classes(run: Path) -> tuple[str, ...]:
-    """Return the class names in the order of the logits, or an empty tuple if there are none."""
+    """Return the class names in the order of the logits; () if class_indices.json does not exist.
+
+    Raises:
+        RunError: The file is damaged.
+    """
     path = RunDir(run).class_indices
     table = read_run_json(path, dict[str, str])
     if table is None:
@@ -60,10 +64,10 @@ def read_classes(run: Path) -> tuple[str, ...]:
 
 
 def read_rows(run: Path, classes: Sequence[str]) -> tuple[Row, ...]:
-    """Return the rows of split.csv, if it exists, with labels as indices into `classes`.
+    """Return the rows of split.csv, with labels as indices into `classes`; () without the file.
 
     Raises:
-        RunError: The table is damaged, or has a class that is unknown to the model.
+        RunError: The table is damaged, or contains a class that is not in `classes`.
     """
     path = RunDir(run).split
     if not os.path.lexists(path):
@@ -79,10 +83,13 @@ def read_rows(run: Path, classes: Sequence[str]) -> tuple[Row, ...]:
 
 
 def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
-    """Return the validation logits (n, C) in the order of split.csv, or None if absent.
+    """Return the validation logits (n, C) in the order of split.csv.
+
+    Return None if validation.npz does not exist.
 
     Raises:
-        RunError: The logits are damaged or belong to another split.
+        RunError: The file is damaged, or the logits are missing, not finite, or not of the shape
+            given by the numbers of images and classes.
     """
     arrays = read_validation_arrays(run)
     if arrays is None:
@@ -102,8 +109,9 @@ def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
 def read_training_predictions(run: Path) -> tuple[Floats, Flags]:
     """Return the cross-validated predictions for the training images.
 
-    They are given as the probability of each (m,) and whether it is correct (m,). Both arrays are
-    empty if the run stored none.
+    Returns:
+        The probability of each predicted class (m,), and whether each prediction is correct (m,).
+        Both arrays are empty if the run has no such predictions.
 
     Raises:
         RunError: The arrays are damaged.
@@ -152,7 +160,11 @@ def read_validation_predictions(run: Path) -> tuple[ValidationPrediction, ...]:
 def validation_predictions(
     run: Path, rows: Sequence[Row], classes: Sequence[str]
 ) -> tuple[ValidationPrediction, ...]:
-    """Return the predictions for given validation rows; empty if there are no logits."""
+    """Return the predictions for the given validation rows, or () if the run has no logits.
+
+    Raises:
+        RunError: The logits are damaged or do not match the rows and classes.
+    """
     logits = read_logits(run, len(rows), len(classes)) if rows else None
     if logits is None:
         return ()
@@ -181,7 +193,10 @@ def mistakes(predictions: Sequence[ValidationPrediction]) -> list[ValidationPred
 def least_confident(
     predictions: Sequence[ValidationPrediction], *, per_class: int, most: int
 ) -> list[ValidationPrediction]:
-    """Return at most `most` correct predictions, least confident first, a few per class."""
+    """Return correct predictions, least confident first.
+
+    There are at most `per_class` predictions of each class, and at most `most` in all.
+    """
     counts: dict[str, int] = {}
     found: list[ValidationPrediction] = []
     correct = (p for p in predictions if p.is_correct)

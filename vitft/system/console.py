@@ -53,7 +53,10 @@ def stderr() -> "Console":
 
 
 def silence() -> None:
-    """Print only errors from now on; called in every process of a job except the main one."""
+    """Suppress results, the log and progress from now on, but not errors.
+
+    This is called in every process of a job except the main one.
+    """
     stdout().quiet = stderr().quiet = LogHandler.is_silent = True
 
 
@@ -66,7 +69,7 @@ class LogHandler(logging.Handler):
         """Print one record on one line; rich is imported only for a terminal."""
         is_warning = record.levelno >= logging.WARNING
         text = f"{'warning: ' * is_warning}{visible(record.getMessage())}"
-        with contextlib.suppress(OSError):  # a log that cannot be written ends no run
+        with contextlib.suppress(OSError):  # a log that cannot be written must not end a run
             if sys.stderr is not None and sys.stderr.isatty():
                 stderr().print(text, markup=False, style="yellow" if is_warning else None)
             elif sys.stderr is not None and not self.is_silent:
@@ -74,7 +77,7 @@ class LogHandler(logging.Handler):
 
 
 def show_log(level: int = logging.INFO) -> None:
-    """Print the package's log records of at least `level`; a second call adds nothing."""
+    """Print the package's log records of at least `level`; a second call only sets the level."""
     logger = logging.getLogger("vitft")
     logger.setLevel(level)
     if not is_shown():
@@ -122,7 +125,7 @@ class Progress:
             log.info(self.line(final=True))
 
     def advance(self, count: int = 1, **metrics: str) -> None:
-        """Add `count` units to those done, and show metrics such as loss="0.42"."""
+        """Add `count` to the number of units done, and show metrics such as loss="0.42"."""
         self.done += count
         self.metrics |= metrics
         if self.live:
@@ -138,7 +141,7 @@ class Progress:
         return "  ".join([*parts, f"{self.done / seconds:,.0f} {self.unit}/s"])
 
     def line(self, *, final: bool) -> str:
-        """Return the progress on one line, with the time taken or left."""
+        """Return the progress on one line, with the time left or, if `final`, the time taken."""
         seconds = time.monotonic() - self.started
         left = seconds / max(1, self.done) * (self.total - self.done)
         clock = f"in {seconds:.1f} s" if final else f"about {left:.0f} s left"

@@ -12,10 +12,13 @@ from vitft.system.text import count
 
 
 def pick_device(wanted: str, *, number: int = 0) -> torch.device:
-    """Return the device of a given name; `auto` is GPU `number` if there is one, else the CPU.
+    """Return the device of a given name.
+
+    `auto` is the CUDA GPU `number` if CUDA is available, otherwise MPS if it is available,
+    otherwise the CPU.
 
     Raises:
-        UsageError: The device does not exist on this machine.
+        UsageError: The device does not exist on this machine, or vitft does not support it.
     """
     if wanted == "auto":
         if torch.cuda.is_available():
@@ -46,7 +49,10 @@ def pick_precision(wanted: str, device: torch.device) -> str:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return a description of the device for the log, with its name."""
+    """Return a description of the device for the log.
+
+    It includes the model of a CUDA GPU, or else the machine type and the number of threads.
+    """
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({platform.machine()}, {count(torch.get_num_threads(), 'thread')})"
@@ -54,7 +60,10 @@ def describe_device(device: torch.device) -> str:
 
 @contextlib.contextmanager
 def one_thread(*, when: bool) -> Iterator[None]:
-    """Limit torch to a single thread, which is faster for small matrices."""
+    """Limit torch to a single thread inside the `with` block, if `when` is true.
+
+    A single thread is faster for small matrices.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1 if when else before)
     try:
@@ -64,7 +73,7 @@ def one_thread(*, when: bool) -> Iterator[None]:
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Return the peak memory of this process in MiB: `resident` if known, and on a GPU `gpu`."""
+    """Return the peak memory of this process in MiB: `resident` if known, and `gpu` with CUDA."""
     peaks = {} if (resident := peak_resident()) is None else {"resident": resident // 2**20}
     if device.type == "cuda":
         peaks["gpu"] = torch.cuda.max_memory_reserved(device) // 2**20

@@ -62,7 +62,7 @@ class RunError(VitftError):
 
 
 class ResourceError(VitftError):
-    """A lack of disk space or memory, or a failed worker."""
+    """A lack of disk space or memory, output that cannot be written, or a failed worker."""
 
     exit_code = 6
 

@@ -28,7 +28,11 @@ def resource(name: str) -> Path:
 
 
 def open_regular(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a regular file without blocking, even if the path turns out to be a pipe."""
+    """Open a regular file and return the descriptor, without blocking if the path is a pipe.
+
+    Raises:
+        OSError: The file cannot be opened or is not regular.
+    """
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -52,11 +56,11 @@ def read_regular(path: Path, *, limit: int) -> bytes:
 def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview]) -> None:
     """Write the file `path` atomically: after a crash it has either the old or the new content.
 
-    The content may be given in parts, so that large parts need not be copied into one.
+    The content may be given in parts, so that large parts need not be joined by copying.
 
     Raises:
-        ResourceError: The disk is full.
-        RunError: The folder is not writable.
+        ResourceError: The disk is full or broken.
+        RunError: The file cannot be written for another reason.
     """
     text = content.encode() if isinstance(content, str) else content
     parts = [text] if isinstance(text, bytes) else text
@@ -75,7 +79,10 @@ def write_json(path: Path, fields: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def temporary_file(path: Path) -> Iterator[tuple[int, Path]]:
-    """Create a temporary file next to `path`, and remove it at the end if it still exists."""
+    """Create a temporary file next to `path`, and remove it at the end if it still exists.
+
+    Yield the path of the file and an open descriptor, which the caller must close.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # minus the umask
     try:
@@ -91,7 +98,7 @@ def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
 
     Raises:
         ResourceError: The disk is full or broken.
-        RunError: The folder is not writable.
+        RunError: Writing failed for another reason, e.g. because the folder is not writable.
     """
     try:
         yield
@@ -116,8 +123,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """Create a temporary folder that is renamed to `path` at the end, or removed on an error.
 
     Raises:
-        ResourceError: The disk is full.
-        RunError: `path` is not writable or no longer empty.
+        ResourceError: The disk is full or broken.
+        RunError: The folder cannot be written, or `path` is no longer empty.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     with writing(path):
@@ -134,9 +141,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def flush_files(files: Sequence[Path]) -> None:
-    """Flush files to the disk; if there are many, flush everything that waits to be written.
+    """Flush files to the disk; if there are many, flush all pending writes of the system instead.
 
-    A flush of each of 150,000 small files takes minutes.
+    Flushing 150,000 small files one by one takes minutes.
     """
     if len(files) > MANY_FILES and hasattr(os, "sync"):
         os.sync()
@@ -147,7 +154,10 @@ def flush_files(files: Sequence[Path]) -> None:
 
 
 def free_name(path: Path, *, suffix: str = "") -> Path:
-    """Return `path` or, if it exists, path-2, path-3, ... (numbered before the suffix)."""
+    """Return `path` or, if it exists, the first free path of path-2, path-3, and so on.
+
+    The number comes before the suffix.
+    """
     stem = path.name.removesuffix(suffix)
     names = [path, *(path.with_name(f"{stem}-{i}{suffix}") for i in range(2, 1000))]
     return next(name for name in names if not name.exists())

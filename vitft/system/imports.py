@@ -21,13 +21,13 @@ EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
     "transformers": ("transformers",),
     "wandb": ("wandb",),
 }
-"""Optional libraries that vitft imports, by the extra that installs them."""
+"""Mapping from each extra of vitft to the optional libraries that it installs."""
 
 
 def require_extra(extra: str, *, feature: str, libraries: tuple[str, ...] = ()) -> None:
     """Check that the libraries required by a feature are installed, without importing them.
 
-    `libraries` are those of the extra that the feature needs (default: all).
+    By default, the feature requires all libraries of the extra.
 
     Raises:
         UsageError: A library is missing; the fix is the command that installs it.
@@ -43,10 +43,10 @@ def require_extra(extra: str, *, feature: str, libraries: tuple[str, ...] = ()) 
 
 @contextlib.contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Import torch without garbage collection, and exit at once on a signal.
+    """Disable garbage collection while the block imports torch, and exit at once on a signal.
 
-    The import creates half a million objects, which are never collected. Without the garbage
-    collector, which would scan them repeatedly to no effect, it takes two thirds of the time.
+    The import creates half a million objects, which are never collected but which the garbage
+    collector would scan repeatedly. Without the collector, the import takes two thirds of the time.
     An exception raised by a signal handler during the import would abort the process.
     """
     if "torch" in sys.modules or not gc.isenabled():

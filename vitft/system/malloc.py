@@ -1,6 +1,6 @@
 """glibc malloc tuning: keep freed memory during training, and return it when idle.
 
-It has no effect with other C libraries, or if malloc is configured in the environment.
+The tuning has no effect with other C libraries, or if malloc is configured in the environment.
 
 Sources: mallopt(3), malloc_trim(3); measurements are in docs/experiments.md.
 """
@@ -24,11 +24,12 @@ VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES
 
 @contextlib.contextmanager
 def freed_memory_kept(*, when: bool) -> Iterator[None]:
-    """Keep the memory freed by a training step for the next one.
+    """If `when` is true, keep the memory freed by a training step for the next one.
 
-    By default glibc returns large blocks to the system at once, which then has to clear every page
-    for the next step; this takes a fifth of the time of a small model. At the end the memory is
-    returned. glibc's dynamic threshold cannot be restored; it stays at its maximum (`DEFAULT`).
+    By default, glibc returns large blocks to the system at once. The system then has to clear every
+    page for the next step, which takes a fifth of the time of a small model. At the end of the
+    block, the memory is returned. The dynamic threshold of glibc cannot be restored, and stays at
+    its maximum (`DEFAULT`).
     """
     if not when or any(name in os.environ for name in VARIABLES):
         yield
@@ -42,7 +43,10 @@ def freed_memory_kept(*, when: bool) -> Iterator[None]:
 
 
 def set_thresholds(largest: int, *, trim: int) -> None:
-    """Have malloc keep freed blocks of up to `largest` bytes and `trim` bytes at the heap's top."""
+    """Have malloc keep freed blocks of up to `largest` bytes and `trim` bytes on top of the heap.
+
+    If `trim` is -1, there is no limit for the top of the heap.
+    """
     if (mallopt := glibc("mallopt")) is None:
         return
     if mallopt(MMAP_THRESHOLD, largest) or mallopt(MMAP_THRESHOLD, DEFAULT):

@@ -55,10 +55,10 @@ def check_unpacked_size(archive: zipfile.ZipFile, packed: int) -> None:
 def read_npy(file: IO[bytes], size: int, *, kinds: str = "fiub") -> AnyArray:
     """Read a .npy file of `size` bytes; check the shape in its header before allocating memory.
 
-    `kinds` are the accepted `dtype.kind`s.
+    Each letter of `kinds` is an accepted `dtype.kind`.
 
     Raises:
-        ValueError: The file is damaged or does not contain plain numbers of these kinds.
+        ValueError: The file is damaged, or does not contain plain numbers of an accepted kind.
     """
     npy = np.lib.format
     is_first = npy.read_magic(file) == (1, 0)

@@ -16,7 +16,7 @@ PARAMETER = re.compile(
 
 
 def redacted(text: str) -> str:
-    """Return text with `***` in place of the passwords, user names and tokens of its URLs."""
+    """Return text in which `***` replaces passwords, user names and tokens in URLs."""
     if "://" not in text:
         return text
     return PARAMETER.sub(r"\1***", LOGIN.sub(r"\1***@", text))

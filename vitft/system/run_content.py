@@ -1,6 +1,6 @@
 """Readers for the files of a run directory, which may have been edited or written by a stranger.
 
-Pipes are not waited for, sizes are limited, and JSON values are checked against their types. Every
+Reading never waits for a pipe, sizes are limited, and JSON values are checked against types. Every
 problem is a RunError that names the file. Does not import torch.
 """
 
@@ -46,7 +46,8 @@ def read_run_json(path: Path, kind: type[Content]) -> Content | None:
     """Return the content of a JSON file of a run as `kind`, or None if it does not exist.
 
     Raises:
-        RunError: The file is not strict JSON, or a value has the wrong type or is out of range.
+        RunError: The file cannot be read, is too large or is not strict JSON, or a value has the
+            wrong type or is out of range.
     """
     data = read_run_bytes(path)
     return None if data is None else checked_json(path, data, kind)
@@ -56,7 +57,8 @@ def read_run_lines(path: Path, kind: type[Content]) -> tuple[Content, ...]:
     """Return the complete lines of a JSONL file of a run, each as `kind`; () if it does not exist.
 
     Raises:
-        RunError: A line is not strict JSON, or a value has the wrong type or is out of range.
+        RunError: The file cannot be read or is too large, a line is not strict JSON, or a value has
+            the wrong type or is out of range.
     """
     lines = (read_run_bytes(path) or b"").split(b"\n")[:-1]  # the rest was cut off by a crash
     return tuple(checked_json(path, line, kind) for line in lines if line.strip())
@@ -66,7 +68,7 @@ def checked_json(path: Path, data: bytes, kind: type[Content]) -> Content:
     """Parse `data`, the JSON text of the file `path`, and check it against `kind`.
 
     Raises:
-        RunError: The text is not valid JSON, or it does not match `kind`.
+        RunError: The text is not strict JSON, or the value does not conform to `kind`.
     """
     try:
         return cast("Content", structured(parse_json(data), kind))
@@ -78,7 +80,7 @@ def read_run_arrays(path: Path) -> "dict[str, AnyArray] | None":
     """Return the arrays of a .npz file of a run, or None if it does not exist.
 
     Raises:
-        RunError: The file is damaged, or unpacks to an implausible size.
+        RunError: The file cannot be read, is damaged, or unpacks to an implausible size.
     """
     from vitft.system.npz import read_npz  # it imports numpy
 

@@ -121,7 +121,12 @@ class RunDir:
                 os.truncate(path, min(size, self.log_size()))
 
     def log(self, fields: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl; if an error occurs, nothing is appended."""
+        """Append a line to metrics.jsonl; if writing fails, remove the incomplete line.
+
+        Raises:
+            RunError: The file is not regular or not writable.
+            ResourceError: The disk is full.
+        """
         if not self.writes:
             return
         path, size = self.path / "metrics.jsonl", self.log_size()
@@ -145,7 +150,7 @@ def plan_run(
     """Return the path for a new run, `out` or `runs/<time>-<data>`, without creating it.
 
     Raises:
-        RunError: The folder is not empty or not writable.
+        RunError: The folder is not empty, or it or the nearest existing parent is not writable.
     """
     if out is None:
         name = re.sub(r"[^\w.-]+", "_", Path(data).resolve().name) or "data"
@@ -175,9 +180,10 @@ def is_writable(folder: Path) -> bool:
 
 
 def create_run(path: Path) -> RunDir:
-    """Create and return the directory of a planned run; concurrent runs get different ones.
+    """Create the directory of a planned run; in `runs`, concurrent runs get different directories.
 
     Raises:
+        ResourceError: The disk is full.
         RunError: The directory cannot be created or is no longer empty.
     """
     with writing(path):
@@ -194,7 +200,9 @@ def create_run(path: Path) -> RunDir:
 
 @contextlib.contextmanager
 def locked(run: RunDir) -> Iterator[None]:
-    """Lock a run against other processes; the lock of a dead process is ignored.
+    """Lock a run against other processes inside the `with` block.
+
+    The lock of a dead process is ignored. On Windows, there is no lock.
 
     Raises:
         LockedError: Another process holds the lock.
@@ -237,7 +245,10 @@ def check_empty(path: Path, option: str = "--out") -> None:
 
 
 def point_latest(run: RunDir) -> None:
-    """Point `runs/latest` to the run atomically; a run outside `runs` is ignored."""
+    """Point the link `runs/latest` to the run atomically.
+
+    Do nothing if the run is not in `runs`, or if the user has created a folder of that name.
+    """
     if run.path.parent != BASE:
         return
     link = run.path.parent / LATEST
@@ -260,7 +271,7 @@ def read_environment(path: Path) -> RunEnvironment | None:
 
 
 def environment(status: str, device: str, precision: str) -> RunEnvironment:
-    """Return the contents of environment.json for this machine."""
+    """Return the contents of environment.json on this machine for a run that has not ended."""
     import importlib.metadata
 
     names = ("vitft", "torch", "numpy", "pillow", "safetensors", "huggingface_hub")

@@ -56,7 +56,7 @@ def read_header(path: Path) -> SafetensorsHeader:
 
     Raises:
         OSError: The file cannot be read or is not a regular file.
-        ValueError: The header is damaged, or unreasonably large.
+        ValueError: The header is damaged, contains a name twice, or is unreasonably large.
     """
     from safetensors import SafetensorError, safe_open  # its `torch` part is not imported
 
@@ -86,11 +86,11 @@ def read_header(path: Path) -> SafetensorsHeader:
 
 
 def map_tensors(path: Path, header: SafetensorsHeader) -> dict[str, memoryview]:
-    """Return the bytes of each tensor, as views of the memory-mapped file, in the order of names.
+    """Return the bytes of each tensor, as views of the memory-mapped file, sorted by name.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: The file has become shorter.
+        ValueError: The size of the file has changed, or the file is empty.
     """
     with open(path, "rb", opener=open_regular) as file:
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[header.size :]
@@ -100,9 +100,10 @@ def map_tensors(path: Path, header: SafetensorsHeader) -> dict[str, memoryview]:
 
 
 def with_sorted_metadata(content: bytes) -> tuple[bytes, memoryview]:
-    """Return a safetensors file, in two parts, with its metadata sorted by name.
+    """Return the content of a safetensors file, in two parts, with the metadata sorted by name.
 
-    The library writes them in a random order, so equal files would differ in their bytes.
+    The safetensors library writes the metadata in a random order, so files with the same metadata
+    and tensors would differ in their bytes.
     """
     begin = 8 + int.from_bytes(content[:8], "little")
     fields = json.loads(content[8:begin])

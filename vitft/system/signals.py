@@ -30,7 +30,9 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 @contextlib.contextmanager
 def signal_handlers(handler: Handler, numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
-    """Install a handler for a block; ignored signals stay ignored.
+    """Install a handler inside the `with` block; ignored signals stay ignored.
+
+    In threads other than the main thread, this has no effect.
 
     With `signal.SIG_DFL`, a signal kills the process even during a blocking call, when Python's
     handlers do not run; nothing that needs to be closed may be open then.
@@ -55,7 +57,7 @@ def exit_at_once(number: int, _: FrameType | None = None) -> NoReturn:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, and the errors that it was raised from or during."""
+    """Yield an error and, recursively, the errors from which or during which it was raised."""
     waiting, seen = [error], set[int]()
     while waiting:
         each = waiting.pop()
@@ -84,7 +86,10 @@ class Stopper:
         self.defers_all = False
         """Whether the first signal always waits for the end of the next `deferred` block."""
         self.is_urgent = False
-        """Whether a second signal has arrived: stop at once and save no inconsistent state."""
+        """Whether to stop at once, without saving a state that may be inconsistent.
+
+        This is the case after a second signal, or if a signal made a `deferred` block fail.
+        """
         self.has_raised = False
         self.handlers = signal_handlers(self.handle)
 
@@ -108,7 +113,7 @@ class Stopper:
         return self.has_raised or any(map(is_interruption, causes(error)))
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        """Record the signal and, unless a block defers it, stop at once."""
+        """Record the signal; stop at once if it is the second one or if no block defers it."""
         self.is_urgent = self.exit_code is not None
         self.exit_code = SIGNALS[number]
         if self.is_urgent or not (self.depth or self.defers_all):
@@ -120,7 +125,8 @@ class Stopper:
         """Defer the first signal to the end of the block, in this process only.
 
         Raises:
-            Stopped: A signal arrived and the block raised no exception.
+            Stopped: A signal arrived, the block raised no exception, and no outer block defers the
+                signal further.
         """
         before = self.exit_code
         self.depth += 1
@@ -135,7 +141,12 @@ class Stopper:
     def deferred_to_next(self, *, when: bool) -> Iterator[None]:
         """Defer the first signal, wherever it arrives, to the end of the next `deferred` block.
 
-        This way, processes that train together stop after the same step.
+        This way, processes that train together stop after the same step. If `when` is false, the
+        signal is not deferred.
+
+        Raises:
+            Stopped: At the end of the block, a signal has arrived or the time limit has been
+                exceeded.
         """
         self.defers_all = when
         try:

@@ -78,7 +78,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_constant(name: str) -> float:
-    """Refuse NaN and Infinity, which are not JSON."""
+    """Raise ValueError for NaN or Infinity, which are not JSON."""
     raise ValueError(f"{name} is not a JSON number")
 
 
@@ -112,7 +112,12 @@ def structured(value: Any, kind: Any, place: str = "") -> Any:  # noqa: ANN401 -
 
 
 def scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
-    """Return a string, number, boolean or None of exactly the given type."""
+    """Return a string, number, boolean or None of the given type; an integer may become a float.
+
+    Raises:
+        StructureError: The value is of another type, or too large, or is text that is not valid
+            Unicode.
+    """
     if kind is float and type(value) in (int, float) and abs(value) <= float(LARGEST) ** 19:
         return float(value)
     if kind is int and type(value) is int and abs(value) <= LARGEST:
@@ -128,7 +133,7 @@ def scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
 
 
 def is_encodable(text: str) -> bool:
-    """Return whether text can be written to files; invalid UTF-8 in file names is allowed."""
+    """Return whether text can be encoded as UTF-8; escaped invalid bytes of file names can be."""
     try:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -137,7 +142,11 @@ def is_encodable(text: str) -> bool:
 
 
 def in_range(value: Any, limits: Range, place: str) -> Any:  # noqa: ANN401
-    """Return a number, list of numbers or None unchanged if it is within the limits."""
+    """Return a number, a sequence of numbers or None unchanged if it is within the limits.
+
+    Raises:
+        StructureError: A number is out of range.
+    """
     for number in value if isinstance(value, Sequence) else (value,):
         if number is not None and number not in limits:
             raise mismatch(number, f"a number {limits}", place)
@@ -145,7 +154,11 @@ def in_range(value: Any, limits: Range, place: str) -> Any:  # noqa: ANN401
 
 
 def one_of(value: Any, kinds: Sequence[Any], place: str) -> Any:  # noqa: ANN401
-    """Return a value that conforms to one of several types."""
+    """Return a value as an instance of the first of several types to which it conforms.
+
+    Raises:
+        StructureError: The value does not conform to any of the types; the error is for the last.
+    """
     if value is None and types.NoneType in kinds:
         return None
     others = [kind for kind in kinds if kind is not types.NoneType]
@@ -158,7 +171,11 @@ def one_of(value: Any, kinds: Sequence[Any], place: str) -> Any:  # noqa: ANN401
 
 
 def container(value: Any, origin: Any, arguments: Any, place: str) -> Any:  # noqa: ANN401
-    """Return a list, tuple or mapping whose items conform to their types."""
+    """Return a list, tuple or mapping whose items conform to the type arguments.
+
+    Raises:
+        StructureError: The value or an item is of the wrong type, or the length is wrong.
+    """
     if origin not in (list, tuple):
         if not isinstance(value, dict):
             raise mismatch(value, "an object", place)
@@ -177,7 +194,12 @@ def container(value: Any, origin: Any, arguments: Any, place: str) -> Any:  # no
 
 
 def typed_dict(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
-    """Return an object whose keys conform to a TypedDict."""
+    """Return an object that conforms to a TypedDict; other keys are kept unchecked.
+
+    Raises:
+        StructureError: The value is not an object, a required key is missing, or the value of a key
+            does not conform.
+    """
     if not isinstance(value, dict):
         raise mismatch(value, "an object", place)
     for name in kind.__required_keys__:
@@ -191,7 +213,11 @@ def typed_dict(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
 
 
 def instance(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
-    """Return an object as a dataclass, whose own checks apply as well."""
+    """Return an object as an instance of a dataclass, which may make checks of its own.
+
+    Raises:
+        StructureError: The value is not an object, a key is unknown or missing, or a check fails.
+    """
     if isinstance(value, kind):
         return value
     if not isinstance(value, dict):
@@ -212,7 +238,7 @@ def instance(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
 
 @cache
 def hints_of(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
-    """Return the annotated type of each key or field."""
+    """Return the annotated type of each key of a TypedDict or field of a dataclass."""
     hints = typing.get_type_hints(kind, include_extras=True)
     plain = {
         name: typing.get_args(hint)[0] if typing.get_origin(hint) is NotRequired else hint
@@ -229,7 +255,7 @@ def joined(place: str, name: str) -> str:
 
 
 def mismatch(value: object, wanted: str, place: str) -> StructureError:
-    """Return the error for a value that is not what is wanted at its place."""
+    """Return the error for a value at a place where something else is wanted."""
     shown = ascii(value)[:40] if isinstance(value, str | int | float | None) else ""
     found = shown or ("an object" if isinstance(value, dict) else "a list")
     return StructureError(f"{place or 'the content'} is {found} instead of {wanted}")

@@ -14,7 +14,10 @@ def percent(fraction: float | None, digits: int = 1) -> str:
 
 
 def whole_percent(probability: float | None) -> str:
-    """Return a probability in whole percent, with `< 1 %` and `> 99 %` for 0 % and 100 %."""
+    """Return a probability in whole percent, or a dash for None.
+
+    Probabilities that would be rounded to 0 % and 100 % become `< 1 %` and `> 99 %`.
+    """
     if probability is None or round(probability, 2) not in (0.0, 1.0):
         return percent(probability, 0)
     return "< 1 %" if probability < 0.5 else "> 99 %"
@@ -53,7 +56,7 @@ def duration(seconds: float) -> str:
 
 
 def days_and_hours(seconds: float) -> str:
-    """Return an age in whole units, such as `5 minutes`, `3 hours` or `12 days`."""
+    """Return an age rounded down to a whole unit, such as `5 minutes`, `3 hours` or `12 days`."""
     for unit, size in (("day", 86400), ("hour", 3600)):
         if seconds >= 2 * size:
             return count(int(seconds / size), unit)
@@ -72,14 +75,17 @@ def json_line(fields: Mapping[str, Any]) -> str:
 
 
 def csv_line(cells: Sequence[object]) -> str:
-    """Return a CSV row without line ending, with formulas escaped (OWASP; CWE-1236)."""
+    """Return a CSV row without a line ending, with formulas escaped (OWASP; CWE-1236)."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\r\n").writerow([escape_formula(str(c)) for c in cells])
     return buffer.getvalue().removesuffix("\r\n")
 
 
 def escape_formula(cell: str) -> str:
-    """Prefix an apostrophe to a cell that a spreadsheet would evaluate; leave numbers unchanged."""
+    """Return a cell with an apostrophe in front if a spreadsheet would evaluate it as a formula.
+
+    Numbers are returned unchanged.
+    """
     if not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         return cell
     with contextlib.suppress(ValueError):

@@ -60,12 +60,12 @@ class ExportFormat(ABC):
         """Open a folder written by `write` with the target tool of the format."""
 
     def open_int8(self, folder: Path) -> OpenedModel | None:  # noqa: ARG002 - for subclasses
-        """Open the 8-bit graph that the folder also contains, if any."""
+        """Open the 8-bit graph in the folder, or return None if the format does not include one."""
         return None
 
 
 def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:
-    """Wrap a module that maps pixels to logits, with vitft's own preprocessing."""
+    """Return a module that maps pixels to logits as an opened model with vitft's preprocessing."""
     return OpenedModel(
         by=by,
         classes=card.classes,

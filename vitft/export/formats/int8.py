@@ -26,7 +26,7 @@ from vitft.system.text import percent
 ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
 """Last operators of activation functions; the exact GELU ends in a product."""
 MAX_REMAINING = 0.7
-"""Maximum ratio of int8 to float32 size that is worthwhile; convolutions stay float32."""
+"""Maximum ratio of the int8 size to the float32 size; a larger file is not worthwhile."""
 ZERO = 128
 """Byte that represents zero in a quantised activation."""
 
@@ -35,7 +35,7 @@ ZERO = 128
 class Int8Format(ExportFormat):
     """The file model.onnx with 8-bit matrices, one scale per output; the rest stays float32.
 
-    The file has a quarter of the size and is faster on CPUs with integer dot products. Outputs of
+    The file has about a quarter of the size and is faster on CPUs with integer products. Outputs of
     LayerNorm and attention are quantised to 8 bits at run time, so that integers are multiplied; no
     calibration images are needed. The output of a GELU contains a few outliers, which a single
     scale cannot represent: there, only the weights are quantised and the product is computed in
@@ -80,8 +80,8 @@ def weight_bytes(graph: Any) -> int:  # noqa: ANN401 - onnx's protobufs
 def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
     """Replace the constant matrices of a graph by int8 ones, in place.
 
-    Products after an activation function convert the weights to float32 at run time; the other
-    products are computed in integers.
+    A MatMul that does not follow an activation function is computed in integers. For the other
+    products, the weights are converted to float32 at run time.
     """
     from onnx import numpy_helper
 
@@ -119,7 +119,10 @@ def add_quantized(
     *,
     axis: int,
 ) -> tuple[str, str]:
-    """Add an int8 matrix and its scales (F,) and return their names; `axis` is that of inputs."""
+    """Add an int8 matrix and scales (F,) to a graph, and return the names of both.
+
+    The inputs of the layer are on the axis `axis` of `weights`.
+    """
     from onnx import numpy_helper
 
     scale = np.maximum(np.abs(weights).max(axis=axis, keepdims=True), 1e-12) / 127

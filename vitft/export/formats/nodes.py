@@ -8,7 +8,10 @@ from vitft.export.formats.base import NumericArray
 
 
 class GraphBuilder:
-    """Nodes of an ONNX graph and its constants, under names that start with `prefix`."""
+    """Nodes and constants of an ONNX graph, with names that start with `prefix`.
+
+    Constants that are shared with another builder keep their names.
+    """
 
     def __init__(self, prefix: str, constants: dict[Any, tuple[str, NumericArray]]) -> None:
         self.prefix, self.constants = prefix, constants
@@ -24,7 +27,10 @@ class GraphBuilder:
         return output
 
     def constant(self, value: Any) -> str:  # noqa: ANN401 - a number, or nested lists
-        """Return the name of a constant: float32 for floats, int64 for integers, or an array's."""
+        """Return the name of a constant, which is float32 for floats and int64 for integers.
+
+        A NumPy scalar keeps its type.
+        """
         array = np.asarray(value)
         if not isinstance(value, np.generic):
             array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)

@@ -55,7 +55,11 @@ class OnnxFormat(ExportFormat):
 
 @functools.lru_cache(maxsize=1)  # --onnx and --int8 start from the same graph
 def onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN401 - torch's own type
-    """Return the model as an ONNX graph for any batch size, without local paths."""
+    """Return the model as an ONNX graph for any batch size, without local paths.
+
+    Raises:
+        RunError: torch cannot export the model.
+    """
     model, example = example_of(trained, takes_bytes=takes_bytes)
     try:
         with silenced():

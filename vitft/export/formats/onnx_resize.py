@@ -33,7 +33,7 @@ RESIZED = ("bilinear", "bicubic", "lanczos")
 MAX_GREY_LEVELS = 2
 """Maximum difference between views, in grey levels (out of 255).
 
-Where the first pass rounds a close call otherwise, the second one can amplify the difference.
+If the first pass rounds a value near a boundary differently, the second can amplify the difference.
 """
 GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
 """Pillow's weights of red, green and blue in grey, as multiples of 1 / 65536."""
@@ -97,7 +97,7 @@ def resize_graph(
 
 
 def resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> str:
-    """Add `EvalTransform.resized`: return (H, W) of an image before the centre crop."""
+    """Add `EvalTransform.resized`; return the name of the sides (H, W) before the centre crop."""
     wide, tall = transform.resized(1, 1)  # for a square image
     if transform.fit == "squash":
         return graph.add("Identity", [tall, wide])
@@ -106,18 +106,18 @@ def resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> st
 
 
 class Window(NamedTuple):
-    """Names of the nodes that describe the centre crop; each holds one number per axis."""
+    """Names of the values that describe the centre crop; each value has one number per axis."""
 
     corner: str
     """First row and column of the resized image in the view."""
     first: str
-    """First row and column of the image that the view depends on."""
+    """First row and column of the original image on which the view depends."""
     end: str
-    """End of these rows and columns."""
+    """End (exclusive) of the rows and columns of the original image on which the view depends."""
 
 
 def crop_window(graph: GraphBuilder, transform: EvalTransform, old: str, new: str) -> Window:
-    """Add the position of the view in the resized image and in the image."""
+    """Add the position of the view in the resized image and in the original image."""
     from onnx import TensorProto
 
     add, view = graph.add, [*transform.image_size]
@@ -163,7 +163,7 @@ def filter_matrix(
 
 
 def filter_values(graph: GraphBuilder, interpolation: str, x: str) -> str:
-    """Add the values of Pillow's filter at the distances `x`, before they are normalised."""
+    """Add the values of Pillow's filter at the distances `x`, before normalisation."""
     add = graph.add
     if interpolation == "bilinear":
         return add("Max", add("Sub", 1.0, x), 0.0)
@@ -190,7 +190,8 @@ def two_passes(
 ) -> str:
     """Add the products with the filters of rows and columns, each rounded to bytes.
 
-    Pillow 13 begins with the rows if they lose more than twice as many pixels as the columns.
+    Pillow 13 begins with the rows if their number decreases by more than twice as much as that of
+    the columns; otherwise, and in older versions, the columns come first.
 
     Returns:
         The name of the views (B, C, S, S), whole numbers in float32.
@@ -289,7 +290,10 @@ def add_resize(
     is_big: bool,
     source: str = RESIZE_INPUT,
 ) -> None:
-    """Prepend the resize of the input `source` to a graph in a file; replace its description."""
+    """Prepend nodes that resize the input `source` to the graph in a file.
+
+    Replace the description of the graph.
+    """
     import onnx
 
     model = onnx.load(path)

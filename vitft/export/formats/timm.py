@@ -1,6 +1,6 @@
-"""Formats --timm and --safetensors: a checkpoint, with config.json if timm can open it.
+"""Formats --timm and --safetensors: a checkpoint, with config.json if timm can build the model.
 
-The model is opened with `timm.create_model('local-dir:DIR', pretrained=True)` or from the hub.
+timm opens the model with `timm.create_model('local-dir:DIR', pretrained=True)` or from the hub.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class SafetensorsFormat(ExportFormat):
 
 
 class TimmFormat(SafetensorsFormat):
-    """The files of `SafetensorsFormat`, opened by timm, for models that timm can build."""
+    """The files of `SafetensorsFormat`, opened by timm; only for models that timm can build."""
 
     def obstacle(self, card: Card) -> str:
         return timm_obstacle(card)

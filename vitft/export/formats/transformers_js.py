@@ -1,8 +1,8 @@
 """Format --transformers-js: a folder for pipeline("image-classification") of transformers.js.
 
-transformers.js resizes without antialiasing in Node and by the browser's rule in a page, so the
-graphs do it themselves: the processor only passes on the pixels, and the predictions are those of
-the run. The 8-bit graph is the one that pages load by default.
+transformers.js resizes images without antialiasing in Node and as the browser does in a page. The
+graphs therefore resize images themselves, so that the predictions are those of the run, and the
+processor only passes on the pixels. By default, pages load the 8-bit graph.
 """
 
 from collections.abc import Mapping
