@@ -12,7 +12,7 @@ from PIL import Image, features
 from tests.data.test_images import encoded, gradient, mutated, reason
 from vitft.cli.main import main
 from vitft.data import images
-from vitft.data.images import decode, open_image, read_image
+from vitft.data.images import decode, read_image
 from vitft.data.signatures import identify_format
 from vitft.system import imports
 from vitft.system.errors import ImageError
@@ -174,12 +174,3 @@ def test_a_class_of_heic_only_without_the_extra_says_what_to_install(
     assert code == 3
     assert "red (0)" in shown
     assert "run pip install 'vitft[heic]'" in shown
-
-
-@pytest.mark.real
-def test_a_real_avif_photo_is_read() -> None:
-    photo = Path(__file__).parents[3] / "shared/data/odd_images/libavif_pyramid_pymd.avif"
-    if not photo.is_file():
-        pytest.skip("no shared/ beside the checkout")
-
-    assert open_image(photo).mode == "RGB"

@@ -699,4 +699,4 @@ def test_odd_images_open_or_fail_as_listed(name: str, verdict: str) -> None:
         return
     with pytest.raises(ImageError) as caught:
         open_image(ODD / name)
-    assert foreign == caught.value.reason.startswith("format ")
+    assert foreign == caught.value.reason.startswith("unsupported format ")
