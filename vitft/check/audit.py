@@ -1,7 +1,7 @@
 """Findings about a labelled folder, as written to audit.json, and a proposed fix for each.
 
-The proposed action is `drop` only for certain findings. For doubtful ones it is `keep`, with the
-reason, and the user may change it. This module does not open images.
+The proposed action is `drop` only for certain findings. For doubtful findings, it is `keep`,
+with the reason, and the user may change it. This module does not open images.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ PARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedImage:
-    """A readable image; `split` is `train`, `val` or empty."""
+    """Readable image; `split` is `train`, `val`, `test` or empty."""
 
     path: str
     label: str
@@ -74,7 +74,7 @@ def audit_images(
 def copy_groups(
     images: Sequence[AuditedImage], kind: str, key: Callable[[AuditedImage], str]
 ) -> list[CopyGroup]:
-    """Return the groups of images with equal keys, ignoring images with an empty key."""
+    """Return the groups of two or more images with equal keys; empty keys are ignored."""
     groups: dict[str, list[AuditedImage]] = {}
     for image in images:
         if name := key(image):
@@ -92,7 +92,10 @@ def copy_groups(
 
 
 def class_imbalance(labels: Iterable[str]) -> Imbalance:
-    """Return the largest and the smallest class, and the ratio of their sizes."""
+    """Return the largest class, the smallest class and the ratio of their sizes.
+
+    All three are None if there are no labels.
+    """
     counts = Counter(labels)
     if not counts:
         return {"largest": None, "smallest": None, "ratio": None}
@@ -120,7 +123,7 @@ def audit_summary(audit: AuditResults) -> str:
 def propose_fixes(
     audit: AuditResults, probabilities: Mapping[str, ClassProbabilities]
 ) -> list[Fix]:
-    """Return a fix for each image with a finding, starting with those that change something.
+    """Return the fixes for all findings, one per file, starting with those that change something.
 
     `probabilities` maps paths to class probabilities, and some images may be missing from it.
     """
@@ -160,9 +163,10 @@ def propose_fixes(
 def identical_file_fixes(
     members: Sequence[CopyMember], probabilities: Mapping[str, ClassProbabilities]
 ) -> list[Fix]:
-    """Return fixes for identical files: keep one per label, or only that with the probable label.
+    """Return fixes that keep one of several identical files for each label.
 
-    Validation images are preferred, so that the validation set does not change.
+    If one of the labels is clearly the most probable, only a file with that label is kept. Files in
+    the validation set are preferred, so that the set changes as little as possible.
     """
     ordered = sorted(members, key=lambda m: (m["split"] != "val", m["path"]))
     first = {member["label"]: member for member in reversed(ordered)}
@@ -186,7 +190,11 @@ def identical_file_fixes(
 
 
 def most_probable_label(labels: Sequence[str], probabilities: ClassProbabilities) -> str:
-    """Return the label at least 30 times as probable as any other, or an empty string."""
+    """Return the label that is at least 30 times as probable as each of the others.
+
+    The result is an empty string if there is no such label, or if a class that is not among the
+    labels is more probable.
+    """
     if len(labels) < 2 or not probabilities:
         return ""
     best, second, *_ = sorted(labels, key=lambda label: -probabilities[label])

@@ -53,14 +53,14 @@ def check_folder(
 
     Args:
         root: The data folder.
-        weights: Weights that compute the features; without a name, labels are not checked.
+        weights: Weights that compute the features; if the name is empty, labels are not checked.
         train: Settings for the device, precision, cache and seed.
-        max_pixels: Largest number of pixels of an image.
-        split: Mapping from path to part in a run; None to use the parts of the folder itself.
+        max_pixels: Maximum number of pixels of an image.
+        split: Mapping from paths to parts in a run; None to use the parts of the folder itself.
 
     Raises:
-        DataError: The folder contains no classes of images, or is not the data folder of the run.
-        WeightsError: The weights cannot be found or read.
+        DataError: The folder contains no classes of images, or no image of the run.
+        WeightsError, UsageError, RunError: The weights, the device or the cache cannot be used.
     """
     folder = scan(root)
     if split is not None and not any(file.path in split for file in folder.files):
@@ -168,7 +168,7 @@ def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
     """Return the settings of a run, and a mapping from the path of each image to its part.
 
     Raises:
-        RunError: The path is not a run directory.
+        RunError: The path is not a run directory, or a file in it is damaged.
     """
     path = Path(run).expanduser()
     split = RunDir(path).split

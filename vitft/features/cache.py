@@ -4,7 +4,7 @@ A `Store` holds one row per key for one `space` (weights, cut, view, precision).
 shards, each written once and never changed, so several processes can fill it at once and a crash
 loses only unflushed rows. Every row has a checksum that is verified on reading: a damaged row
 counts as missing and is computed again. Rows are memory-mapped, not loaded; each mapped shard takes
-a file descriptor, so only the shards used last are mapped.
+a file descriptor, so only the most recently used shards are mapped.
 """
 
 import contextlib
@@ -43,8 +43,12 @@ LIMIT_GB = 20.0
 def default_folder() -> Path:
     """Return the default cache folder.
 
-    It is `features` in the folder that VITFT_CACHE names, otherwise in `vitft` in the user's cache
-    folder: XDG_CACHE_HOME, by default ~/.cache.
+    If the environment variable VITFT_CACHE is set, this is `features` in the folder that it names.
+    Otherwise, this is `vitft/features` in the user's cache folder, which is XDG_CACHE_HOME, or
+    ~/.cache if that variable is not set or holds a relative path.
+
+    Raises:
+        RunError: The home directory is needed but unknown.
 
     Source: XDG Base Directory Specification 0.8, which says that relative paths must be ignored.
     """
@@ -69,7 +73,7 @@ def key_of(*parts: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A file of rows: header, keys, checksums, rows."""
+    """File that consists of a header, keys, checksums and rows."""
 
     path: Path
     keys: bytes  # 32 per row
@@ -89,7 +93,7 @@ class Shard:
 
 
 class Store:
-    """Rows of one space by key; the settings of the space are stored beside them as JSON."""
+    """Rows of one space, by key, with the settings of the space as JSON in the same folder."""
 
     def __init__(
         self, root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str
@@ -101,7 +105,7 @@ class Store:
         self.places: dict[bytes, tuple[int, int]] = {}
         self.shards: list[Shard] = []
         self.mapped: OrderedDict[int, CachedRows] = OrderedDict()
-        """Rows of the shards used last, by number of the shard."""
+        """Mapped rows of the most recently used shards, by shard number."""
         self.lock = threading.RLock()
         self.damaged = 0
         """Number of damaged rows and files found since the store was opened."""
@@ -117,7 +121,10 @@ class Store:
             self.merge_small_shards()
 
     def make_folder(self) -> None:
-        """Create the folder and its description, even if the cache was removed after opening."""
+        """Create the folder and its description if they are missing, and remove stale files.
+
+        They may be missing even later, if the cache was removed after the store was opened.
+        """
         if not (self.folder / "space.json").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / "space.json", self.text)
@@ -127,7 +134,7 @@ class Store:
                     leftover.unlink()
 
     def merge_small_shards(self) -> None:
-        """Merge many small files into one, because each mapped file needs a descriptor."""
+        """Merge the small shards into one, because each mapped shard needs a file descriptor."""
         small = [i for i, shard in enumerate(self.shards) if shard.num_bytes < SMALL_SHARD]
         rows = {
             key: np.array(row)
@@ -141,7 +148,7 @@ class Store:
                     self.shards[i].path.unlink(missing_ok=True)
 
     def open_shard(self, path: Path) -> None:
-        """Add the rows of a file, or delete the file if it is incomplete."""
+        """Add the rows of a shard, or delete its file if `read_shard` finds it damaged."""
         try:
             shard = read_shard(path, self.shape, self.dtype)
         except OSError:  # deleted or out of descriptors, not damaged
@@ -160,7 +167,7 @@ class Store:
                 self.places[shard.keys[row * KEY_BYTES : (row + 1) * KEY_BYTES]] = (number, row)
 
     def rows_of(self, number: int) -> CachedRows | None:
-        """Return the mapped rows of a shard, or None if the file was deleted since."""
+        """Return the mapped rows of a shard, or None if its file was deleted or truncated."""
         with self.lock:
             if number not in self.mapped:
                 try:
@@ -173,7 +180,7 @@ class Store:
             return self.mapped[number]
 
     def find_new_shards(self) -> None:
-        """Add shards that other processes have written, e.g. by merging some that are known."""
+        """Add shards that other processes have written, e.g. by merging known shards."""
         with self.lock:
             known = {shard.path for shard in self.shards}
             for path in sorted({*self.folder.glob("*.rows")} - known):
@@ -198,7 +205,13 @@ class Store:
         return row
 
     def add(self, key: bytes, row: CachedRows) -> None:
-        """Add a row, to be written by the next `flush`: within seconds at first, then minutes."""
+        """Add a row, and call `flush` if many bytes are pending or the last flush was long ago.
+
+        The time between two flushes grows from one second to five minutes.
+
+        Raises:
+            RunError, ResourceError: The shard cannot be written.
+        """
         assert row.shape == self.shape
         self.waiting[key] = np.ascontiguousarray(row, dtype=self.dtype)
         waiting_bytes = len(self.waiting) * self.waiting[key].nbytes
@@ -207,7 +220,12 @@ class Store:
             self.flush()
 
     def flush(self) -> None:
-        """Write the pending rows as a new shard."""
+        """Write the pending rows as a new shard.
+
+        Raises:
+            RunError: The folder is not writable.
+            ResourceError: The disk is full or broken.
+        """
         self.flushed = time.monotonic()
         if not self.waiting:
             return
@@ -224,23 +242,23 @@ class Store:
 
 
 class JoinedStore:
-    """Two stores as one, whose rows are the concatenated rows of both.
+    """Pair of stores, used as one store whose rows are the concatenated rows of both.
 
-    So the leading values are shared with those who need nothing else.
+    Runs that need only the leading values can thus share the first store.
     """
 
     def __init__(self, leading: Store, rest: Store) -> None:
         self.leading, self.rest = leading, rest
 
     def get(self, key: bytes) -> CachedRows | None:
-        """Return the row of a key, or None if a part of it is missing or damaged."""
+        """Return the row of a key, or None if either part is missing or damaged."""
         parts = [self.leading.get(key), self.rest.get(key)]
         if parts[0] is None or parts[1] is None:
             return None
         return np.concatenate([parts[0], parts[1]])
 
     def add(self, key: bytes, row: CachedRows) -> None:
-        """Add a row, to be written by the next `flush`."""
+        """Add the two parts of a row to the stores (see `Store.add`)."""
         count = self.leading.shape[0]
         if self.leading.get(key) is None:
             self.leading.add(key, row[:count])
@@ -270,7 +288,11 @@ def shard_bytes(rows: Mapping[bytes, CachedRows]) -> bytes:
 
 
 def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shard | None:
-    """Read the index of a shard, or return None if its header, index or length is damaged."""
+    """Read the index of a shard, or return None if its header, index or length is wrong.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     try:
         with open(path, "rb", opener=open_regular) as file:
             if file.read(8) != SHARD_MAGIC:
@@ -296,7 +318,7 @@ def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shar
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A space of the cache, as listed by `vitft cache`."""
+    """Space of the cache, as listed by `vitft cache`."""
 
     folder: Path
     settings: Mapping[str, str]
@@ -306,7 +328,7 @@ class Space:
 
 
 def spaces(root: Path) -> list[Space]:
-    """Return all spaces, the most recently used first."""
+    """Return the readable spaces in a cache folder, the most recently used first."""
     found = []
     for folder in root.iterdir() if root.is_dir() else ():
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -328,9 +350,9 @@ def remove_spaces(chosen: Iterable[Space]) -> int:
 
 
 def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int:
-    """Delete the least recently used spaces until the cache fits; return the number of bytes freed.
+    """Delete the least recently used spaces until the rest fit into `limit_gb` gigabytes.
 
-    Spaces used within the last `idle_s` seconds are kept.
+    The result is the number of bytes freed. Spaces used within the last `idle_s` seconds are kept.
     """
     kept = 0.0
     removable = []
@@ -346,6 +368,7 @@ def open_store(root: Path, space: Mapping[str, str], shape: Sequence[int], dtype
 
     Raises:
         RunError: The folder is not writable.
+        ResourceError: The disk is full or broken.
     """
     with writing(root, option="--cache DIR, or use --cache none"):
         return Store(root, space, shape, dtype)

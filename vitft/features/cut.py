@@ -1,7 +1,8 @@
 """Cut of a model at the freeze boundary into a frozen prefix and a trainable suffix.
 
 The frozen prefix is a pure function of the pixels, so it runs once per image and view, not once per
-epoch. The suffix shares its parameters with the model: training it trains the model.
+epoch. The suffix uses the parameters of the model itself, so training the suffix trains the
+model.
 """
 
 import copy
@@ -18,15 +19,18 @@ from vitft.models.timm_model import Model, TimmModel
 
 
 class Prefix(nn.Module):
-    """Frozen layers that map pixels (B, 3, S, S) to tokens (B, N, D) or pooled features (B, D)."""
+    """Frozen layers that map pixels (B, channels, H, W) to tokens or pooled features.
+
+    Tokens are (B, N, width), and pooled features are (B, feature_size).
+    """
 
     def __init__(self, model: Model, stop: int, *, autocast: bool = False) -> None:
         super().__init__()
         self.model, self.stop, self.autocast = model, stop, autocast
         self.pooled = stop == model.config.depth
         self.shape, self.leading = output_shape(model, pooled=self.pooled)
-        """Shape of the output for one image, (D,) or (N, D), and how many of the D dimensions (the
-        leading ones) belong to the last block."""
+        """Shape of the output for one image, (D,) or (N, D), and the number of leading dimensions
+        that belong to the last block."""
         self.eval()
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -35,7 +39,7 @@ class Prefix(nn.Module):
         return self.model.encode(self.model.embed(pixels), stop=self.stop)
 
     def digest(self) -> str:
-        """Return the SHA-256 of all that determines the output, except pixels and precision."""
+        """Return the SHA-256 of all that determines the output except pixels and precision."""
         if isinstance(self.model, TimmModel):
             return state_digest(str(self.model.config.without_head()), self.model.net.state_dict())
         frozen = (f"blocks.{i}." for i in range(self.stop, self.model.config.depth))
@@ -51,11 +55,11 @@ class Prefix(nn.Module):
         return state_digest(f"{self.model.config.without_head()} {self.stop}", used)
 
     def in_precision(self, precision: str) -> "Prefix":
-        """Return this prefix, or a bf16 version of it; fp16 runs cache float32 features.
+        """Return a bf16 version of this prefix for `bf16`, and the prefix itself otherwise.
 
-        Our own models are copied with bf16 weights, which needs less memory than autocast and is
-        equally accurate. timm models may need float32 in some layers (BatchNorm), so they use
-        autocast.
+        Runs in fp16 therefore cache float32 features. Our own models are copied with bf16 weights,
+        which needs less memory than autocast and is equally accurate. timm models may need float32
+        in some layers (BatchNorm), so they use autocast.
         """
         if precision != "bf16":
             return self
@@ -65,7 +69,12 @@ class Prefix(nn.Module):
 
 
 def output_shape(model: Model, *, pooled: bool) -> tuple[tuple[int, ...], int]:
-    """Return the shape of the output of a `Prefix`, and the dimensions of its last block."""
+    """Describe the output of a `Prefix` for one image.
+
+    Returns:
+        Its shape, (N, D) or (D,) if `pooled`, and the number of leading dimensions that belong to
+        the last block.
+    """
     if isinstance(model, TimmModel):
         return (model.feature_size,), model.feature_size
     config = model.config
@@ -83,7 +92,7 @@ class Suffix(nn.Module):
         self.model = model
 
     def train(self, mode: bool = True) -> "Suffix":
-        """Set the mode of the trainable layers; frozen layers stay in eval mode."""
+        """Set the mode of the trainable layers, and keep all other layers in eval mode."""
         self.training = mode
         self.model.eval()
         parts: list[nn.Module] = [self.model.pre_logits, self.model.head]
@@ -100,7 +109,7 @@ class Suffix(nn.Module):
 
 
 class Whole(nn.Module):
-    """Model without a frozen prefix, which maps pixels to logits (B, C)."""
+    """Model that has no frozen prefix and maps pixels to logits (B, C)."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -111,19 +120,19 @@ class Whole(nn.Module):
 
 
 class Cut(NamedTuple):
-    """The two sides of the freeze boundary; without a prefix, the suffix takes pixels."""
+    """Both sides of the freeze boundary; if nothing is frozen, the suffix takes pixels."""
 
     prefix: Prefix | None
     suffix: nn.Module
 
     @property
     def pooled(self) -> bool:
-        """Whether the suffix takes one feature vector per image, so that its cost is negligible."""
+        """Whether the suffix takes one feature vector per image and is therefore cheap to run."""
         return self.prefix is not None and self.prefix.pooled
 
 
 def cut_model(model: Model, freeze: str) -> Cut:
-    """Cut a model whose frozen parameters have been marked by `models.freeze.freeze_model`."""
+    """Cut a model that `models.freeze.freeze_model` has frozen for the stage `freeze`."""
     frozen = frozen_blocks(freeze, model.config.depth)
     if frozen is None:
         return Cut(None, Whole(model))
@@ -132,7 +141,12 @@ def cut_model(model: Model, freeze: str) -> Cut:
 
 @torch.inference_mode()
 def run_prefix(prefix: Prefix, pixels: Tensor) -> Tensor:
-    """Return the suffix's inputs, in the dtype of the prefix, for normalised float32 pixels."""
+    """Run a prefix on normalised float32 pixels (B, channels, H, W).
+
+    Returns:
+        The inputs of the suffix, in bfloat16 if the prefix uses autocast, otherwise in the dtype of
+        the weights of the prefix.
+    """
     if prefix.autocast:
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16):
             return prefix(pixels).to(torch.bfloat16)

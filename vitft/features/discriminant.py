@@ -1,8 +1,8 @@
 """Linear discriminant analysis with a shrunken covariance, in closed form.
 
 All classes share one covariance matrix, which is shrunk towards a multiple of the identity. With
-few images per dimension, it finds a good direction from fewer images than logistic regression
-needs.
+few images per dimension, the analysis needs fewer of them than logistic regression to find good
+directions.
 
 Notation: n images, D dimensions of a feature, C classes, S shrinkages; `x` is (n, D), `y` is (n,).
 
@@ -19,9 +19,9 @@ from vitft.system.device import one_thread
 
 SINGLE_THREAD_VALUES = 10**7
 """Number of values in a feature matrix below which one thread is used: several threads would save
-less than a second, and cost as much on a busy machine."""
+less than a second, and could cost as much on a busy machine."""
 SMALLEST_VARIANCE = 1e-6
-"""Lower bound on the mean variance of a dimension within a class, for identical images."""
+"""Lower bound on the mean within-class variance, in case the images of each class are identical."""
 
 
 def solve_discriminant(
@@ -29,12 +29,12 @@ def solve_discriminant(
 ) -> Tensor:
     """Return the heads of linear discriminant analysis for several shrinkages in (0, 1].
 
-    Rows with a sample weight (n,) of zero are not used. A class without images gets a small
-    constant score.
+    Rows with a sample weight (n,) of zero are not used. A class without images gets the
+    logit log(0.5 / number of rows used) for every image.
 
     Returns:
-        The heads (S, C, D + 1), float64: weights and, in the last column, biases. Their logits are
-        those of Gaussian classes, whose priors are the fractions of the sample weight.
+        The heads (S, C, D + 1), float64: weights and, in the last column, biases. The logits are
+        those of Gaussian classes, and the prior of a class is its share of the sample weight.
     """
     with one_thread(when=x.numel() < SINGLE_THREAD_VALUES):
         used = sample_weight > 0
@@ -55,15 +55,15 @@ def solve_discriminant(
 def inverse_products(
     residual: Tensor, vectors: Tensor, variance: float, shrinkages: Sequence[float]
 ) -> Tensor:
-    """Return inverse(covariance) @ vectors for several shrinkages, (S, D, C).
+    """Return inverse(covariance) @ vectors (S, D, C) for several shrinkages.
+
+    The smaller of two systems is solved: D equations, or n equations by Woodbury's identity.
 
     Args:
         residual: Rows (n, D) whose Gram matrix R^T R is the covariance before shrinkage.
         vectors: Columns (D, C).
-        variance: Diagonal of the matrix towards which the covariance is shrunk.
+        variance: Diagonal element of the matrix towards which the covariance is shrunk.
         shrinkages: Fractions s; the covariance is (1 - s) R^T R + s * variance * I.
-
-    The smaller of two systems is solved: D equations, or n equations by Woodbury's identity.
     """
     found = []
     is_dual = len(residual) < residual.shape[1]

@@ -47,21 +47,23 @@ from vitft.system.errors import DataError, DivergedError, ImageError
 LARGEST_FEATURE = 1e15
 """Magnitude above which sums of squares of features may overflow in float32."""
 FEATURES_VERSION = "1"
-"""Part of every key, incremented whenever the same settings give different values."""
+"""Part of the settings of every store; incremented whenever other settings stay the same but the
+values change."""
 BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
-"""Number of images per forward pass; more do not help on one CPU thread (docs/experiments.md)."""
+"""Number of images per forward pass, by type of device; on a CPU thread, larger batches do not help
+(docs/experiments.md)."""
 IN_MEMORY_BYTES = 2**31
 AnyStore = Store | JoinedStore
 
 
 @dataclass(slots=True)
 class ExtractedImage:
-    """A file being processed by the extractor."""
+    """File being processed by the extractor."""
 
     found: InspectedFile | ImageError
     facts: InspectedFile | None = None  # facts to be cached
     fingerprint: FactsRow | None = None
-    pixels: Pixels | None = None  # input of the prefix; None once its output is known
+    pixels: Pixels | None = None  # input of the prefix; None if the output is known
     row: Any = None  # output of the prefix, as stored
 
 
@@ -69,11 +71,13 @@ class Extractor:
     """A frozen prefix with a cache of its outputs.
 
     Args:
-        prefix: The frozen layers, of which a copy in `precision` is used.
+        prefix: The frozen layers, converted to `precision` by `Prefix.in_precision`.
         folder: Cache folder; None for a temporary folder of this process.
-        precision: `fp32` to decode and resize as documented; `bf16` to use `data.jpeg`.
+        precision: `fp32` to decode and resize as documented; `bf16` or `fp16` to use `data.jpeg`
+            where possible.
+        max_pixels: Maximum number of pixels of an image.
         exact: Whether to decode and resize as documented in every precision.
-        workers: Number of single-core threads (default: as many as torch would use).
+        workers: Number of threads, each on one core (default: as many as torch uses).
     """
 
     def __init__(
@@ -118,7 +122,7 @@ class Extractor:
         return self.stores[view.settings]
 
     def open_view(self, view: View) -> AnyStore:
-        """Open the store of a view; features of earlier blocks are in a store of their own."""
+        """Open the store of a view, with any features of earlier blocks in a separate store."""
         space, shape = {**self.space, "view": view.settings}, self.prefix.shape
         dtype = "uint16" if self.precision == "bf16" else "float32"
         more = shape[-1] - self.prefix.leading
@@ -129,9 +133,10 @@ class Extractor:
         return JoinedStore(leading, open_store(self.folder, space, (more,), dtype))
 
     def of_last_block(self) -> Self:
-        """Return an extractor of the last block's features, with the rows that this one has.
+        """Return an extractor of the last block's features that uses the rows cached by this one.
 
-        This one must not compute features any more, as both use the same model.
+        Afterwards, this extractor must not compute features: both use the same model, which then
+        reads only the last block.
         """
         found = copy.copy(self)
         if isinstance(self.prefix.model, VisionTransformer):
@@ -152,10 +157,12 @@ class Extractor:
         fingerprints: Fingerprints | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> InspectedFolder:
-        """Inspect every file of a folder and compute its row, decoding it only once.
+        """Inspect every file of a folder and compute its row, decoding the file at most once.
 
         Raises:
             DataError: Too many files are unreadable (see `inspect_folder`).
+            DivergedError: Features are not finite, or too large to compute with.
+            RunError, ResourceError: The cache cannot be written.
         """
         images = self.extract(os.fspath(folder.root), folder.files, view, fingerprints)
         found = (image.found for image in images)
@@ -168,6 +175,8 @@ class Extractor:
 
         Raises:
             ImageError: A file is no longer a readable image.
+            DivergedError: Features are not finite, or too large to compute with.
+            RunError, ResourceError: The cache cannot be written.
         """
         for image in self.extract(root, files, view):
             if isinstance(image.found, ImageError):
@@ -181,7 +190,14 @@ class Extractor:
         view: View,
         fingerprints: Fingerprints | None = None,
     ) -> Iterator[ExtractedImage]:
-        """Yield every file in order, once its row has been cached."""
+        """Yield every file in order, once its row is in the cache.
+
+        An unreadable file has an `ImageError` in `found`, and no row.
+
+        Raises:
+            DivergedError: Features are not finite, or too large to compute with.
+            RunError, ResourceError: The cache cannot be written.
+        """
         store, on_cpu = self.store(view), self.device.type == "cpu"
         fast = not self.is_exact and view.crop is None and can_resize(view.transform)
         size = batch_size(self.device.type, self.prefix.leading)
@@ -267,7 +283,7 @@ class Extractor:
     def save(
         self, image: ExtractedImage, view: View, store: AnyStore, fingerprints: Fingerprints | None
     ) -> None:
-        """Add newly computed values to the caches."""
+        """Add the newly computed values of an image to the caches."""
         if isinstance(image.found, ImageError):
             return
         if image.row is not None:
@@ -281,7 +297,7 @@ class Extractor:
     def rows(self, digests: Sequence[str], view: View) -> Tensor:
         """Return the cached rows of images as float32 on the CPU: (n, D) or (n, N, D).
 
-        Above 2 GB the result is a memory-mapped temporary file.
+        Above 2 GiB, the result is a memory-mapped temporary file.
 
         Raises:
             DataError: A row is missing because its image or the cache has changed.
@@ -309,7 +325,7 @@ class Extractor:
 def batch_size(device: str, width: int) -> int:
     """Return the number of images per forward pass.
 
-    It is 8 for wide models on a CPU, whose caches they fill.
+    For wide models on a CPU, it is only 8, because the activations of 8 images fill the CPU caches.
     """
     return 8 if device == "cpu" and width >= 768 else BATCH_IMAGES[device]
 

@@ -2,7 +2,7 @@
 
 A row of facts holds width, height and remarks as JSON, padded with spaces. Its key depends on the
 file's digest and suffix, because a remark may be about a wrong suffix. A second pass over the same
-files reads their bytes but decodes nothing. Does not import torch.
+files reads their bytes but decodes nothing. This module does not import torch.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def decode_facts(row: FactsRow, opened: OpenedImage) -> InspectedFile | None:
 class Fingerprints:
     """Fingerprints of the images inspected in a pass over a folder.
 
-    `inspect` runs in the workers, `add` in the thread that collects their results in order.
+    Workers call `inspect`; the thread that collects their results in order calls `add`.
 
     Args:
         cache: Cache folder; empty for the default folder, `none` for no cache.
@@ -110,7 +110,7 @@ class Fingerprints:
             self.store.flush()
 
     def table(self, digests: Sequence[str]) -> FactsRow:
-        """Return the fingerprints of images, given by digest: (n, FINGERPRINT_BYTES)."""
+        """Return the fingerprints (n, FINGERPRINT_BYTES) of the images with the given digests."""
         if not digests:
             return np.empty((0, FINGERPRINT_BYTES), np.uint8)
         return np.stack([self.by_digest[digest] for digest in digests])
@@ -129,10 +129,11 @@ def fingerprint_folder(
     allow_bad: bool = True,
     progress: Callable[[int], None] = lambda _: None,
 ) -> InspectedFolder:
-    """Inspect every file of a folder (see `inspection.inspect_folder`), and add its fingerprint.
+    """Inspect every file of a folder (see `inspection.inspect_folder`), and add the fingerprints.
 
     Raises:
         DataError: Too many files are unreadable.
+        RunError, ResourceError: The cache cannot be written.
     """
     root = os.fspath(folder.root)
     results = in_order(
@@ -160,7 +161,13 @@ def fingerprint_folder(
 
 
 def fingerprint_store(cache: str, grey_range: GreyRange) -> Store | None:
-    """Return the store of fingerprints, or None, with a warning, if the default is unusable."""
+    """Return the store of fingerprints, or None if they are not cached.
+
+    If the default folder cannot be used, a warning is logged and fingerprints are not cached.
+
+    Raises:
+        RunError, ResourceError: Another folder was chosen and cannot be used.
+    """
     if cache == "none":
         return None
     space = {"vitft": "1", "what": "sketches of images"}  # incremented if they change
@@ -179,7 +186,7 @@ def fingerprint_store(cache: str, grey_range: GreyRange) -> Store | None:
 def hidden_damage(data: bytes) -> tuple[str, ...]:
     """Return a remark if a JPEG has corrupt data that Pillow decodes without an error.
 
-    None of 2,000 real photos has this remark, while every file with a run of zeros inside has it.
+    None of 2,000 real photos gets this remark, but every file with a run of zeros inside does.
     """
     if not data.startswith(b"\xff\xd8\xff"):
         return ()

@@ -1,4 +1,4 @@
-"""Linear heads on fixed features, with cross-validation of penalty, accuracy and learning curve.
+"""Linear heads on fixed features, and their cross-validation.
 
 Notation: n images, D dimensions of a feature, C classes, K folds; `x` is (n, D), `y` is (n,).
 """
@@ -42,7 +42,7 @@ CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 CV_IMAGES = 20_000
 """Maximum number of images to cross-validate; if there are more, a stratified subset is used."""
 METHOD_IMAGES = 8_000
-"""Maximum number of images used to choose between heads that read one block and several."""
+"""Maximum number of images used to choose between heads that read one block or several."""
 FLOAT64_VALUES = 10**7
 """Maximum number of values in a feature matrix for solving in float64."""
 DEFAULT_L2 = 0.1
@@ -50,9 +50,10 @@ DEFAULT_L2 = 0.1
 
 
 def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = None) -> Tensor:
-    """Return the number of the fold that holds out each image (n,), stratified by class.
+    """Return, for each image (n,), the number of the fold that holds it out.
 
-    Images of one group, which are near-duplicates, are held out together with its first image.
+    The folds are stratified by class. Near-duplicates, which share a number in `groups` (n,), are
+    held out together with the first image of their group.
     """
     random = np.random.default_rng(seed)
     fold_id = np.empty(len(y), dtype=np.int64)
@@ -77,11 +78,11 @@ def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
 
 
 def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> Tensor | None:
-    """Return the sorted indices of the images to cross-validate: at most `most`.
+    """Return the sorted indices of at most `most` images to cross-validate, or None.
 
-    The result is None if a fold would leave fewer images than classes to fit a head to, or if the
-    subset has fewer images per class than there are folds: the accuracy of such heads would say
-    nothing about that of the run.
+    The result is None if there are too few images for the accuracy to be meaningful: fewer outside
+    a fold than there are classes or, in a subset of the images, fewer per class than there are
+    folds.
     """
     rows = stratified_subset(y, most, seed)
     least = classes * (CV_FOLDS if len(rows) < len(y) else CV_FOLDS / (CV_FOLDS - 1))
@@ -112,10 +113,12 @@ def choose_penalty(
     views: int = 1,
     groups: Tensor | None = None,
 ) -> tuple[float, list[PenaltyScore]]:
-    """Return the penalty with the best cross-validated accuracy, and the scores of all penalties.
+    """Return the penalty with the best cross-validated accuracy, and the scores of those tried.
 
-    Ties are broken by the loss. The rows are `views` blocks of the same images; all views of an
-    image and of the others in its group are held out together, and its first view is scored.
+    Ties are broken by the loss. Penalties are tried from strong to weak until the loss has risen
+    twice in a row. The rows are `views` blocks of the same images. All views of an image and of its
+    near-duplicates, which share a number in `groups` (n / views,), are held out together, and only
+    the first view is scored.
     """
     images = len(y) // views
     first = y[:images]
@@ -134,12 +137,12 @@ def choose_penalty(
 
 
 def training_weights(fold_id: Tensor, sample_weight: Tensor, views: int) -> Tensor:
-    """Return the weights (K, views * n) of the rows, zero for those that each fold holds out."""
+    """Return the weights (K, views * n) of all rows, zero for the rows that each fold holds out."""
     return torch.stack([fold_id != k for k in range(CV_FOLDS)]).repeat(1, views) * sample_weight
 
 
 class HeldOutLogits(NamedTuple):
-    """Logits (m, C) of images with ascending indices (m,), from heads not fitted to them."""
+    """Sorted indices (m,) of images, and their logits (m, C) from heads not fitted to them."""
 
     rows: Tensor
     logits: Tensor
@@ -157,9 +160,13 @@ def cross_validate(
 ) -> tuple[CrossValidation, HeldOutLogits] | None:
     """Cross-validate a way to fit a head on increasing fractions of the images.
 
-    With `balanced`, every class has the same total weight; near-duplicates share a number in
-    `groups` (n,). The result is None if there are too few images for the classes (see
-    `cross_validation_rows`).
+    If `balanced` is set, every class has the same total weight. Near-duplicates share a number in
+    `groups` (n,).
+
+    Returns:
+        The results, and the logits of the images with heads fitted to the largest fraction; None if
+        there are too few images (see `cross_validation_rows`), or too few outside a fold because
+        near-duplicates fill it.
     """
     most = min(METHOD_IMAGES, CV_IMAGES) if method.reads_several else CV_IMAGES
     total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most)
@@ -203,8 +210,8 @@ def cross_validate(
 def gain_from_twice(points: Sequence[tuple[float, float]]) -> float | None:
     """Return the expected gain in accuracy from doubling the number of images, or None.
 
-    The points are pairs of a number of images and an error rate, with fewer images first; a power
-    law is fitted to the last three. The gain is None with fewer than three points, if any error is
+    Each point is a pair of a number of images and an error rate; the numbers ascend. A power law is
+    fitted to the last three points. The gain is None with fewer than three points, if any error is
     zero, or if the fitted error does not decrease.
 
     Source: Hestness et al. 2017, "Deep Learning Scaling is Predictable, Empirically".
@@ -219,7 +226,7 @@ def gain_from_twice(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def weakest_classes(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[WeakClass]:
-    """Return the three classes with the lowest recall and their most frequent wrong predictions."""
+    """Return the three classes with the lowest recall, each with its most frequent confusion."""
     best = logits.argmax(dim=-1)
     found: list[WeakClass] = []
     for label, name in enumerate(names):
@@ -246,7 +253,11 @@ class SampledRows(NamedTuple):
 def sample_rows(
     y: Tensor, most: int, *, views: int, groups: Tensor | None, seed: int
 ) -> SampledRows:
-    """Return a stratified sample of at most `most` images; `y` has `views` blocks of the same."""
+    """Return a stratified sample of at most `most` images.
+
+    `y` consists of `views` blocks of class indices, one block for each view of the same images, and
+    `groups` has one number per image.
+    """
     images = len(y) // views
     subset = stratified_subset(y[:images], most, seed)
     rows = torch.cat([subset + v * images for v in range(views)])
@@ -255,7 +266,7 @@ def sample_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedHead:
-    """A linear layer on raw features, with the scores used to choose how it was fitted."""
+    """Linear layer on raw features, with the scores that decided how it was fitted."""
 
     weight: Tensor  # (C, D), or (C, read) if the head reads the leading features only; float32
     bias: Tensor  # (C,), float32
@@ -284,13 +295,14 @@ def solve_head(
     groups: Tensor | None = None,
     read: int | None = None,
 ) -> SolvedHead:
-    """Fit a linear head to raw float32 features (n, D): `views` blocks of the same images.
+    """Fit a linear head to raw float32 features (n, D), in `views` blocks of the same images.
 
-    `l2` is the penalty on standardised features; if 0, cross-validation chooses it, unless the
-    subset that it would use has too few images per class. With `balanced`, every class has the same
-    total weight; a class may have no rows. Near-duplicates share a number in `groups` (n / views,).
-    If the features come from several blocks (the first `read` columns from the last one),
-    cross-validation also chooses which blocks the head reads.
+    `l2` is the penalty on standardised features. If it is 0, cross-validation chooses the penalty,
+    or `DEFAULT_L2` is used if the subset to cross-validate has too few images per class. If
+    `balanced` is set, every class has the same total weight; a class may have no rows.
+    Near-duplicates share a number in `groups` (n / views,). The first `read` columns are features
+    of the last block, by default all. If there are more columns, cross-validation also chooses
+    which blocks the head reads, unless there are too few images per class.
     """
     weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]
     read = read or x.shape[1]
@@ -335,7 +347,10 @@ def solve_head(
 def fit_logistic(
     x: Tensor, y: Tensor, weights: Tensor, standardizer: Standardizer, *, classes: int, l2: float
 ) -> Tensor:
-    """Return the optimal head (C, D + 1) on standardised features, given raw features (n, D)."""
+    """Return the optimal head (C, D + 1) on standardised features, given raw features (n, D).
+
+    `weights` (1, n) holds the sample weights.
+    """
     fit = functools.partial(solve_logistic, y=y, sample_weight=weights, classes=classes, l2=l2)
     if is_large(x):  # read in place, leaving memory-mapped features on disk
         return fit(x, standardizer=standardizer)[0]

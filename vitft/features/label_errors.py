@@ -1,8 +1,8 @@
 """Detection of probable label errors from out-of-fold predictions and nearest neighbours.
 
-The probabilities from a linear head that was not fitted to the image are multiplied by the votes of
-its nearest neighbours; the product ranks wrong labels better than either factor, and better than
-the thresholds of confident learning (docs/experiments.md).
+For each image, the probabilities from a linear head that was not fitted to the image are multiplied
+by the votes of the nearest neighbours. The product ranks wrong labels better than either factor
+alone, and better than the thresholds of confident learning (docs/experiments.md).
 
 Notation: n images, C classes, D dimensions of a feature; `x` is (n, D), `y` is (n,).
 """
@@ -25,7 +25,7 @@ from vitft.features.neighbours import votes_outside_group
 from vitft.metrics.results import Mislabel
 
 ODDS = 30.0
-"""Minimum ratio of another label's probability to the given one's for reporting an error."""
+"""Minimum ratio of the highest probability to that of the given label for reporting an error."""
 
 
 def check_labels(
@@ -38,12 +38,12 @@ def check_labels(
 ) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
     """Find probable label errors, scoring each image with heads that were not fitted to it.
 
-    An image with two labels is neither used for fitting nor reported here, because the audit lists
-    it separately. `groups` maps digests to group names of near-duplicates; `features` maps digests
-    to features (n, D).
+    An image with several labels is neither used for fitting nor reported here, because the audit
+    lists it separately. `groups` maps the digest of each image that has near-duplicates to the name
+    of their group, and `features` is a function from digests to features (n, D).
 
     Returns:
-        The label errors, and a mapping from each path to its class probabilities.
+        The label errors, and a mapping from each path to the probability of each class by name.
     """
     by_digest: dict[str, list[InspectedFile]] = {}
     for file in files:
@@ -70,7 +70,7 @@ def check_labels(
 
 
 def number_groups(names: Iterable[str]) -> Tensor:
-    """Return an integer for each name (n,), numbered in order of first appearance."""
+    """Return an integer (n,) for each name; distinct names are numbered as they first appear."""
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
 
@@ -78,9 +78,10 @@ def number_groups(names: Iterable[str]) -> Tensor:
 def find_mislabels(
     probabilities: Tensor, y: Tensor, paths: Sequence[Sequence[str]], classes: Sequence[str]
 ) -> list[Mislabel]:
-    """Return the files whose label is far less probable than another, the most certain first.
+    """Return the files with a class at least `ODDS` times as probable as the label.
 
-    `paths` lists the files of each image, and is empty for images that are not to be reported.
+    The clearest cases come first. `paths` lists the files of each image; the list of an image that
+    is not to be reported is empty. `probabilities` is (n, C).
     """
     given = probabilities.gather(1, y[:, None])[:, 0]
     most, best = probabilities.max(dim=-1)
@@ -101,10 +102,11 @@ def find_mislabels(
 def label_probabilities(
     logits: Tensor, x: Tensor, y: Tensor, groups: Sequence[int] | Tensor
 ) -> Tensor:
-    """Return class probabilities (n, C) from the head and neighbours combined; rows sum to 1.
+    """Return class probabilities (n, C) that combine a head with nearest neighbours.
 
-    `logits` (n, C) come from heads that were not fitted to the image. Near-duplicates, which share
-    a number in `groups` (n,), do not vote for each other.
+    Each row of `logits` (n, C) comes from a head that was not fitted to that image.
+    Near-duplicates, which share a number in `groups` (n,), do not vote for each other. The rows of
+    the result sum to 1.
     """
     votes = votes_outside_group(x, y, torch.as_tensor(groups), classes=logits.shape[1])
     product = logits.softmax(dim=-1) * (votes + 0.05)  # 20 neighbours cannot rule out a class
@@ -121,10 +123,10 @@ def out_of_fold_logits(
     sample_weight: Tensor | None = None,
     l2: float | None = None,
 ) -> Tensor:
-    """Return each image's logits (n, C) from a head fitted to neither it nor a near-duplicate.
+    """Return each image's logits (n, C) from a head not fitted to the image or a near-duplicate.
 
-    Near-duplicates share a number in `groups` (n,). `sample_weight` (n,) is 1 by default, and the
-    penalty `l2` is chosen by cross-validation.
+    Near-duplicates share a number in `groups` (n,). If `sample_weight` (n,) is None, all weights
+    are 1; if the penalty `l2` is None, cross-validation chooses the penalty.
     """
     sample_weight = torch.ones(len(y)) if sample_weight is None else sample_weight
     scaled = Standardizer.fit(x)(x)

@@ -23,7 +23,7 @@ ARMIJO = 1e-4
 ROUNDING = 1e-6
 """Fraction of the value below which rounding may hide a change, for float32 features."""
 STALLED = 1e-12
-"""Decrease, as a fraction of the value, below which a function has converged."""
+"""Decrease, relative to max(1, abs(value)), below which a function has converged."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class CurvatureHistory:
     weights: list[Tensor]  # 1 / (step . change), (K,); 0 where a step is unusable
 
     def add(self, step: Tensor, change: Tensor) -> None:
-        """Add a step, keeping only the last ten."""
+        """Add a step and the change in the gradients, both (K, P), keeping only the last ten."""
         along = row_dot(step, change)
         usable = along > 1e-14 * row_dot(change, change)
         self.steps.append(step)
@@ -45,7 +45,7 @@ class CurvatureHistory:
             del self.steps[0], self.changes[0], self.weights[0]
 
     def downhill(self, gradient: Tensor) -> Tensor:
-        """Return the quasi-Newton descent direction (K, P)."""
+        """Return the quasi-Newton descent direction (K, P) for gradients (K, P)."""
         way = -gradient
         pulls = []
         pairs = list(zip(self.steps, self.changes, self.weights, strict=True))
@@ -64,7 +64,7 @@ class CurvatureHistory:
 
 
 def minimise(objective: Objective, start: Tensor, *, steps: int, tolerance: float) -> Tensor:
-    """Return the minimiser of each function: (K, P).
+    """Minimise every function, and return the final points (K, P).
 
     Iteration stops for a function when the largest absolute entry of its gradient is at most
     `tolerance`, when it no longer decreases, or after `steps` steps. `start` (K, P) is float64.
@@ -94,11 +94,13 @@ def minimise(objective: Objective, start: Tensor, *, steps: int, tolerance: floa
 def line_search(
     objective: Objective, point: Tensor, value: Tensor, gradient: Tensor, step: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Halve each function's step, at most 25 times, until the function decreases.
+    """Halve each function's step until the function decreases, trying at most 25 lengths.
+
+    A step is also accepted if rounding may hide the decrease and the gradient confirms it.
 
     Returns:
-        The step (K, P), zero where no step decreases the function; the value (K,) and gradient
-        (K, P) after it; and whether there was such a step (K,).
+        The step (K, P), which is zero where no length was accepted; the value (K,) and gradient
+        (K, P) after the step; and a mask (K,) of the functions with an accepted step.
     """
     slope = row_dot(gradient, step)  # (K,), negative or 0
     good = torch.zeros_like(value, dtype=torch.bool)

@@ -17,7 +17,7 @@ from vitft.features.lbfgs import minimise
 from vitft.system.device import one_thread
 
 LARGE_VALUES = 10**8
-"""Number of values in a feature matrix above which it is not copied."""
+"""Number of values above which a feature matrix is not copied."""
 CHUNK_ROWS = 16_384
 SINGLE_THREAD_COST = 10**8
 """Number of multiplications per step below which one thread is faster than two."""
@@ -30,7 +30,7 @@ def is_large(x: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Standardizer:
-    """Scaling of features to zero mean and unit variance, and its reversal for heads."""
+    """Scaling of features to zero mean and unit variance, which can be folded into a head."""
 
     mean: Tensor
     std: Tensor
@@ -61,9 +61,9 @@ class Standardizer:
         return type(self)(self.mean[:count], self.std[:count])
 
     def unscale_head(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of the linear layer on raw features with the logits of a head.
+        """Return the weight (C, D) and bias (C,) that give the logits of a head on raw features.
 
-        The head (C, D + 1) is for standardised features; the result is in float32.
+        The head (C, D + 1) takes standardised features; the weight and bias are in float32.
         """
         raw, bias = head[:, :-1].float() / self.std, head[:, -1].float()
         return raw, bias - raw @ self.mean
@@ -71,7 +71,7 @@ class Standardizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossEntropyObjective:
-    """Weighted mean cross-entropy plus l2/2 |W|^2 of K linear heads, with its gradient."""
+    """Weighted mean cross-entropy plus l2/2 |W|^2, with gradient, for each of K linear heads."""
 
     x: Tensor
     y: Tensor
@@ -132,9 +132,9 @@ def solve_logistic(
     """Minimise the penalised cross-entropy for K sets of sample weights (K, n) at once.
 
     Computations use the dtype of the features, float32 or float64. The features must be
-    standardised, or are standardised by `standardizer` chunk by chunk, without a copy. Biases are
-    not penalised. Iterations start at the heads `start` (K, C, D + 1), by default zero, and stop
-    after `steps` or when no gradient entry exceeds `tolerance`.
+    standardised, unless `standardizer` is given, which scales them chunk by chunk to avoid a copy
+    of the whole matrix. Biases are not penalised. Iterations start at the heads `start`
+    (K, C, D + 1), by default zero, and stop as in `lbfgs.minimise`.
 
     Returns:
         The heads (K, C, D + 1), float64: weights and, in the last column, biases.
@@ -174,5 +174,5 @@ def linear_logits(x: Tensor, head: Tensor) -> Tensor:
 
 
 def class_balanced_weights(y: Tensor, classes: int) -> Tensor:
-    """Return sample weights (n,) that give every class the same total weight."""
+    """Return sample weights (n,) that give all classes with images the same total weight."""
     return (1 / torch.bincount(y, minlength=classes).clamp(min=1).float())[y]

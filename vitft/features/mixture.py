@@ -26,18 +26,18 @@ SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
 MIN_IMAGES = 20
 """Number of images below which only the last block is read: the evidence is too weak."""
 PRIOR = (0.0, -2.5)
-"""Prior means of the logarithms of both heads' weights: almost only the first head is used."""
+"""Prior means of the logarithms of the two heads' weights, with almost no weight on the second."""
 PRIOR_STRENGTH = 3.0
-"""Weight of the prior, in images and per squared unit of the logarithms."""
+"""Penalty, in units of the loss of one image, per squared deviation from the prior means."""
 
 FACTOR_EXPONENTS = (-4.0, 2.0)
-"""Smallest and largest decimal logarithm of the factor that calibrates logits."""
+"""Smallest and largest decimal logarithms of the factor that calibrates logits."""
 LAST_BLOCK, SEVERAL_BLOCKS, MIXTURE = "last block", "several blocks", "mixture"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadMethod:
-    """How to fit a linear head to standardised features."""
+    """Method of fitting a linear head to standardised features."""
 
     l2: float
     """Penalty of the logistic regression."""
@@ -66,11 +66,13 @@ class HeadMethod:
         classes: int,
         start: Tensor | None = None,
     ) -> Tensor:
-        """Return approximate heads for K sets of sample weights (K, n), as one linear layer each.
+        """Return one approximate head for each of K sets of sample weights (K, n).
+
+        If the heads read the leading features only, iterations start at the heads `start`
+        (K, C, read + 1).
 
         Returns:
-            (K, C, D + 1), or (K, C, read + 1) if the heads read the leading features only. `start`
-            holds heads of the latter kind from which to iterate.
+            Heads (K, C, D + 1), or (K, C, read + 1) if they read the leading features only.
         """
         leading = x[:, : self.read]
         if not self.reads_several:
@@ -83,7 +85,11 @@ class HeadMethod:
         return self.combine(logistic, torch.stack(discriminant))
 
     def combine(self, logistic: Tensor, discriminant: Tensor) -> Tensor:
-        """Return the weighted sum of heads (..., C, read + 1) and (..., C, D + 1)."""
+        """Return the weighted sum (..., C, D + 1) of two kinds of heads.
+
+        The heads of the logistic regression are (..., C, read + 1), and those of the discriminant
+        analysis (..., C, D + 1).
+        """
         total = self.discriminant * discriminant
         total[..., : self.read] += self.logistic * logistic[..., :-1]
         total[..., -1] += self.logistic * logistic[..., -1]
@@ -91,7 +97,7 @@ class HeadMethod:
 
 
 class Candidate(NamedTuple):
-    """A method with its cross-validated log-probabilities (n, C)."""
+    """Method with its cross-validated log-probabilities (n, C)."""
 
     name: str
     method: HeadMethod
@@ -106,7 +112,7 @@ class Candidate(NamedTuple):
         return (self.scores.argmax(dim=-1) == y).float().mean().item()
 
     def described(self, y: Tensor) -> HeadCandidate:
-        """Return name, loss and accuracy."""
+        """Return the name, mean loss and accuracy."""
         return {
             "reads": self.name,
             "cv_loss": self.losses(y).mean().item(),
@@ -126,8 +132,11 @@ def choose_head_method(
 ) -> tuple[HeadMethod, list[HeadCandidate]]:
     """Return the method to fit the head with, and the scores of all candidates.
 
+    With fewer than `MIN_IMAGES` images, the last block is the only candidate.
+
     Args:
-        x: Standardised features, blocks of the same images in several views; the first is scored.
+        x: Standardised features, one block of the same images for each view; the first block is
+            scored.
         y: Class indices of all rows.
         sample_weight: Weights of the rows (K, rows), zero for those that each fold holds out.
         fold_id: Fold that holds out each image (n,).
@@ -167,10 +176,13 @@ def choose_head_method(
 def choose_shrinkage(
     x: Tensor, y: Tensor, sample_weight: Tensor, fold_id: Tensor, *, classes: int
 ) -> tuple[float, float, Tensor]:
-    """Return the shrinkage with the lowest cross-validated loss for the discriminant analysis.
+    """Choose the shrinkage of the discriminant analysis by cross-validation.
 
-    The factor that calibrates its logits and the log-probabilities (n, C) of the images follow. The
-    arguments are those of `choose_head_method`.
+    The arguments are those of `choose_head_method`.
+
+    Returns:
+        The shrinkage with the lowest loss, the factor that calibrates the logits, and the
+        calibrated held-out log-probabilities (n, C) of the images.
     """
     images = len(fold_id)
     first, truth = x[:images], y[:images]
@@ -188,10 +200,10 @@ def choose_shrinkage(
 
 
 def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
-    """Return the factor of the logits (n, C) with the lowest loss, and the log-probabilities.
+    """Return the factor of the logits with the lowest loss, and the log-probabilities (n, C).
 
-    The loss assumes that each label is wrong with probability 1 / n. Without this, it would have no
-    minimum if no image were misclassified: the head would become certain.
+    The loss replaces each label by a random one with probability 1 / n. Otherwise, the loss of
+    logits (n, C) that classify all images correctly would keep falling as the factor grows.
     """
     images, classes = logits.shape
     target = F.one_hot(y, classes) * (1 - 1 / images) + 1 / (images * classes)
@@ -205,7 +217,7 @@ def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
 
 
 def smallest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the position of a function's only minimum in an interval, to 1e-3."""
+    """Return the position of a function's only minimum in an interval, to within 1e-3."""
     ratio = (5**0.5 - 1) / 2  # golden-section search
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     at_a, at_b = function(a), function(b)
@@ -226,9 +238,10 @@ def choose_candidate(
 ) -> Candidate:
     """Return the candidate to use.
 
-    It is the mixture, or discriminant analysis alone if its loss is lower than the mixture's by
-    more than a standard error and its accuracy is not lower. Either is used only if its loss is
-    lower than that of the last block alone by more than a standard error.
+    Discriminant analysis alone is preferred to the mixture if the loss is lower by more than a
+    standard error and the accuracy is not lower. The preferred of the two is used only if its loss
+    is lower than that of the last block alone by more than a standard error; otherwise, the head
+    reads the last block alone.
     """
     better = mixture
     if is_lower(several, mixture, y) and several.top1(y) >= mixture.top1(y):
@@ -237,7 +250,10 @@ def choose_candidate(
 
 
 def is_lower(one: Candidate, other: Candidate, y: Tensor) -> bool:
-    """Return whether the mean loss of `one` is lower by more than its paired standard error."""
+    """Return whether the loss of `one` is lower than that of `other`.
+
+    The mean difference must exceed the standard error of the paired differences.
+    """
     gain = other.losses(y) - one.losses(y)
     return gain.mean().item() > gain.std().item() / len(y) ** 0.5
 
@@ -245,7 +261,8 @@ def is_lower(one: Candidate, other: Candidate, y: Tensor) -> bool:
 def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float]:
     """Return the weights of two sets of log-probabilities (n, C) with the lowest penalised loss.
 
-    The penalty draws their logarithms towards `PRIOR`, so that few images hardly change them.
+    The penalty draws the logarithms of the weights towards `PRIOR`, strongly if there are few
+    images.
     """
     prior = torch.tensor(PRIOR, dtype=torch.float64)
     parts = torch.stack([one, other]).double()  # (2, n, C)
@@ -257,7 +274,7 @@ def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float
 def mixture_objective(
     parts: Tensor, y: Tensor, prior: Tensor, strength: float
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return the function from log-weights (1, 2) to the penalised loss (1,) and its gradient."""
+    """Return the function from log-weights (1, 2) to penalised loss (1,) and gradient (1, 2)."""
 
     def value_and_gradient(point: Tensor) -> tuple[Tensor, Tensor]:
         weights = point[0].exp()

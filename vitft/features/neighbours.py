@@ -7,13 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-SIMILARITY_VALUES = 2**27  # maximum number in memory: 512 MiB
+SIMILARITY_VALUES = 2**27  # maximum number of similarities in memory (512 MiB)
 NEIGHBOURS, KNN_TEMPERATURE = 20, 0.07
 """Number of neighbours and softmax temperature of Caron et al. 2021 (DINO, 2104.14294)."""
 
 
 def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -> Tensor:
-    """Return the nearest training images' votes (m, C), weighted by similarity."""
+    """Return the votes (m, C) of the training images nearest to each query (m, D).
+
+    The votes are weighted by similarity.
+    """
     lengths, found = torch.linalg.vector_norm(x, dim=-1).clamp(min=1e-12), []
     at_once = max(1, min(1024, SIMILARITY_VALUES // max(1, len(x))))
     for part in F.normalize(queries, dim=-1).split(at_once):
@@ -23,7 +26,10 @@ def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -
 
 
 def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -> Tensor:
-    """Return the votes (n, C) of each image's nearest neighbours in other groups; rows sum to 1."""
+    """Return, for each image, the votes (n, C) of its nearest neighbours in other groups.
+
+    Each row sums to 1, or to 0 if all images share a number in `groups` (n,).
+    """
     known, found = F.normalize(x, dim=-1), []
     for part, own in zip(known.split(1024), groups.split(1024), strict=True):
         similarity = part @ known.T  # (m, n)
@@ -34,7 +40,10 @@ def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -
 
 
 def votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Return the total weights (m, C) by class of the most similar images, from cosines (m, n)."""
+    """Return, for each query, the total weights (m, C) by class of the most similar images.
+
+    `similarity` (m, n) holds cosines, and `y` (n,) the class indices of the images.
+    """
     nearest = similarity.topk(min(NEIGHBOURS, similarity.shape[1]), dim=-1)  # (m, k)
     weight = (nearest.values / KNN_TEMPERATURE).exp()
     return torch.zeros(len(similarity), classes).scatter_add_(1, y[nearest.indices], weight)

@@ -1,9 +1,10 @@
 """Out-of-distribution detection from features (Mahalanobis distance to the nearest class).
 
-The distance of a feature from a class mean is measured in units of the within-class scatter. Images
-are out of distribution if their distance is above the 98th percentile of those of held-out images.
-This describes the image, not its prediction. Nearest neighbours, the largest probability and their
-combinations notice a few more unknown classes, but fewer foreign images (docs/experiments.md).
+The distance of a feature from a class mean is measured in units of the within-class scatter. An
+image is out of distribution if its distance is above the 98th percentile of the distances of
+held-out images. This describes the image, not the prediction. Nearest neighbours, the largest
+probability and combinations of the two notice slightly more images of unknown classes, but fewer
+foreign images (docs/experiments.md).
 
 Notation: n images, D dimensions of a feature, C classes.
 
@@ -32,25 +33,26 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 REFERENCE_FILE = "reference.npz"
 MAX_DIMENSIONS = 1_024
-"""Maximum number of dimensions; of wider features, only the first ones are used, which are those of
-the last block. This limits the file to 4 MB, plus 4 kB for each class."""
+"""Maximum number of dimensions: only so many leading dimensions of wider features are used. This
+limits the file to 4 MB, plus 4 kB for each class."""
 IN_DISTRIBUTION = 0.98
 """Fraction of held-out images to classify as in distribution."""
 MIN_HELD_OUT = 20
 """Minimum number of held-out images for estimating the limit."""
 FOLDS = 5
-"""Number of parts of the held-out images, each compared with a fit to all other images."""
+"""Number of parts of the held-out images; each part is compared with a fit to the other images."""
 MAX_FITTED = 5_000
-"""Maximum number of held-out images, and of images of a fit that estimates the limit."""
+"""Maximum number of held-out images, and of images in each fit with which they are compared."""
 PARTS_OF = ((100, FOLDS), (500, 3), (math.inf, 2))
-"""Number of held-out images below which so many parts are used for each class left out."""
+"""Pairs of numbers: with fewer held-out images than the first, each class left out is compared with
+as many fits as the second."""
 CLASSES_LEFT_OUT = 10
 """Maximum number of classes to leave out in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Statistics of the training features, possibly of fewer classes than the model has."""
+    """Statistics of the features of a run; classes of the model without images are omitted."""
 
     centre: Features  # mean of all features, (D,)
     means: Features
@@ -59,10 +61,13 @@ class Reference:
     """Whitening matrix (D, D): it gives centred features unit scatter within classes."""
     limit: float  # squared distance above which an image is out of distribution
     unknown: float = math.nan
-    """Fraction of the images of classes left out that are above the limit; NaN if not measured."""
+    """Fraction of the images of left-out classes that are above the limit; NaN if not measured."""
 
     def distances(self, features: Features) -> Distances:
-        """Return the squared distances (n,) of features (n, D) from their nearest class means."""
+        """Return the squared distance (n,) of each feature from the nearest class mean.
+
+        Features (n, D) may have more dimensions than the reference, which uses the leading ones.
+        """
         x = features[:, : len(self.centre)] - self.centre
         z = x.astype(np.float64) @ self.within
         means = self.means.astype(np.float64)
@@ -79,7 +84,7 @@ class Reference:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Create a reference from the output of `arrays`; older runs lack `unknown`."""
+        """Create a reference from the output of `arrays`, in which older runs lack `unknown`."""
         fields = {name: arrays[name] for name in ("centre", "means", "within")}
         return cls(
             **fields,
@@ -88,12 +93,12 @@ class Reference:
         )
 
     def power(self) -> str:
-        """Return how many images of unknown classes are noted, as text; empty if not measured."""
+        """Return the output of `power_text`, or an empty string if nothing was measured."""
         return "" if math.isnan(self.unknown) else power_text(self.unknown)
 
 
 def power_text(unknown: float) -> str:
-    """Return the fraction of images of unknown classes that are noted, as text."""
+    """Return a phrase that states the fraction of images of unknown classes that are noted."""
     return f"about {percent(unknown, 0)} of the images of an unknown class"
 
 
@@ -105,19 +110,19 @@ def fit_reference(
     *,
     trained: bool,
 ) -> tuple[Reference | None, OodResults]:
-    """Fit a reference to features (n, D) and class indices (n,), and estimate its detection rates.
+    """Fit a reference to features (n, D) and class indices (n,), and estimate detection rates.
 
     Args:
         features: Inputs of the head.
         labels: Class indices.
-        held_out: Whether the features of an image are like those of a new image (n,): true of all
-            images if the model is frozen, otherwise only of those on which the model was not
+        held_out: Mask (n,) of the images whose features are like those of new images: all images if
+            the layers before the head are frozen, otherwise the images on which the model was not
             trained.
-        groups: Numbers (n,) that near copies share; they are held out together.
+        groups: Numbers (n,) that near copies share; near copies are held out together.
         trained: Whether the features were trained on these classes (for the results).
 
     Returns:
-        The reference, or None if there are too few images, and the contents of audit.json.
+        The reference, or None if there are too few images, and the results for audit.json.
     """
     kinds = np.unique(labels)
     results: OodResults = {
@@ -163,9 +168,9 @@ def thinned(rows: ClassIndices, most: int) -> ClassIndices:
 
 
 class Folds:
-    """Features (n, D) with class indices (n,), whose held-out rows (m,) are in `FOLDS` parts.
+    """Features (n, D) with class indices (n,), and held-out rows (m,) divided into `FOLDS` parts.
 
-    Rows with the same number in `groups` (n,), which are near copies, are in the same part.
+    Near copies, which share a number in `groups` (n,), are in the same part.
     """
 
     def __init__(
@@ -177,11 +182,13 @@ class Folds:
         self.fold_id = (order % FOLDS)[self.group[rows]]  # (m,)
 
     def fit_without(self, fold: int, label: int | None = None) -> tuple["Reference", Distances]:
-        """Fit to all rows but one part and, with `label`, without the images of a class.
+        """Fit to the rows outside one part and, if `label` is given, outside that class.
+
+        Near copies of rows in the part are left out too, and at most `MAX_FITTED` rows are used.
 
         Returns:
-            The fit, without a limit, and the distances of the held-out rows of known classes in
-            this part.
+            The fit, without a limit, and the squared distances of the rows in the part, except
+            those of the class left out.
         """
         tested = self.rows[self.fold_id == fold]
         kept = ~np.isin(self.group, self.group[tested]) & (self.labels != label)
@@ -191,16 +198,18 @@ class Folds:
         return found, found.distances(self.features[known])
 
     def distances(self) -> Distances:
-        """Return the distances of the held-out rows (m,) in fits without them."""
+        """Return the squared distance (m,) of each held-out row in a fit to other rows."""
         return np.concatenate([self.fit_without(fold)[1] for fold in range(FOLDS)])
 
     def leave_classes_out(self) -> list[tuple[int, int]]:
-        """Leave out each class in turn, as if its images were of an unknown class.
+        """Leave out up to `CLASSES_LEFT_OUT` classes in turn, as if they were unknown.
 
-        A few of the parts give the limit for each class and the distances of its images.
+        For each class, fits without some of the parts give the limit and the distances of the
+        images of the class. Classes with too few distances for a limit are skipped.
 
         Returns:
-            For each class left out, the numbers of its held-out images that are noted, and of all.
+            For each class left out, the number of its held-out images that are noted, and the
+            number of all its held-out images.
         """
         counts = list[tuple[int, int]]()
         parts = next(parts for most, parts in PARTS_OF if len(self.rows) < most)
@@ -219,10 +228,10 @@ class Folds:
 
 
 def limit_of(distances: Distances) -> float:
-    """Return the distance (n,) that a fraction `IN_DISTRIBUTION` of new images does not exceed.
+    """Return the limit that a fraction `IN_DISTRIBUTION` of new images does not exceed.
 
-    With fewer than 49 images, this is the largest distance, which a fraction 1 / (n + 1) of new
-    images exceeds.
+    With 49 images or fewer, this is the largest of the distances (n,), which a fraction 1 / (n + 1)
+    of new images is expected to exceed.
     """
     return float(np.quantile(distances, IN_DISTRIBUTION, method="weibull"))
 
@@ -259,10 +268,10 @@ def whitener(x: Features) -> Distances:
 
 
 def read_reference(run: Path, width: int) -> Reference | None:
-    """Read the reference of a run directory, or return None if it has none.
+    """Return the reference of a run directory, or None if there is no such file.
 
     Raises:
-        RunError: The file is damaged or has more dimensions than the features of the model.
+        RunError: The file cannot be read, is damaged or has more than `width` dimensions.
     """
     path = run / REFERENCE_FILE
     try:
@@ -284,7 +293,7 @@ def read_reference(run: Path, width: int) -> Reference | None:
 
 
 def are_statistics(arrays: Mapping[str, Features]) -> bool:
-    """Return whether arrays have the names, types and ranges that `Reference.arrays` gives them."""
+    """Return whether arrays have the names, types, ranks and ranges of those of a reference."""
     required = {"centre": 1, "means": 2, "within": 2, "limit": 0}
     optional = {"unknown": 0, "trained": 0}
     if not required.keys() <= arrays.keys() <= (required | optional).keys():

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 HEAD_BLOCKS = 6
 """Maximum number of blocks that a solved head reads by default."""
 MAX_HEAD_DIMENSIONS = 3_100
-"""Maximum number of feature dimensions that a solved head reads by default: the time to solve it
-grows with the cube of this number."""
+"""Maximum number of feature dimensions that a solved head reads by default: the time to solve the
+head grows with the cube of this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class FrozenPipeline:
         """Return the extractor for the frozen part with its cache, or None if nothing is frozen.
 
         Raises:
-            RunError: The cache folder specified in `spec` is not writable.
+            RunError, ResourceError: The cache folder specified in `spec` cannot be written.
         """
         if self.cut.prefix is None:
             return None
@@ -119,8 +119,10 @@ def read_several_blocks(
 ) -> FrozenPipeline:
     """Return the pipeline with a new head that may read several blocks of the frozen model.
 
+    If only one block is to be read, the pipeline is returned unchanged.
+
     Raises:
-        UsageError: `train.head_blocks` is above 1, but the model has no such head.
+        UsageError: `train.head_blocks` is above 1, but the model does not support such a head.
     """
     model = pipeline.model
     blocks = blocks_to_read(model, spec, images=images)
@@ -136,7 +138,11 @@ def read_several_blocks(
 
 
 def blocks_to_read(model: Model, spec: TrainSpec, *, images: int) -> int:
-    """Return the number of last blocks whose features the solved head of a run may read."""
+    """Return the number of last blocks whose features the solved head of a run may read.
+
+    Raises:
+        UsageError: `train.head_blocks` is above 1, but the model is a timm model.
+    """
     if isinstance(model, TimmModel):
         require(
             spec.head_blocks < 2,
@@ -193,10 +199,13 @@ def inspect_dataset(
 ) -> InspectedFolder:
     """Inspect every image of a folder in one pass, optionally with features and fingerprints.
 
-    If given, `extractor` computes the features of `view` and `fingerprints` collects fingerprints.
+    Features of `view` are extracted if both `extractor` and `view` are given, and fingerprints are
+    added to `fingerprints` if that is given.
 
     Raises:
         DataError: Too many files are unreadable (see `inspection.inspect_folder`).
+        DivergedError: Features are not finite, or too large to compute with.
+        RunError, ResourceError: A cache cannot be written.
     """
     label = "checking images" if extractor is None else "extracting features"
     with console.Progress(label, len(folder.files)) as progress:
@@ -217,9 +226,10 @@ def inspect_dataset(
 
 
 def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
-    """Log the disk space needed for the images' tokens, and raise an error if it is not available.
+    """Log the disk space needed for the images' tokens, and raise an error if there is too little.
 
-    A pooled feature is small, but the tokens at a block boundary take as much space as a photo.
+    The tokens of an image take as much space as a photo. Pooled features are small and need no
+    check.
 
     Raises:
         ResourceError: The disk has too little free space.

@@ -85,7 +85,13 @@ class BackboneFeatures:
         return inspected
 
     def rows(self, files: Sequence[InspectedFile]) -> Tensor:
-        """Return the features (n, D) of the images, computing those that are not cached."""
+        """Return the features (n, D) of the images, computing those that are not cached.
+
+        Raises:
+            DataError: A file has been deleted or replaced since the start of the study.
+            DivergedError: Features are not finite, or too large to compute with.
+            RunError, ResourceError: The cache cannot be written.
+        """
         listed = [File(file.path, file.label) for file in files]
         if not self.is_complete:
             with console.Progress("computing features", len(files)) as progress:
@@ -103,7 +109,7 @@ def load_source(
 ) -> tuple[Model, EvalTransform]:
     """Load a model and its preprocessing.
 
-    Random weights are the same as in `finetune --weights random:NAME --seed 0`.
+    Random weights are the same as in `finetune --weights random:NAME` with the same seed.
     """
     model, report = load_backbone(
         weights, num_classes=classes, allow_pickle=allow_pickle, seed=seed
@@ -121,7 +127,11 @@ def baseline_features(
     max_pixels: int,
     grey_range: GreyRange = (),
 ) -> dict[str, Tensor]:
-    """Return a mapping from each baseline to its features (n, D), computed in one pass."""
+    """Return a mapping from each baseline to its features (n, D), computed in one pass.
+
+    Raises:
+        DataError: A file has been deleted or replaced since the start of the study.
+    """
 
     def features_of(
         file: InspectedFile,
@@ -149,7 +159,10 @@ def baseline_features(
 
 
 def small_image(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return mean colours (SMALL_SIDE**2 * 3,), from 0 to 1, of squares in an image (S, S, 3)."""
+    """Return the mean colours of the squares of a grid that divides an image (S, S, 3).
+
+    The result (SMALL_SIDE**2 * 3,) ranges from 0 to 1.
+    """
     side = len(pixels) // SMALL_SIDE
     squares = pixels.reshape(SMALL_SIDE, side, SMALL_SIDE, side, 3)
     return (squares.mean(axis=(1, 3), dtype=np.float32) / 255).ravel()
@@ -159,8 +172,9 @@ def colour_histogram(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Compute the histogram of an image (S, S, 3) over HISTOGRAM_LEVELS**3 colours.
 
     Returns:
-        The square roots of the colour fractions, which linear heads separate better than the
-        fractions themselves (Hellinger distance, as in Arandjelovic & Zisserman 2012).
+        The square roots (HISTOGRAM_LEVELS**3,) of the fractions of the colours. Linear heads
+        separate these better than the fractions themselves (Hellinger distance, as in
+        Arandjelovic & Zisserman 2012).
     """
     levels = pixels.reshape(-1, 3).astype(np.int64) * HISTOGRAM_LEVELS // 256
     colours = (levels[:, 0] * HISTOGRAM_LEVELS + levels[:, 1]) * HISTOGRAM_LEVELS + levels[:, 2]

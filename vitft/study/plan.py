@@ -1,4 +1,7 @@
-"""Plan of a study, validated before anything is computed. Does not import torch."""
+"""Plan of a study, validated before anything is computed.
+
+This module does not import torch.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,7 +22,7 @@ UNTRAINED = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSource:
-    """Pretrained weights or a baseline that the study compares, each with a curve of its own."""
+    """Pretrained weights or a baseline, whose features a study evaluates."""
 
     name: str
     weights: str
@@ -32,7 +35,7 @@ class FeatureSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A study with validated inputs."""
+    """Validated inputs of a study."""
 
     folder: Folder
     sources: tuple[FeatureSource, ...]
@@ -56,9 +59,10 @@ def check_study(
     """Return the plan of a study after checking data, weights, numbers and output folder.
 
     Raises:
-        UsageError: A number is out of range, or the names cannot be combined.
-        DataError: The data folder contains no classes of images, or too few images.
-        WeightsError: The weights do not exist.
+        UsageError: A number is out of range, the names cannot be combined, or the output folder is
+            inside the data folder.
+        DataError: The data folder cannot be used, or contains too few images.
+        WeightsError: The weights are unknown, or their file is missing or of an unsupported kind.
         RunError: The output folder is not empty or not writable.
     """
     if not 1 <= seeds <= 100:
@@ -91,10 +95,11 @@ def check_study(
 
 
 def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
-    """Return the source for each name; `none` means the first architecture with random weights.
+    """Return the source of each name; `none` means the first architecture with random weights.
 
     Raises:
-        UsageError: A name is given twice, or `none` is given without other weights.
+        UsageError: There are no names, a name is given twice, or `none` is given without other
+            weights or together with the random weights for which it stands.
     """
     twice = [name for name, number in Counter(weights).items() if number > 1]
     if twice or not weights:
@@ -120,7 +125,9 @@ def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
 def fitting_shots(
     shots: Iterable[int], counts: Iterable[int], *, has_tests: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the numbers of shots that the smallest class allows, and the others, ascending.
+    """Return the numbers of shots that the smallest class allows, and those that it does not.
+
+    Both are sorted and without duplicates.
 
     Args:
         shots: The requested numbers of shots.
@@ -135,7 +142,7 @@ def fitting_shots(
 
 
 def too_few_images(folder: Folder, counts: Counter[int]) -> DataError:
-    """Return the error for a class that is too small for any of the shots."""
+    """Return the error to raise if the smallest class is too small for any number of shots."""
     label, smallest = min(counts.items(), key=lambda pair: (pair[1], pair[0]))
     return DataError(
         f"class {folder.classes[label]} of {folder.root} has only "

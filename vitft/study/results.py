@@ -19,7 +19,7 @@ from vitft.system.text import count, percent
 
 
 class AccuracyDifference(NamedTuple):
-    """Difference in accuracy between two feature sources, with its 95 % interval."""
+    """Difference in accuracy between two feature sources, with a 95 % interval."""
 
     mean: float
     interval: Interval
@@ -51,7 +51,8 @@ class CurvePoint:
 
         Each bound is the more extreme of two intervals: Student's t for the mean over the seeds,
         which accounts for the choice of training images, and Wilson's for the test images of one
-        seed, which accounts for their number and is valid even if three seeds agree by chance.
+        seed, which accounts for the number of images and is valid even if all seeds agree by
+        chance.
         """
         images = min(len(correct) for correct in self.correct)
         low, high = wilson_interval(round(self.top1 * images), images)
@@ -85,7 +86,7 @@ class StudyResults:
     curves: tuple[FewShotCurve, ...]
 
     def leads(self) -> Leads:
-        """Return the first curve's accuracy minus that of each other curve, by number of shots."""
+        """Return, for each other curve, the accuracy of the first curve minus that of the other."""
         first, *others = self.curves
         return {
             other.name: [difference(*pair) for pair in zip(first.points, other.points, strict=True)]
@@ -96,8 +97,8 @@ class StudyResults:
 def difference(first: CurvePoint, second: CurvePoint) -> AccuracyDifference:
     """Return the accuracy of `first` minus that of `second` on the same test images.
 
-    The half-width of the interval is the larger of two: that of Student's t over the seeds, and
-    that over the images of one seed, which depends only on images where the two differ.
+    The half-width of the interval is the larger of two: Student's t over the seeds, and the normal
+    approximation over the images of one seed, averaged over the seeds.
     """
     pairs = [
         a.astype(np.float64) - b.astype(np.float64)
@@ -127,7 +128,8 @@ def write_results(study: StudyResults, command: str) -> None:
     `command` is the command line that repeats the study.
 
     Raises:
-        RunError: The folder cannot be written.
+        RunError: The folder is not writable or no longer empty.
+        ResourceError: The disk is full or broken.
     """
     leads = study.leads()
     figures = json.dumps(to_json(study, leads), indent=2, allow_nan=False)
@@ -244,7 +246,7 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
 
 
 def heading(study: StudyResults) -> str:
-    """Return a description of the accuracies in one or two lines."""
+    """Return a description of the accuracies, the test images and the baseline."""
     has_tests = study.plan.folder.layout == "split"
     origin = "the val part of the folder" if has_tests else "all images not used for training"
     return (
@@ -255,7 +257,7 @@ def heading(study: StudyResults) -> str:
 
 
 def mean_of(seeds: int) -> str:
-    """Return `1 seed` or `mean of 3 seeds`."""
+    """Return `1 seed` or, for 3 seeds, `mean of 3 seeds`."""
     return "1 seed" if seeds == 1 else f"mean of {seeds} seeds"
 
 
@@ -270,7 +272,12 @@ def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
 
 
 def lead_sentences(study: StudyResults) -> list[str]:
-    """Return sentences comparing the first curve with the others at the most shots."""
+    """Return lines that compare the first curve with each other curve.
+
+    For each of the others, a line states the difference at the largest number of shots. Further
+    lines list the numbers of shots at which the other curve is significantly better, and those at
+    which the difference is not significant.
+    """
     shots, first = study.plan.shots, study.curves[0].name
     per_class = count(shots[-1], "image per class", "images per class")
     lines = []
@@ -299,7 +306,7 @@ def bounds(interval: tuple[float, float]) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table with names in the first column and numbers after."""
+    """Return the lines of a Markdown table with names on the left and numbers in other columns."""
     lines = [f"| {' | '.join(head)} |", f"|---{'|---:' * (len(head) - 1)}|"]
     return lines + [f"| {' | '.join([markdown_cell(row[0]), *row[1:]])} |" for row in rows]
 

@@ -1,8 +1,8 @@
 """Computation of a study: selection of images, features, linear heads and their accuracies.
 
-For each seed the training images are nested: those for 5 shots are among those for 10. The test
-images are the same for all feature sources and numbers of shots and serve only to measure accuracy:
-the penalty of each head is selected by cross-validation on its training images.
+For each seed, the training images are nested: those for 5 shots are among those for 10. The test
+images are the same for all feature sources and numbers of shots, and only measure the accuracy: the
+penalty of each head is selected by cross-validation on its training images.
 """
 
 import functools
@@ -49,9 +49,10 @@ class FewShotSplit:
 
 
 def unique_images(inspected: InspectedFolder) -> list[InspectedFile]:
-    """Return each distinct image of a folder once, except images with two labels; log the rest.
+    """Return each distinct image of a folder once, leaving out images with several labels.
 
-    An image in both the training and the test part of the folder is kept in the test part.
+    An image in both the training and the test part of the folder is kept in the test part. The
+    number of files left out is logged.
     """
     labels: dict[str, set[int]] = {}
     for file in inspected.good:
@@ -99,7 +100,8 @@ def run_study(
 
     Raises:
         DataError: There are too few usable images, or an image was removed during the study.
-        WeightsError: The weights cannot be downloaded or read.
+        WeightsError, UsageError: The weights, the device or the precision cannot be used.
+        DivergedError, RunError, ResourceError: Features are not finite or cannot be cached.
     """
     first = next((one for one in plan.sources if not one.is_baseline), None)
     max_pixels, allow_bad = data.max_pixels, data.allow_bad
@@ -177,7 +179,7 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
 def evaluate_heads(
     x: Tensor, y: Tensor, splits: Sequence[FewShotSplit], plan: Plan, *, label: str
 ) -> tuple[CurvePoint, ...]:
-    """Fit a linear head for each number of shots and split, and return its test predictions.
+    """Fit a linear head for each number of shots and split, and return the points of the curve.
 
     `x` contains the features (n, D) of all images; `label` is the name of the feature source.
     """
@@ -197,7 +199,10 @@ def evaluate_heads(
 def evaluate_head(
     x: Tensor, y: Tensor, split: FewShotSplit, shots: int, *, classes: int, seed: int
 ) -> NDArray[np.bool_]:
-    """Fit a head to the training images, and return a mask of the correct test images."""
+    """Fit a head to the training images, and return a mask of the test images.
+
+    The mask (m,) is true for the test images that are classified correctly.
+    """
     train, test = torch.from_numpy(split.train(shots)), torch.from_numpy(split.test)
     with one_thread(
         when=len(train) * min(len(train), x.shape[1]) * classes < SINGLE_THREAD_COST / CV_FOLDS

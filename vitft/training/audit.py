@@ -1,8 +1,8 @@
 """Data audit at the end of a run: duplicates, leakage and suspected label errors.
 
-The audit uses only what the run has already computed. Identical files are found by their digests.
-If one feature per image is cached, features also yield labels that are probably wrong and candidate
-near copies, which are confirmed by fingerprints. The trained model does not depend on the audit.
+Identical files are found by their digests. If one feature vector per image is cached, the features
+also yield labels that are probably wrong and candidate near copies. Only these candidates are read
+again, to confirm them by fingerprints. The trained model does not depend on the audit.
 """
 
 import logging
@@ -77,7 +77,7 @@ def audit_run(
 
 
 def log_audit(audit: AuditResults, data: Dataset, run: RunDir) -> None:
-    """Log the number of findings to review, with the command that lists them."""
+    """Log the numbers of findings to review, if any, with the command that lists them."""
     if summary := audit_summary(audit):
         folder, path = (shlex.quote(str(place)) for place in (data.manifest.root, run.path))
         log.info(f"found {summary}; for details, run: vitft check {folder} --run {path}")
@@ -106,7 +106,10 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
 
 
 def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
-    """Return index pairs of near copies among the distinct images, given features (n, D)."""
+    """Return index pairs of near copies among the distinct images, given features (n, D).
+
+    There are none if there are more than `CV_IMAGES` images, or if a candidate file has changed.
+    """
     distinct = data.distinct
     most = min(500, round(0.1 * len(distinct)))
     pairs = most_similar(features, most) if len(distinct) <= CV_IMAGES else []
@@ -131,7 +134,10 @@ def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Ind
 
 
 def most_similar(x: Tensor, most: int) -> list[IndexPair]:
-    """Return up to `most` index pairs (i < j) of features (n, D), the most similar pairs first."""
+    """Return up to `most` index pairs (i < j) of similar features (n, D), the most similar first.
+
+    The cosine of each pair of centred features is at least `MIN_SIMILARITY`.
+    """
     if most < 1 or len(x) < 2:
         return []
     centred = F.normalize(x - x.mean(dim=0), dim=-1)

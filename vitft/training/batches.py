@@ -1,6 +1,7 @@
 """Training and validation batches of a stage, from cached features, memory or files.
 
-The training loop receives only inputs and labels. Randomness depends on (seed, epoch, image) alone.
+The training loop receives only inputs and labels. Random views depend only on the seed, the epoch,
+the image and the number of its earlier uses in the epoch.
 """
 
 import contextlib
@@ -19,13 +20,13 @@ from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.loop import Batch
 
 EpochBatches = Callable[[int, int], Iterator[Batch]]
-"""Function (epoch, step) that returns the batches of an epoch, starting at a given step."""
+"""Function (epoch, step) that returns an iterator over the batches of an epoch from a step on."""
 
 
 def caches_views(cut: Cut, train: TrainSpec) -> bool:
     """Return whether training inputs are cached.
 
-    Pooled features are always cached, tokens only if every epoch uses the same view.
+    Pooled features are always cached, tokens only without augmentation.
     """
     return cut.pooled or (cut.prefix is not None and train.augment == "none")
 
@@ -43,8 +44,8 @@ def training_crop(transform: EvalTransform, train: TrainSpec) -> CropTransform:
 def training_views(transform: EvalTransform, train: TrainSpec, optim: OptimSpec) -> list[View]:
     """Return the views of each training image to cache.
 
-    Without augmentation these are the plain view and `train.views` random crops, otherwise one crop
-    per epoch.
+    Without augmentation, these are the plain view and `train.views` random crops; otherwise, one
+    crop per epoch.
     """
     crop = training_crop(transform, train)
     if train.augment != "none":
@@ -59,10 +60,10 @@ def epoch_size(rows: Sequence[Row], train: TrainSpec) -> int:
 
 
 def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
-    """Return the positions of an epoch's images in the order in which they are used.
+    """Return the positions in `rows` of the images of an epoch, in their order of use.
 
-    These are all positions in random order or, with balanced sampling, the same number from each
-    class.
+    Without balanced sampling, these are all positions in random order. With balanced sampling,
+    every class has the same number of positions, some of which may repeat.
     """
     labels = [row.label for row in rows]
     order = sample_order(labels, train.seed, epoch, balanced=train.sampling == "balanced")
@@ -70,7 +71,7 @@ def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
 
 
 def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Batch]:
-    """Yield batches of any images, as plain views, in order."""
+    """Return an iterator over batches of the images of `rows`, as plain views and in order."""
     data, size = inputs.data, EVAL_BATCH * 8
     if inputs.extractor is not None:
         chunks = [rows[i : i + size] for i in range(0, len(rows), size)]
@@ -84,7 +85,10 @@ def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Bat
 
 
 def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) -> EpochBatches:
-    """Return the function that yields training batches; cached views alternate between epochs."""
+    """Return a function that yields training batches.
+
+    If several views of each image are cached, the epochs use them in turn.
+    """
     size, data = optim.batch_size, inputs.data
     if not caches_views(inputs.cut, train):
         return fresh_training_batches(inputs, train, size)
@@ -139,7 +143,9 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> 
 def shift_augmentation(
     data: Dataset, train: TrainSpec, epoch: int, order: Tensor, repeats: Sequence[int]
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function that shifts and flips views (B, S, S, 3) at positions (B,) of `order`.
+    """Return a function that shifts and flips views (B, H, W, channels).
+
+    Its second argument holds the positions (B,) of the views in `order`.
 
     The function returns the views unchanged unless `train.augment` is `shift`.
     """
@@ -159,5 +165,5 @@ def shift_augmentation(
 
 
 def view_key(key: str, row: Row, repeat: int) -> str:
-    """Return the seed key of a random view, different for each use of an image."""
+    """Return the seed key of a random view, which differs between uses of an image in an epoch."""
     return f"{key}/{row.path}/{repeat}" if repeat else f"{key}/{row.path}"

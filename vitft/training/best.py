@@ -1,4 +1,4 @@
-"""Best weights so far and running metrics of a training run."""
+"""Best weights of a run so far, and running metrics of an epoch."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ class BestWeights:
         self.epochs_since_best = 0
         self.weights: dict[str, Tensor] = {}
         self.file = ""
-        """Name of the file in `resume/` that holds these weights; empty if there is none."""
+        """Name of the file in `resume/` that holds `weights`; empty if they are not on disk."""
         self._validated = cast("RunResults", {})
         self.head_results: SolvedHeadResults | None = None
         """Results of solving the head, reported whichever stage yields the best weights."""
@@ -59,7 +59,10 @@ class BestWeights:
         return cast("RunResults", {**self._validated, **self.head_results})
 
     def update(self, metrics: Metrics) -> None:
-        """Copy the model's weights if the metrics are the best so far (see `is_better`)."""
+        """Count an epoch, and copy the model's weights if the metrics are the best so far.
+
+        The first epoch is always the best so far; later ones are compared by `is_better`.
+        """
         self.epochs += 1
         self.epochs_since_best += 1
         if self.epochs == 1 or is_better(metrics, self._validated):
@@ -74,7 +77,7 @@ class BestWeights:
         """Load the best weights into the model.
 
         Raises:
-            RunError: Weights read from a file have other shapes.
+            RunError: A tensor read from a file does not have the shape that the model requires.
         """
         with torch.no_grad():
             for name, tensor in self.trained_tensors():
@@ -98,7 +101,7 @@ class BestWeights:
         return chain(trained, self.model.named_buffers())
 
     def facts(self) -> BestFacts:
-        """Return all fields other than tensors, for `load`."""
+        """Return all fields that `load` restores, except the tensors and `file`."""
         return {
             "epochs": self.epochs,
             "since": self.epochs_since_best,
@@ -115,10 +118,11 @@ class BestWeights:
 
 
 def is_better(new: Metrics, best: Metrics) -> bool:
-    """Return whether one epoch is better than another on the same validation images.
+    """Return whether the metrics `new` are better than `best` on the same validation images.
 
-    Accuracy decides if it differs by more than a standard error, and the loss otherwise. Few images
-    leave the accuracy unchanged for many epochs, or change it by chance, while the loss moves.
+    The accuracy decides if the two differ by more than a standard error, and the loss otherwise:
+    with few images, the accuracy stays the same for many epochs or changes by chance, while the
+    loss keeps changing.
     """
     difference = new["top1"] - best["top1"]
     if abs(difference) > accuracy_noise(min(new["top1"], best["top1"]), best["images"]):
@@ -127,7 +131,9 @@ def is_better(new: Metrics, best: Metrics) -> bool:
 
 
 def accuracy_noise(top1: float, images: int) -> float:
-    """Return the binomial standard error of an accuracy; two added images keep it above 0.
+    """Return the binomial standard error of an accuracy.
+
+    One correct and one wrong image are added, so that the error is never 0.
 
     Source: Agresti & Coull 1998, "Approximate is better than exact for interval estimation of
     binomial proportions", The American Statistician 52.

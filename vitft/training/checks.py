@@ -25,16 +25,17 @@ from vitft.training.trackers import check_trackers
 RESUME_CHANGES = frozenset(
     {"data.path", "train.device", "train.cache", "train.tracker", "train.timeout"}
 )
-"""Settings that may change when a run is resumed; a new data path must contain the same images."""
+"""Settings that may change whenever a run is resumed; a new data path must hold the same images."""
 
 
 def check_request(config: Config, out: str | None) -> Path:
-    """Check data, weights and the run directory; return the path of the run directory.
+    """Check data, weights, trackers and run directory; return the path of the run directory.
 
     Raises:
-        UsageError: Data or weights are missing, or the run directory is inside the data folder.
-        DataError: The data folder contains no image classes.
-        WeightsError: The name of the weights is unknown.
+        UsageError: Data or weights are missing, settings cannot be combined, the library of a
+            tracker is missing, or the run directory is inside the data folder.
+        DataError: The data folder, its classes or the table of fixes cannot be used.
+        WeightsError: The weights are unknown, or their file is missing or of an unsupported kind.
         RunError: The run directory is not empty or not writable.
     """
     if not config.data.path:
@@ -85,7 +86,10 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
     `named` contains the dotted keys and values of the settings given for the resumed run.
 
     Raises:
-        RunError: The run does not exist, or a changed setting would alter its results.
+        RunError: The run does not exist or is damaged, or a changed setting would alter the
+            results.
+        UsageError: A setting is invalid, or the library of a tracker is missing.
+        DataError: The data folder cannot be used.
     """
     run = RunDir(path)
     if not all(map(os.path.lexists, (path / "config.toml", run.split))):
@@ -125,7 +129,11 @@ def check_resume(path: Path, named: Iterable[tuple[str, Any]]) -> tuple[Config |
 
 
 def more_epochs(before: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> set[str]:
-    """Return {"optim.epochs"} if it grew and does not affect the learning rate, otherwise set()."""
+    """Return the names of settings that may change so that training goes on for more epochs.
+
+    This is {"optim.epochs"} if the number of epochs grows and the learning rate is constant;
+    otherwise, it is empty.
+    """
     optim = before.get("optim", {})
     constant = optim.get("schedule") == "constant" and not optim.get("warmup")
     was, now = changed.get("optim.epochs", (0, 0))

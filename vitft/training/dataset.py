@@ -22,10 +22,11 @@ from vitft.system import console
 from vitft.training.distributed import ProcessGroup
 
 EVAL_BATCH = 32
-"""Number of images per evaluation batch; eight times as many if no image needs decoding."""
+"""Number of images per evaluation batch; eight times as many for cached features and images in
+memory."""
 
 ImageBatches = Generator[tuple[Sequence[Row], Tensor], None, None]
-"""Generator of rows and their views, uint8 of shape (B, S, S, channels)."""
+"""Generator of batches of rows and their views, uint8 of shape (B, H, W, channels)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class ImageTable:
     positions: Mapping[str, int]
     """Mapping from each path to its row of `pixels`."""
     pixels: Tensor
-    """Views of all images, uint8 of shape (n, S, S, channels)."""
+    """Views of all images, uint8 of shape (n, H, W, channels)."""
 
     def batches(self, rows: Sequence[Row], sizes: Sequence[int]) -> ImageBatches:
         """Yield the views of `rows` in order, in batches of the given sizes."""
@@ -57,11 +58,11 @@ class Dataset:
     group: ProcessGroup
     """Process group across which each batch is divided."""
     duplicates: Mapping[str, str]
-    """Mapping from digests to names of groups of near copies; omits images without near copies."""
+    """Mapping from digests of images that have near copies to the names of their groups."""
 
     @property
     def distinct(self) -> list[Row]:
-        """One row per distinct file content of the training and validation images."""
+        """One row for each distinct file of the training and validation images."""
         rows = (row for row in self.manifest.rows if row.split != "test")
         return list({row.sha256: row for row in rows}.values())
 
@@ -70,7 +71,7 @@ class Dataset:
         return torch.tensor([row.label for row in rows], dtype=torch.long, device=self.device)
 
     def group_ids(self, rows: Sequence[Row]) -> Tensor:
-        """Return group numbers (n,) of `rows`; copies of the same picture share a number."""
+        """Return group numbers (n,) of `rows`; near copies share a number."""
         return number_groups(self.duplicates.get(row.sha256, row.sha256) for row in rows)
 
     def decode(
@@ -81,9 +82,10 @@ class Dataset:
         crop: CropTransform | None = None,
         keys: Sequence[str] = (),
     ) -> ImageBatches:
-        """Decode the files of `rows` in threads and yield them in order, `size` at a time.
+        """Decode the files of `rows` in threads and yield their views in order, `size` at a time.
 
-        With `crop`, views are random crops seeded by the key of each row; otherwise they are plain.
+        If `crop` is given, views are random crops, seeded by `keys` (one key per row); otherwise,
+        they are plain.
 
         Raises:
             DataError: A file has been deleted or replaced since the start of the run.
@@ -109,7 +111,11 @@ class Dataset:
                 yield chunk, torch.from_numpy(stack.pixels).to(self.device)
 
     def load_images(self) -> ImageTable | None:
-        """Return a table of all decoded images, or None if they would use too much memory."""
+        """Return a table of all decoded images, or None if they would use too much memory.
+
+        Raises:
+            DataError: A file has been deleted or replaced since the start of the run.
+        """
         rows, size, channels = (
             self.manifest.rows,
             self.transform.image_size,
@@ -137,7 +143,7 @@ class StageInputs:
     extractor: Extractor | None
     """Feature extractor that runs the frozen prefix; None if nothing is frozen."""
     images: ImageTable | None = None
-    """Decoded images; None if they are too large to keep in memory."""
+    """Decoded images; None if they are not needed or too large to keep in memory."""
 
     def last_features(self, rows: Sequence[Row]) -> Tensor:
         """Return cached pooled features (n, D) of the last block."""

@@ -71,7 +71,11 @@ def run_demo() -> DemoResults:
 
 
 def finetune_demo(config: Config) -> tuple[Path, RunResults]:
-    """Fine-tune once, and return the run directory and the results."""
+    """Fine-tune once, and return the run directory and the results.
+
+    Raises:
+        Stopped: A signal stopped the run.
+    """
     out = check_request(config, None)
     log.info(f"fine-tuning with --weights {config.weights.name}")
     result = run_finetuning(config, out=out)

@@ -4,7 +4,8 @@
 
 Every process lists all images and draws the same batches, but computes only its slice of each batch
 and its shard of the features and validation images. Gradients are summed over the processes, so a
-step uses the gradient of the whole batch. Only the main process (rank 0) logs and writes files.
+step uses the gradient of the whole batch. Only the main process (rank 0) logs and writes the run
+directory.
 
 Models too large to be trained whole in every process are sharded with
 `torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277):
@@ -39,14 +40,18 @@ Value = TypeVar("Value")
 
 
 class ProcessGroup:
-    """Process group of a run. With a single process, collectives return their input."""
+    """Process group of a run.
+
+    With a single process, collectives return their input. With several, they raise a ResourceError
+    if a process has been lost.
+    """
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
 
     @property
     def is_main(self) -> bool:
-        """Whether this process logs and writes."""
+        """Whether this process logs and writes the run directory."""
         return self.rank == 0
 
     def shard(self, items: Sequence[Value]) -> Sequence[Value]:
@@ -54,12 +59,15 @@ class ProcessGroup:
         return items[self.rank :: self.size]
 
     def batch_slice(self, count: int) -> slice:
-        """Return this rank's contiguous slice of a batch; the last one may be shorter or empty."""
+        """Return this rank's contiguous slice of a batch of `count` images.
+
+        The slices of the last ranks may be shorter or empty.
+        """
         each = -(-count // self.size)
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def all_reduce(self, tensors: Sequence[Tensor], values: Sequence[float]) -> list[float]:
-        """Replace each tensor with its sum over all processes; return the sums of the values.
+        """Replace each tensor with its sum over all processes, and return the sums of the values.
 
         The order of summation is fixed, so the sums are reproducible bit for bit.
         """
@@ -76,7 +84,7 @@ class ProcessGroup:
         return flat[sum(sizes) :].tolist()
 
     def all_reduce_max(self, value: int) -> int:
-        """Return the maximum value over all processes."""
+        """Return the maximum of `value` over all processes."""
         if self.size == 1:
             return value
         tensor = torch.tensor([value], device=self.device)
@@ -94,7 +102,7 @@ class ProcessGroup:
         return values[0]
 
     def all_gather(self, rows: Tensor, count: int) -> Tensor:
-        """Return the rows (count, ...) of all items, gathered from all ranks, on the CPU."""
+        """Return the rows (count, ...) of all ranks on the CPU, in the order before `shard`."""
         if self.size == 1:
             return rows
         parts: list[Any] = [None] * self.size
@@ -120,7 +128,11 @@ class ProcessGroup:
 
 @contextlib.contextmanager
 def report_lost_process() -> Iterator[None]:
-    """Convert the RuntimeError of a broken connection into a ResourceError with a fix."""
+    """Convert a RuntimeError, caused by a broken connection, into a ResourceError with a fix.
+
+    Raises:
+        ResourceError: The body raised a RuntimeError.
+    """
     try:
         yield
     except RuntimeError as error:  # raised by gloo and NCCL if a connection breaks
@@ -165,6 +177,9 @@ def process_group(timeout_s: float = 1800.0) -> Iterator[ProcessGroup]:
     """Join the process group that torchrun's environment variables describe, or a group of one.
 
     A process that has not responded for `timeout_s` seconds is considered lost.
+
+    Raises:
+        ResourceError: The processes cannot connect to each other.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -233,7 +248,7 @@ def shard_module(module: nn.Module, group: ProcessGroup) -> nn.Module:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return the full, unsharded tensor. Collective: every rank must call it."""
+    """Return the full, unsharded tensor. Every rank must call this function."""
     from torch.distributed.tensor import DTensor
 
     if not isinstance(tensor, DTensor):
@@ -243,7 +258,10 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def slice_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's part of the whole tensor `value`, sharded in the same way as `like`."""
+    """Return this rank's part of the whole tensor `value`, sharded in the same way as `like`.
+
+    If `like` is not sharded or has another shape, `value` is returned unchanged.
+    """
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor) or value.shape != like.shape:
@@ -254,7 +272,10 @@ def slice_like(value: Tensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def unshard_into(module: nn.Module, sharded: nn.Module) -> None:
-    """Copy trained parameters from a sharded copy into the original module. Collective."""
+    """Copy trained parameters from a sharded copy into the original module.
+
+    Every rank must call this function.
+    """
     originals = dict(module.named_parameters())
     for name, parameter in sharded.named_parameters():
         if parameter.requires_grad:

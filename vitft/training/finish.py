@@ -46,7 +46,8 @@ class FinalEvaluation:
     """Calibrated logits (n, C) of the validation images, in manifest order."""
     results: RunResults
     training: ScoredSet | None = None
-    """Calibrated cross-validated logits (m, C) and labels of the training images."""
+    """Calibrated cross-validated logits (m, C) and labels (m,) of the training images; None if they
+    were not used for calibration."""
 
 
 def evaluate_run(
@@ -60,9 +61,9 @@ def evaluate_run(
 ) -> FinalEvaluation:
     """Evaluate the model on the validation images, fit a temperature and complete the results.
 
-    The metrics in `results` are replaced. `scored` holds cross-validated logits that represent
-    those of the model on new images, if there are any. `started` is the run's start as
-    `time.monotonic` time.
+    Metrics in `results` are replaced by the final ones. `scored` holds cross-validated logits that
+    represent those of the model on new images, or is None if there are no such logits. `started`
+    is the start of the run as `time.monotonic` time.
     """
     rows = inputs.data.manifest.val
     logits, confirmed = final_logits(inputs, model, precision, rows)
@@ -95,9 +96,10 @@ def evaluate_run(
 def final_test(
     inputs: StageInputs, model: Model, precision: str, temperature: float
 ) -> dict[str, FinalTestResults]:
-    """Return the results on the test images, under the key `test`; empty if there are none.
+    """Return the results on the test images under the key `test`.
 
-    Test images that are identical to a training or validation image are left out.
+    Test images that are identical to a training or validation image are left out. If no test images
+    remain, the mapping is empty.
     """
     data = inputs.data
     known = {row.sha256 for row in (*data.manifest.train, *data.manifest.val)}
@@ -116,9 +118,10 @@ def final_test(
 
 
 def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None:
-    """Return the cross-validated logits and labels of the training images, if there are any.
+    """Return the cross-validated logits (m, C) and labels (m,) of the training images, or None.
 
-    An image that is in the validation set too is left out.
+    Images that are also in the validation set are left out. The result is None if there are no
+    cross-validated logits, or none are left.
     """
     if scored.held_out is None:
         return None
@@ -141,8 +144,11 @@ def final_logits(
     float32, until the remaining margins exceed four times the largest change observed.
 
     Returns:
-        Logits (n, C) of the images in the order of `rows`, and the number of recomputed images,
-        or None if all features were computed in float32.
+        Logits (n, C) of the images in the order of `rows`, and the number of recomputed images;
+        None if the precision is fp32 or nothing is frozen, because nothing is recomputed then.
+
+    Raises:
+        DataError: A file has been deleted or replaced since the start of the run.
     """
     data, size = inputs.data, 8  # number of images recomputed at a time
     logits = image_logits(inputs, rows)
@@ -164,6 +170,8 @@ def final_logits(
 
 def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEvaluation) -> None:
     """Divide the head by the temperature, and replace the weights and results on disk.
+
+    The logits of the validation images are written to validation.npz.
 
     eval.json is removed while the weights are replaced, so that it never describes different
     weights. Call this function only while signals are deferred.
@@ -204,7 +212,7 @@ def write_model(run: RunDir, model: Model, card: Card) -> None:
 
 
 def model_card(model: Model, report: LoadReport, manifest: Manifest) -> Card:
-    """Return the model card of the trained model."""
+    """Return the card of the trained model."""
     return Card(
         architecture=model.config,
         transform=report.transform,

@@ -84,7 +84,8 @@ def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
 def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadChoice:
     """Return what the solved head reads and why.
 
-    `x` (n, D) and `y` (n,) are the validation images' features of the last block and their classes.
+    For the validation images, `x` (n, D) holds the features of the last block, and `y` (n,) the
+    class indices.
     """
     weight, bias = solved.last
     right = (x @ weight.T + bias).argmax(dim=-1) == y
@@ -114,7 +115,7 @@ def cross_validate_images(
 ) -> tuple[CrossValidation | None, ScoredImages]:
     """Cross-validate a way to fit the head on the features (n, D) of the distinct images.
 
-    There are no results and no logits if the images are too few.
+    The results and the logits are None if there are too few images (see `cross_validate`).
     """
     scores = cross_validate(
         distinct,
@@ -133,9 +134,9 @@ def cross_validate_images(
 def representative_scores(context: RunContext, first: StageInputs) -> ScoredImages | None:
     """Return cross-validated logits that represent the best weights on new images, or None.
 
-    The result is None unless the best weights are those of a head solved on plain views;
-    cross-validation fits such heads in the same way, to 80 % of the images. `first` holds the
-    inputs of the first stage; a run resumed after that stage computes the logits again.
+    The result is None unless the best weights are those of a head solved on plain views, because
+    cross-validation fits heads in this way, to 80 % of the images. `first` holds the inputs of the
+    first stage; a run resumed after that stage computes the logits again.
     """
     config, best = context.config, context.best
     is_solved_head = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1

@@ -1,7 +1,7 @@
 """Training loop: optimiser steps on inputs and labels, independent of images and files.
 
 Gradients are accumulated over micro-batches and summed over processes. Random numbers in a step
-depend on (seed, step) alone, so a resumed run draws the same numbers as an uninterrupted one.
+depend on (seed, step, rank) alone, so a resumed run draws the same numbers as an uninterrupted one.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class StepResult:
     """Step number, counting from 0 at the start of the stage."""
     lr: float
     loss: float
-    """Mean cross-entropy of the batch, in nats."""
+    """Mean loss of the batch in nats, with class weights and label smoothing."""
     correct: int
     images: int
 
@@ -119,8 +119,9 @@ class Trainer:
         """Update the weights with the gradient of one batch.
 
         Raises:
-            DivergedError: The loss is not finite; the weights are left as before the step.
-            ResourceError: A micro-batch of one image does not fit in memory.
+            DivergedError: The loss is not finite; the weights have not been changed.
+            ResourceError: A micro-batch does not fit in memory and cannot be made smaller, or a
+                process was lost.
         """
         self.model.train()
         lr = self.lr
@@ -144,14 +145,16 @@ class Trainer:
     def backward(self, batch: Batch) -> tuple[float, int]:
         """Compute the gradients of the whole batch, given this rank's slice of it.
 
-        If memory runs out, the same batch is recomputed in smaller micro-batches.
+        If memory runs out and the model is not sharded, the same batch is recomputed in smaller
+        micro-batches.
 
         Returns:
-            The mean cross-entropy of the whole batch in nats, and the number of its images that are
+            The mean loss of the whole batch in nats, and the number of its images that are
             classified correctly.
 
         Raises:
-            ResourceError: A micro-batch of one image does not fit in memory, or a process was lost.
+            ResourceError: A micro-batch of one image, or any micro-batch of a sharded model, does
+                not fit in memory, or a process was lost.
         """
         while True:
             try:
@@ -181,7 +184,12 @@ class Trainer:
             log.warning(f"out of memory: continuing with {images} at a time")
 
     def accumulate(self, batch: Batch) -> tuple[float, int]:
-        """Accumulate the gradients of this rank's slice of a batch over its micro-batches."""
+        """Accumulate the gradients of this rank's slice of a batch over micro-batches.
+
+        Returns:
+            The contribution of the slice to the mean loss of the whole batch in nats, and the
+            number of images in the slice that are classified correctly.
+        """
         seed_everything(self.seed, self.steps, self.group.rank)
         inputs, labels, targets = batch.inputs, batch.labels, batch.labels
         if self.mix is not None and len(labels):
@@ -221,7 +229,11 @@ class Trainer:
         return [slice(i, min(own, i + self.micro_batch)) for i in range(0, most, self.micro_batch)]
 
     def sync_gradients(self, loss: float, correct: int) -> tuple[float, int]:
-        """Sum the gradients, loss and number of correct predictions over the process group."""
+        """Sum the gradients over the process group, and return the sums of the other arguments.
+
+        Raises:
+            ResourceError: A process was lost.
+        """
         if self.group.size == 1:
             return loss, correct
         gradients: list[Tensor] = []
@@ -246,7 +258,7 @@ def diverged(step: int, lr: float, loss: float) -> DivergedError:
 def predict_logits(
     model: nn.Module, batches: Iterable[Batch], *, device: torch.device, precision: str = "fp32"
 ) -> tuple[Tensor, Tensor]:
-    """Return logits (n, C) and labels (n,) of all batches, in float32 on the CPU.
+    """Return float32 logits (n, C) and labels (n,) of all batches, both on the CPU.
 
     The model is switched to eval mode.
     """

@@ -29,8 +29,8 @@ def lr_at(step: int, total: int, *, peak: float, warmup: float, final: float = 0
 def make_optimizer(model: nn.Module, spec: OptimSpec, *, sharded: bool = False) -> Optimizer:
     """Return an SGD or AdamW optimiser of the trainable parameters.
 
-    The key `lr_scale` of a parameter group holds its learning-rate factor. torch 2.15 has no fused
-    SGD for sharded parameters.
+    The value `lr_scale` of each parameter group is its learning-rate factor. torch 2.15 has no
+    fused SGD for sharded parameters.
     """
     groups = parameter_groups(model, spec)
     assert spec.lr is not None
@@ -46,7 +46,7 @@ def parameter_groups(model: nn.Module, spec: OptimSpec) -> list[dict[str, Any]]:
     Norms, biases, position embeddings and tokens have no weight decay. The factor of a layer is
     `layer_decay ** (layers above it)`. For timm models, timm defines the layers.
 
-    Source: Clark et al. 2020 (arXiv:2003.10555) and Bao et al. 2022 (arXiv:2106.08254).
+    Sources: Clark et al. 2020 (arXiv:2003.10555) and Bao et al. 2022 (arXiv:2106.08254).
     """
     layers = layer_numbers(model) if spec.layer_decay < 1 else {}
     top = max(layers.values(), default=0)
@@ -106,14 +106,17 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
-        """Update the average after `steps` steps, with less decay in early steps."""
+        """Update the average after a step that followed `steps` others.
+
+        The decay is lower in early steps.
+        """
         decay = min(self.decay, (1 + steps) / (10 + steps))
         for name, mean in self.average.items():
             mean.lerp_(self.parameters[name], 1 - decay)
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Load the average, if any, into the model; restore the trained weights on exit."""
+        """Load the average, if any, into the model, and restore the trained weights on exit."""
         if self.average:
             self.swapped_out = {name: p.detach().clone() for name, p in self.parameters.items()}
         try:

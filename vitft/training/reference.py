@@ -1,7 +1,7 @@
-"""The reference distribution of a run's features, for notes on images unlike the training images.
+"""Reference distribution of a run's features, for notes on images unlike the training images.
 
-Features are what the head of the trained model reads. If they are not cached, because layers before
-the head were trained, they are computed for a bounded, stratified sample of the images.
+Features are the pooled features of the last block in the trained model. If layers before the head
+were trained, the features are not cached and are computed for a small, stratified sample.
 """
 
 import logging
@@ -25,14 +25,14 @@ from vitft.training.dataset import StageInputs
 log = logging.getLogger(__name__)
 
 CACHED_IMAGES, COMPUTED_IMAGES = 20_000, 2_000
-"""Maximum number of training images, and of validation images, whose features are used: if they are
-cached, and if the trained layers have to compute them."""
+"""Maximum number of training images, and of validation images, whose features are used: the first
+applies to cached features, the second to features that the trained layers have to compute."""
 
 
 def write_reference(
     run: RunDir, inputs: StageInputs, model: Model, *, frozen: bool, seed: int
 ) -> OodResults:
-    """Write the reference of a run if it has enough images, and log how reliable the notes are.
+    """Write the reference of a run if there are enough images, and log how reliable the notes are.
 
     Args:
         run: The run directory.
@@ -40,6 +40,9 @@ def write_reference(
         model: The trained model.
         frozen: Whether no stage has trained the layers before the head.
         seed: Seed of the sample.
+
+    Returns:
+        The results for audit.json.
     """
     manifest, most = inputs.data.manifest, CACHED_IMAGES if inputs.cut.pooled else COMPUTED_IMAGES
     sampled = [sample(rows, most, seed) for rows in (manifest.train, manifest.val)]
@@ -61,7 +64,7 @@ def write_reference(
 
 
 def describe_reference(results: OodResults) -> str:
-    """Return a line on how often images are noted as unlike the training images."""
+    """Return a log line on how often images are noted as unlike the training images."""
     if results["reason"] is not None:
         return f"images unlike the training images are not noted: {results['reason']}"
     text = (
@@ -77,14 +80,14 @@ def describe_reference(results: OodResults) -> str:
 
 
 def sample(rows: Sequence[Row], most: int, seed: int) -> list[Row]:
-    """Return at most `most` rows, in proportion to the class sizes."""
+    """Return at most `most` rows, drawn in proportion to the class sizes."""
     labels = torch.tensor([row.label for row in rows])
     return [rows[i] for i in stratified_subset(labels, most, seed).tolist()]
 
 
 @torch.inference_mode()
 def head_inputs(inputs: StageInputs, model: Model, rows: Sequence[Row]) -> Features:
-    """Return the pooled features (n, D) that the trained model computes for images."""
+    """Return the pooled features (n, D) of the last block in the trained model."""
     if inputs.cut.pooled:
         return inputs.last_features(rows).numpy()
     parts: list[Tensor] = []

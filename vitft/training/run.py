@@ -79,9 +79,10 @@ def run_finetuning(
 ) -> Result:
     """Fine-tune pretrained weights on a folder of images and write the run directory `out`.
 
-    On a signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or at the time limit, the best weights and the
-    training state are saved; `resume` continues from them. Random number generators, thread counts
-    and signal handlers are restored at the end, but malloc settings are not (see `system.malloc`).
+    On a signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or at the time limit, the best weights, if any,
+    and the training state are saved, and `resume` continues from there. Random number generators,
+    thread counts and signal handlers are restored at the end, but malloc settings are not (see
+    `system.malloc`).
 
     Args:
         config: The settings; for a resumed run, those in its directory.
@@ -92,9 +93,11 @@ def run_finetuning(
     Raises:
         DataError: The data folder or its classes cannot be used, or too many images are unreadable.
         WeightsError: The weights cannot be found, read or adapted.
-        RunError: `out` cannot be written or resumed.
+        UsageError: The device, a tracker or a combination of settings cannot be used.
+        RunError: `out` or the cache cannot be written, or `out` cannot be resumed.
         LockedError: Another process is writing to `out`.
-        DivergedError: The loss is not finite.
+        DivergedError: The loss or the features are not finite.
+        ResourceError: Memory or disk space ran out, or a process was lost.
     """
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -153,7 +156,12 @@ def caller_state_preserved(*, gpu: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
-    """Create and yield the run directory with its first files, or check that it can be resumed."""
+    """Create the run directory with its first files, or check that it can be resumed, and yield it.
+
+    Raises:
+        RunError: The directory cannot be written, or the images have changed since the run started.
+        LockedError: Another process is writing to the directory.
+    """
     manifest, group = start.inputs.data.manifest, start.inputs.data.group
     if resume:
         run = RunDir(out, writes=group.is_main)
@@ -224,7 +232,11 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
 
 
 def load_saved(context: RunContext) -> State | None:
-    """Return the last saved state, if any, and load the best weights; the stage loads the rest."""
+    """Return the newest saved state, if any, and load its best weights; the stage loads the rest.
+
+    Raises:
+        RunError: All states are damaged, or the state is of a stage that the run does not have.
+    """
     group = context.inputs.data.group
     if group.is_main:
         remove_temporary_files(context.run.path)
@@ -269,8 +281,8 @@ def train_stages(context: RunContext, saved: State | None) -> None:
 def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> None:
     """Write audit.json and the reference distribution of the features.
 
-    A run that is not `complete` has to end soon and therefore computes no features for the
-    reference.
+    Nothing is written before the end of the first epoch. A run that is not `complete` has to end
+    soon, so it writes the reference only if features are cached.
     """
     data, config = start.inputs.data, context.config
     if context.best.epochs and data.group.is_main:
@@ -295,7 +307,10 @@ def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> 
 
 
 def write_last_files(context: RunContext) -> None:
-    """Write thumbnails, then environment.json, which marks the run as finished."""
+    """Write thumbnails, update the link to the latest run and mark the run as finished.
+
+    The mark is the status in environment.json. Afterwards, the training states are deleted.
+    """
     run, data = context.run, context.inputs.data
     if data.group.is_main:
         write_thumbnails(

@@ -76,9 +76,10 @@ class Start:
 
     @property
     def full_training_s(self) -> float | None:
-        """Estimated time in seconds to fine-tune all weights, at three forward passes per step.
+        """Estimated time in seconds to fine-tune all weights; None if it cannot be estimated.
 
-        None if most features were cached, in which case too few forward passes were timed.
+        Training on an image is counted as three forward passes. There is no estimate if nothing is
+        frozen or most features were cached, because too few forward passes were timed.
         """
         extractor, manifest = self.inputs.extractor, self.inputs.data.manifest
         if extractor is None or extractor.computed < len(manifest.rows) / 2:
@@ -89,7 +90,13 @@ class Start:
 
 
 def load_data_and_model(config: Config, group: ProcessGroup) -> Setup:
-    """List the images, load the weights, choose the device and cut the model; return the setup."""
+    """List the images, load the weights on the device and cut the model for the first stage.
+
+    Raises:
+        DataError: The data folder or its classes cannot be used.
+        WeightsError: The weights cannot be found or read, or do not match the configuration.
+        UsageError: The device or a setting cannot be used.
+    """
     data = data_path(config.data.path, config.data.root).resolve()
     scanned = scan(data, reference=config.data.split == "reference")
     folder = assign_parts(scanned, config.data.val_from)
@@ -128,7 +135,13 @@ def count_parameters(model: Model, names: Sequence[str]) -> int:
 
 
 def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
-    """Read all images once, extract features if part of the model is frozen, and split the data."""
+    """Read all images once, extract features if part of the model is frozen, and split the data.
+
+    Raises:
+        DataError: Too many files are unreadable, or the images cannot be split.
+        DivergedError: Features are not finite, or too large to compute with.
+        RunError, ResourceError: The cache cannot be written, or a process was lost.
+    """
     setup = with_grey_range(setup, group)
     config, view = setup.config, eval_view(setup.report.transform)
     extractor = setup.pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
@@ -149,7 +162,7 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
 
 
 def with_grey_range(setup: Setup, group: ProcessGroup) -> Setup:
-    """Return the setup with the range of the images' values in its transform."""
+    """Return the setup with the measured grey range of the images in its transforms."""
     max_pixels, workers = setup.config.data.max_pixels, torch.get_num_threads()
     measured = (
         measure_grey_range(setup.folder, max_pixels=max_pixels, workers=workers)
@@ -167,7 +180,7 @@ def with_grey_range(setup: Setup, group: ProcessGroup) -> Setup:
 def extract_shard(folder: Folder, extractor: Extractor, view: View, group: ProcessGroup) -> None:
     """Extract this process's shard of the features into the shared cache.
 
-    If the processes do not share a cache, each computes the missing features itself afterwards.
+    If the processes do not share a cache, each process then computes the features that it lacks.
     """
     files = group.shard(folder.files)
     with console.Progress("extracting features (one shard)", len(files)) as progress:
@@ -179,7 +192,10 @@ def extract_shard(folder: Folder, extractor: Extractor, view: View, group: Proce
 def inspect_images(
     setup: Setup, extractor: Extractor | None
 ) -> tuple[InspectedFolder, Mapping[str, str]]:
-    """Return the inspected images, and a mapping from digests to groups of near copies."""
+    """Return the inspected images, and a mapping from digests to groups of near copies.
+
+    The mapping is empty if `data.group_duplicates` is not set.
+    """
     data = setup.config.data
     grey_range = setup.report.transform.grey_range
     cache, groups = setup.config.train.cache, data.group_duplicates
@@ -204,7 +220,7 @@ def inspect_images(
 def split_images(
     setup: Setup, inspected: InspectedFolder, duplicates: Mapping[str, str], group: ProcessGroup
 ) -> Dataset:
-    """Return the readable images, split into training and validation sets, and log the split."""
+    """Split the readable images into training, validation and test sets, and log the split."""
     config = setup.config
     manifest = split(inspected, config.data, groups=duplicates)
     log_split(manifest)
@@ -221,7 +237,11 @@ def split_images(
 
 
 def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInputs:
-    """Load the images into the inputs or cache features of augmented views, if needed."""
+    """Return the inputs, with the images in memory or features of augmented views cached if needed.
+
+    Raises:
+        DataError: A file has been deleted or replaced since the start of the run.
+    """
     data, train = inputs.data, config.train
     in_memory = inputs.extractor is None and train.augment in ("none", "shift")
     if in_memory and inputs.images is None:
@@ -243,7 +263,7 @@ def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInp
 def next_inputs(
     model: Model, inputs: StageInputs, config: Config, stage: str, *, precision: str
 ) -> StageInputs:
-    """Unfreeze the parameters that the next stage trains, and return its inputs."""
+    """Unfreeze the parameters that the next stage trains, and return the inputs of that stage."""
     log.info(f"next stage: --freeze {stage}, starting from the weights of the previous stage")
     data, train = inputs.data, config.train
     pipeline = build_pipeline(
@@ -265,6 +285,8 @@ def compute_views(
 
     Raises:
         DataError: A file has been deleted or replaced since the start of the run.
+        DivergedError: Features are not finite, or too large to compute with.
+        RunError, ResourceError: The cache cannot be written.
     """
     files = [File(row.path, row.label) for row in rows]
     with console.Progress(what, len(files) * len(views)) as progress:
@@ -276,9 +298,9 @@ def compute_views(
 
 
 def dry_run(config: Config, out: Path, *, data: str) -> str:
-    """Log what a run would do, without opening any image; return its resolved settings as TOML.
+    """Log what a run would do, without opening any image, and return its settings as TOML.
 
-    In these settings, the data path is `data`, as the user specified it.
+    The settings include resolved defaults. The data path is `data`, as the user specified it.
 
     Raises:
         DataError, WeightsError, UsageError: The run would raise the same error.

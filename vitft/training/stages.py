@@ -1,4 +1,4 @@
-"""Training stages of a run: solving the head, or resumable steps of an optimiser."""
+"""Training stage that runs an optimiser in resumable steps, and objects shared by all stages."""
 
 import logging
 import math
@@ -61,7 +61,7 @@ class RunContext:
     inputs: StageInputs
     """Inputs of the current stage."""
     scored: ScoredImages | None = None
-    """Features and held-out logits of all images; None until a head is solved."""
+    """Features and held-out logits of the distinct images; None until a head is solved."""
 
 
 class StepStage:
@@ -86,8 +86,11 @@ class StepStage:
         """Train to the end of the stage, starting at its beginning or at a saved state.
 
         Raises:
-            Stopped: A signal arrived or the time limit was reached; the state has been saved.
+            Stopped: A signal arrived or the time limit was reached. The state has been saved
+                unless a second signal arrived.
             DivergedError: The loss is not finite.
+            ResourceError: Memory or disk space ran out, or a process was lost.
+            RunError: The saved state is not that of this model, or a file cannot be written.
         """
         if saved is not None:
             facts = cast("StateFacts", saved.facts)
@@ -115,7 +118,7 @@ class StepStage:
                 raise
 
     def train_epochs(self) -> None:
-        """Train the remaining epochs, the first of which may be partly complete."""
+        """Train the remaining epochs, the first of which may be partly complete, or stop early."""
         batches = training_batches(self.config.train, self.config.optim, self.inputs)
         for epoch in range(self.epochs, self.config.optim.epochs):
             done = self.trainer.steps - epoch * self.trainer.steps_per_epoch
@@ -141,7 +144,11 @@ class StepStage:
             self.save()
 
     def on_epoch(self, epoch: int) -> bool:
-        """Validate, keep the best weights and log metrics; return whether to stop early."""
+        """Validate, keep the best weights and log metrics; return whether to stop early.
+
+        Raises:
+            DivergedError: The validation loss is not finite.
+        """
         context, metrics = self.context, self.metrics
         with self.trainer.average.swapped_in():
             if self.trainer.sharded:
@@ -180,7 +187,10 @@ class StepStage:
         return stops
 
     def save(self) -> None:
-        """Save the training state, so that a resumed run continues after the current step."""
+        """Save the training state, so that a resumed run continues after the last complete step.
+
+        If the model is sharded, every rank must call this method.
+        """
         started = time.monotonic()
         context, best, step = self.context, self.context.best, self.trainer.steps
         if not (self.data.group.is_main or self.trainer.sharded):
@@ -241,7 +251,10 @@ def image_logits(inputs: StageInputs, rows: Sequence[Row], *, precision: str = "
 
 
 def set_checkpointing(model: Model, enabled: bool) -> None:
-    """Switch activation checkpointing on or off; it only affects training."""
+    """Switch activation checkpointing, which affects only training, on or off.
+
+    In timm models, it can only be switched on.
+    """
     if isinstance(model, TimmModel):
         if enabled:
             model.net.set_grad_checkpointing(True)

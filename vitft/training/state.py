@@ -3,9 +3,9 @@
     resume/state-0-00000120.safetensors   everything that step 121 of stage 0 depends on
     resume/best-0-00000100.safetensors    the best weights so far
 
-Each state contains the name of its best weights. Files are written atomically, and their digests
-are verified when they are read. The two newest states are kept; an older state is deleted only when
-a newer one is on disk. States are ordered by step, not by time.
+Each state contains the name of the file with the best weights at that step. Files are written
+atomically, and digests are verified on reading. The two newest states are kept; an older state is
+deleted only when a newer one is on disk. States are ordered by stage and step, not by time.
 """
 
 import contextlib
@@ -72,7 +72,8 @@ class State:
 def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
     """Return the complete state of a trainer before its next step, as tensors and JSON values.
 
-    Collective for a sharded model: every rank must call it. Only the main process gets the tensors.
+    If the model is sharded, every rank must call this function, but only the main process gets the
+    tensors.
     """
     weights = trainer.average.trained
     tensors = {f"weights/{name}": w.detach() for name, w in weights.items()}
@@ -95,6 +96,8 @@ def load_trainer_state(
     trainer: Trainer, tensors: Mapping[str, Tensor], facts: TrainerFacts
 ) -> None:
     """Restore a trainer from a state returned by `trainer_state`.
+
+    If the model is sharded, a micro-batch size in the settings overrides the saved one.
 
     Raises:
         RunError: The tensors are not those of this trainer.
@@ -125,15 +128,15 @@ def load_trainer_state(
 
 
 def optimized_parameters(trainer: Trainer) -> list[Tensor]:
-    """Return the parameters of the optimiser, in its order."""
+    """Return the parameters in the order in which the optimiser numbers them."""
     return [p for group in trainer.optimizer.param_groups for p in group["params"]]
 
 
 def check_tensors(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
-    """Check that saved tensors have the names and shapes of a trainer's.
+    """Check that saved tensors have the names and shapes of the tensors of a trainer.
 
     Raises:
-        RunError: They do not.
+        RunError: A tensor is missing, unknown or has the wrong shape.
     """
     weights, parameters = trainer.average.trained, optimized_parameters(trainer)
     wanted = {f"weights/{name}": tensor.shape for name, tensor in weights.items()}
@@ -156,10 +159,13 @@ def check_tensors(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
 def save_state(
     folder: Path, stage: int, step: int, state: State, best: Mapping[str, Tensor] | None
 ) -> str:
-    """Write the state after `step` steps of a stage, and the best weights if they have changed.
+    """Write the state after `step` steps of a stage, and any best weights not yet on disk.
+
+    States other than the two newest are deleted.
 
     Returns:
-        The name of the file with the best weights, which is also recorded in the state.
+        The name of the file with the best weights, which is also recorded in the state; empty if
+        there are none.
 
     Raises:
         ResourceError: The disk is full; older states are intact.
@@ -201,7 +207,7 @@ def state_metadata(facts: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def read_state(path: Path) -> State | None:
-    """Return the contents of a file written by `write_state`, or None if it is damaged."""
+    """Return the contents of a file from `write_state`, or None if it is missing or damaged."""
     try:
         read_header(path)
         with safe_open(path, framework="pt") as file:
@@ -217,10 +223,11 @@ def read_state(path: Path) -> State | None:
 
 
 def checked_facts(facts: object) -> StateFacts:
-    """Return the facts of a state if they have the right types and name a file of the folder.
+    """Return the facts of a state after checking their types and the name of the best weights.
 
     Raises:
-        ValueError: They do not.
+        ValueError: A field is missing or has the wrong type, or the name is not one of a file with
+            best weights.
     """
     found: StateFacts = structured(facts, StateFacts)
     if not re.fullmatch(r"(best-\d+-\d+\.safetensors)?", found["best_file"]):
@@ -229,7 +236,7 @@ def checked_facts(facts: object) -> StateFacts:
 
 
 def best_file_of(path: Path) -> str | None:
-    """Return the name of the best weights of a state file, or None if the file is damaged."""
+    """Return the name of the best weights given in a state file, or None if it cannot be read."""
     try:
         facts = parse_json(read_header(path).metadata.get("facts", "{}"))
     except (OSError, ValueError):
@@ -239,7 +246,7 @@ def best_file_of(path: Path) -> str | None:
 
 
 def list_states(folder: Path) -> list[Path]:
-    """Return the paths of the states in a folder, newest first."""
+    """Return the paths of the states in a folder, the latest stage and step first."""
     matches = [re.fullmatch(r"state-(\d+)-(\d+)\.safetensors", p.name) for p in folder.glob("*")]
     order = {folder / m[0]: (int(m[1]), int(m[2])) for m in matches if m}
     return sorted(order, key=lambda path: order[path], reverse=True)
@@ -248,10 +255,13 @@ def list_states(folder: Path) -> list[Path]:
 def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
     """Return the newest intact state and its best weights, or None if there are no states.
 
+    A state is intact only if the file with its best weights is too.
+
     Damaged files are renamed to `*.damaged`, with a log message.
 
     Raises:
-        RunError: The folder contains states, but all of them are damaged.
+        RunError: The folder contains states, but all of them are damaged, or a damaged file cannot
+            be renamed.
     """
     found = list_states(folder)
     for path in found:
@@ -275,7 +285,10 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove unfinished files of a killed process; only one process may write to `folder`."""
+    """Remove unfinished files of a killed process.
+
+    No other process may be writing to `folder`.
+    """
     names = re.compile(r"\..+\.[0-9a-f]{12}")  # names from `files.temporary_file`
     remove_files(p for p in folder.glob(".*") if names.fullmatch(p.name) and p.is_file())
 
@@ -289,10 +302,10 @@ def remove_states(folder: Path) -> None:
 
 
 def check_same_images(run: RunDir, manifest: Manifest) -> None:
-    """Check that the images and the split are the same as at the start of the run.
+    """Check that the images, classes and split are the same as at the start of the run.
 
     Raises:
-        RunError: The images or the split have changed.
+        RunError: The images, the classes or the split have changed.
     """
     before = Manifest.read(run.split, manifest.root)
     if before.digest == manifest.digest:

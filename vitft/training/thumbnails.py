@@ -54,7 +54,7 @@ class Thumbnail(NamedTuple):
     sha256: str
     jpeg: bytes
     view: PixelArray | None
-    """Model input (S, S, 3) if attention is to be drawn on it; otherwise None."""
+    """Model input (H, W, 3) if attention is to be drawn on it; otherwise None."""
 
 
 def write_thumbnails(
@@ -68,7 +68,8 @@ def write_thumbnails(
 ) -> int:
     """Write the folder `thumbs/` of a run and return the number of images in it.
 
-    Deleted image files are omitted, and errors are only logged because the run itself is complete.
+    Files that can no longer be read are omitted. Errors are only logged, because the run itself is
+    complete.
     In bf16, attention takes half the time; on real photos, overlays differ from float32 by one or
     two grey levels (out of 255) on average (docs/experiments.md).
     """
@@ -111,7 +112,10 @@ class ThumbnailMaker:
         return Thumbnail(row.sha256, thumbnail_jpeg(image), view)
 
     def attention(self, views: Mapping[str, PixelArray]) -> Iterator[tuple[str, bytes]]:
-        """Yield the digest of each view and a JPEG overlaid with attention for its prediction."""
+        """Yield the digest of each view, and a JPEG that shows attention for the predicted class.
+
+        If attention cannot be drawn, this is logged and the iteration ends.
+        """
         if self.model is None or not views:
             return
         model, items = self.model.eval(), list(views.items())
@@ -149,7 +153,10 @@ class ThumbnailMaker:
 
 
 def write_folder(run: Path, maker: ThumbnailMaker, rows: Sequence[Row]) -> int:
-    """Write the thumbnails of `rows`, all or none, and return their number."""
+    """Write the thumbnails and overlays of `rows`, and return the number of images.
+
+    The folder is replaced only once everything has been written.
+    """
     if not rows:
         return 0
     folder, temporary = run / THUMBS, run / f".{THUMBS}"
@@ -176,11 +183,11 @@ def write_folder(run: Path, maker: ThumbnailMaker, rows: Sequence[Row]) -> int:
 
 
 def select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[Row]]:
-    """Return the images that the report may show.
+    """Select the images that the report may show.
 
     Returns:
         A mapping from digests to predicted class indices, for images whose attention is drawn, and
-        the rows of all distinct images.
+        one row for each distinct image.
     """
     predictions = read_validation_predictions(run)
     wrong = mistakes(predictions)[:200]
@@ -210,6 +217,6 @@ def thumbnail_jpeg(image: Image.Image) -> bytes:
 
 
 def thumbnail_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Return the width and height, scaled so that the longer side is `THUMBNAIL_SIDE` pixels."""
+    """Return a width and height scaled so that the longer side is `THUMBNAIL_SIDE` pixels."""
     longest, side = max(size), THUMBNAIL_SIDE
     return max(1, round(size[0] * side / longest)), max(1, round(size[1] * side / longest))

@@ -31,14 +31,14 @@ from vitft.system.structure import parse_json
 log = logging.getLogger(__name__)
 
 MetricPoints = Sequence[tuple[int, Mapping[str, float]]]
-"""Ordered pairs of a moment and its values. After `n` steps of the whole run, step metrics have
-moment `2 * n` and metrics of an epoch that ends there have moment `2 * n + 1`."""
+"""Pairs of a moment and the values at that moment, in order of time. After `n` steps of the whole
+run, step metrics have moment `2 * n`, and metrics of an epoch that ends there have `2 * n + 1`."""
 
 PROJECT = "vitft"
 """Name of the experiment or project, unless an environment variable sets another."""
 PROGRESS_FILE = "trackers.json"
 STEP_INTERVAL = 10
-"""Number of steps between logged values of the running loss; epochs are always logged."""
+"""Number of steps between logged losses and learning rates; epochs are always logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +132,12 @@ class MLflow:
         return Connection(id=self.id, location=location, last_moment=last_moment)
 
     def last_moment(self, key: str) -> int:
-        """Return the last moment with a value on the server, or a negative number if none."""
+        """Return twice the last step for which the server has the metric `key`, or -2 if none."""
         points = self.client.get_metric_history(self.id, key)
         return 2 * max((point.step for point in points), default=-1)
 
     def create_run(self, run: TrackedRun) -> str:
-        """Create a run and return its id."""
+        """Create a run with the settings as parameters, and return its id."""
         from mlflow.entities import Param
 
         found = self.experiment
@@ -220,7 +220,8 @@ CONNECTION_HELP = {
 def short_timeouts() -> Iterator[None]:
     """Shorten MLflow's timeouts from minutes, during which training would stall, to seconds.
 
-    MLflow reads its timeouts from environment variables, which are restored on exit.
+    MLflow reads its timeouts from environment variables. Those that are not set yet are set, and
+    removed on exit.
     """
     limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
     added = limits.keys() - os.environ.keys()
@@ -234,7 +235,7 @@ def short_timeouts() -> Iterator[None]:
 
 @dataclass(slots=True)
 class ActiveTracker:
-    """Connected tracker and the progress of its run."""
+    """Connected tracker, with the id of its run and the last moment sent."""
 
     client: TrackerClient
     id: str = ""
@@ -242,7 +243,7 @@ class ActiveTracker:
     last_moment: int = -1
 
     def start(self, name: str, run: TrackedRun) -> None:
-        """Start or continue a run in the tracker called `name`."""
+        """Start or continue a run in the tracker, called `name` in the log."""
         connection = self.client.start(run)
         self.id = connection.id
         self.last_moment = max(run.last_moment, connection.last_moment)
@@ -251,7 +252,7 @@ class ActiveTracker:
 
 @dataclass(slots=True)
 class Trackers:
-    """Trackers of a run; there may be none."""
+    """Trackers of a run, if any."""
 
     run: RunDir | None = None
     active: dict[str, ActiveTracker] = field(default_factory=dict)
@@ -259,7 +260,7 @@ class Trackers:
     is_finished: bool = False
 
     def start(self, run: RunDir, settings: Mapping[str, Any], *, resume: bool) -> None:
-        """Start or continue a run in each tracker, and log its location."""
+        """Start or continue a run in each tracker, and log where to find it."""
         self.run = run
         before = read_progress(run) if resume else {}
         for name, tracker in list(self.active.items()):
@@ -295,7 +296,10 @@ class Trackers:
             self.write_progress()
 
     def finish(self, status: str, results: Mapping[str, Any]) -> None:
-        """Send pending values, final results and status; further calls have no effect."""
+        """Send pending values, the status and, if it is `finished`, the final results.
+
+        Further calls have no effect.
+        """
         if self.is_finished:
             return
         self.is_finished = True
@@ -306,7 +310,10 @@ class Trackers:
                 self.attempt(name, partial(tracker.client.finish, status, final))
 
     def attempt(self, name: str, action: Callable[[], object]) -> bool:
-        """Run an action and return whether it succeeds; if not, drop its tracker with a warning."""
+        """Run an action of a tracker and return whether it succeeded.
+
+        If it raises an error, the tracker is dropped with a warning.
+        """
         try:
             without_warnings(action)
         except Exception as error:  # libraries may raise any error; training continues
@@ -319,7 +326,7 @@ class Trackers:
         return True
 
     def write_progress(self) -> None:
-        """Write to trackers.json each tracker's id of the run and its last moment."""
+        """Write the run id and the last moment of each tracker to trackers.json."""
         if self.run is not None and self.active:
             ids = {name: {"id": t.id, "moment": t.last_moment} for name, t in self.active.items()}
             self.run.write_json(PROGRESS_FILE, read_progress(self.run) | ids)
@@ -329,7 +336,8 @@ def connect_trackers(names: Sequence[str], *, resume: bool) -> Trackers:
     """Return the trackers, with their libraries imported and their services connected.
 
     Raises:
-        UsageError: A new run cannot connect. A resumed run continues without the tracker instead.
+        UsageError: A library is missing, or a new run cannot connect. A resumed run that cannot
+            connect continues without the tracker.
     """
     check_trackers(names)
     trackers = Trackers()
