@@ -274,7 +274,7 @@ def table_paths(file: TextIO, name: str) -> Iterator[str]:
         if column is None and len(header) > 1:
             raise UsageError(
                 f"{name} has no path column; columns found: {', '.join(header)[:200]}",
-                fix=f"rename the column of paths to path (or one of {', '.join(PATH_COLUMNS[1:])})",
+                fix=f"name the column with the paths path, or {', '.join(PATH_COLUMNS[1:])}",
             )
         if column is None and header:
             yield header[0]

@@ -118,7 +118,7 @@ def fit_temperature(
 ) -> float | None:
     """Return the most probable temperature T, or None if it is outside `TEMPERATURES`.
 
-    T minimises the summed log loss plus the term of the prior, `log(T)^2 / (2 spread^2)`. At the
+    T minimises the summed log loss plus the prior term, `log(T)^2 / (2 spread^2)`. At the
     minimum, the derivative with respect to log(1 / T) changes sign; this root is found to a
     relative precision of 1e-4, far below the statistical uncertainty. The search begins around
     `near`, if given, which saves time and does not change the result beyond this precision.

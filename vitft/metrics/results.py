@@ -229,7 +229,7 @@ class Imbalance(TypedDict):
 
 
 class UnusedFiles(TypedDict):
-    """Files with one suffix that are not used."""
+    """Unused files that have the same suffix: their number, the reason and a fix."""
 
     suffix: str  # in lower case, e.g. `.txt`
     files: Natural
@@ -257,7 +257,7 @@ class OodResults(TypedDict):
 
 
 class AuditResults(TypedDict):
-    """Contents of audit.json: possible problems of a labelled folder."""
+    """Contents of audit.json: possible problems in a labelled folder."""
 
     images: Natural  # number of readable images
     unused: NotRequired[list[UnusedFiles]]

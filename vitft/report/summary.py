@@ -44,7 +44,7 @@ def summary_sentences(run: Run) -> list[str]:
 
 
 def describe_data(run: Run) -> str:
-    """Return a text on the classes and the numbers of images, or an empty string if unknown."""
+    """Return sentences about the classes and the numbers of images; empty if unknown."""
     parts = Counter(row.split for row in run.rows)
     if not run.rows:
         return ""
@@ -60,7 +60,7 @@ def describe_data(run: Run) -> str:
 
 
 def describe_model(run: Run) -> str:
-    """Return a text on the architecture, the initial weights, the trained layers and the input."""
+    """Describe the architecture, the initial weights, the trained layers and the input."""
     name, shape = str(run.setting("weights", "name") or ""), run.card and run.card.architecture
     if not name and not shape:
         return ""
@@ -100,7 +100,7 @@ def weights_name(name: str) -> str:
 
 
 def describe_results(run: Run) -> str:
-    """Return a text on the accuracy and its interval, the baseline and the weakest class."""
+    """Return sentences about the accuracy and its interval, the baseline and the weakest class."""
     results = run.results
     if not results:
         return ""
@@ -121,7 +121,7 @@ def describe_results(run: Run) -> str:
 
 
 def describe_weakest(run: Run) -> str:
-    """Return a text on the weakest class in cross-validation and on the validation images."""
+    """Return sentences about the weakest class in cross-validation and on the validation images."""
     cross_validated, validation = cross_validated_recalls(run)[:1], validation_recalls(run)[:1]
     weakest = [one for one in cross_validated + validation if one.recall < 1]
     if not weakest:
@@ -133,7 +133,7 @@ def describe_weakest(run: Run) -> str:
 
 
 def describe_unlike(run: Run) -> str:
-    """Return a text on how reliable the note "unlike the training images" is."""
+    """Return sentences on the reliability of the note "unlike the training images", if any."""
     found = run.audit.get("out_of_distribution")
     if not run.results:
         return ""

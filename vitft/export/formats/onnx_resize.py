@@ -1,7 +1,7 @@
 """Resizing and cropping as nodes in front of an ONNX graph, for images of any size.
 
 Runtimes implement the operator Resize differently (OpenVINO ignores its antialiasing for bicubic
-and rounds bytes in another place), so the nodes compute Pillow's filter as two matrices, one for
+and rounds to bytes at another step), so the nodes compute Pillow's filter as two matrices, one for
 rows and one for columns, and multiply by them: in every runtime, the view equals Pillow's, except
 for differences of one grey level where a value is close to a rounding boundary. Differences are
 measured on the user's images and rejected above `MAX_GREY_LEVELS`. Decoding, EXIF rotation and thin

@@ -180,13 +180,13 @@ def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int |
     if choice == "keep" and not has_pre_logits:
         raise WeightsError(
             f"{weights.name} has no pre_logits layer to keep",
-            fix="set pre_logits to drop, or use weights that have the layer, e.g. "
+            fix='use pre_logits="drop", or weights that have the layer, e.g. '
             "vit_base_patch16_224_in21k",
         )
     if choice == "drop" and has_pre_logits and keeps_head:
         raise WeightsError(
             f"the head of {weights.name} works only with its pre_logits layer",
-            fix="set num_classes to create a new head, or set pre_logits to keep",
+            fix='use pre_logits="keep", or set num_classes to create a new head',
         )
 
 
