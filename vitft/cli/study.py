@@ -35,7 +35,11 @@ def add_study(parser: Parser) -> None:
         help="numbers of training images per class (default: 5 10 25 50 100)",
     )
     experiment.add_argument(
-        "--seeds", type=int, default=3, metavar="N", help="number of random draws (default: 3)"
+        "--seeds",
+        type=int,
+        default=3,
+        metavar="N",
+        help="number of random draws of the training images (default: 3)",
     )
     experiment.add_argument(
         "--no-baselines",

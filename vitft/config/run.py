@@ -78,7 +78,7 @@ class Config:
             not is_lbfgs or self.solvable,
             "optim.solver=lbfgs can only fit a head on cached features (train.freeze=head, "
             "train.augment=none)",
-            fix="use --solver adamw or sgd, or --freeze head",
+            fix="use --solver adamw or sgd, or --freeze head without augmentation",
         )
         require(
             not (is_balanced and is_lbfgs),

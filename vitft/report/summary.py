@@ -133,7 +133,7 @@ def describe_weakest(run: Run) -> str:
 
 
 def describe_unlike(run: Run) -> str:
-    """Return sentences on the reliability of the note "unlike the training images", if any."""
+    """Describe the reliability of the note "unlike the training images"."""
     found = run.audit.get("out_of_distribution")
     if not run.results:
         return ""

@@ -57,7 +57,7 @@ class ExportFormat(ABC):
 
     @abstractmethod
     def open(self, folder: Path) -> OpenedModel:
-        """Open a folder written by `write` with the target tool of the format."""
+        """Use the format's target tool to open a folder written by `write`."""
 
     def open_int8(self, folder: Path) -> OpenedModel | None:  # noqa: ARG002 - for subclasses
         """Open the 8-bit graph in the folder, or return None if the format does not include one."""

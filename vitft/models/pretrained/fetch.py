@@ -1,4 +1,4 @@
-"""Fetching of catalogue entries and hub repositories to verified local files.
+"""Download of catalogue entries and hub repositories, with verification of the local files.
 
 huggingface_hub downloads and caches the files. In addition, this module checks the digest of the
 content (huggingface_hub only checks the size), retries after a reset connection or a server error
