@@ -183,3 +183,19 @@ def test_a_few_images_are_answered_without_importing_torch(saved: Path, image_fo
         assert [c["class"] for c in a["classes"]] == [c["class"] for c in b["classes"]]
         shares = [[c["probability"] for c in row["classes"]] for row in (a, b)]
         assert shares[0] == pytest.approx(shares[1], abs=2e-6)  # printed with six decimals
+
+
+@pytest.mark.parametrize(("factor", "is_supported"), [(1e3, True), (1e8, False), (1e30, False)])
+def test_weights_that_may_overflow_are_left_to_torch(
+    factor: float, is_supported: bool, tmp_path: Path
+) -> None:
+    model = model_of()
+    model.blocks[1].mlp.fc1.weight.data *= factor  # 4,096 values of 0.2: a norm of 12.8
+    card = Card(
+        architecture=SMALL, transform=EvalTransform(image_size=(24, 32)), classes=tuple("abcde")
+    )
+    save_checkpoint(tmp_path / "model.safetensors", model.state_dict(), card)
+
+    engine = NumpyEngine.open(tmp_path / "model.safetensors")
+
+    assert (engine is not None) == is_supported

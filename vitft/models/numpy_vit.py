@@ -34,6 +34,9 @@ Uint8Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 MAX_GRID_CELLS = 4096
 """Number of patches above which attention maps would take too much memory."""
+MAX_NORM = 1e6
+"""Euclidean norm of a tensor above which float32 results could overflow, or depend on the order of
+additions; trained weights are far below it."""
 ROWS = 16
 """Number of rows of the hidden layer passed to GELU at once, so that they stay in the CPU cache."""
 TAIL = (
@@ -255,7 +258,11 @@ def numpy_supports(card: Card) -> bool:
 
 
 def numpy_model(opened: CheckpointFile, *, threads: int = 1) -> NumpyModel | None:
-    """Return the model of a checkpoint, or None if this module does not support it."""
+    """Return the model of a checkpoint, or None if this module does not support it.
+
+    Weights with a norm above `MAX_NORM` are not supported either, because an overflow would then
+    depend on the implementation.
+    """
     shape = opened.card.architecture
     if not numpy_supports(opened.card) or not isinstance(shape, ViTConfig):
         return None
@@ -263,4 +270,7 @@ def numpy_model(opened: CheckpointFile, *, threads: int = 1) -> NumpyModel | Non
         name: np.frombuffer(opened.data[name], np.float32).reshape(facts.shape)
         for name, facts in opened.tensors.items()
     }
+    with np.errstate(over="ignore"):
+        if any(np.vdot(array, array) > MAX_NORM**2 for array in weights.values()):
+            return None
     return NumpyModel(shape, weights, threads=threads)
