@@ -1,8 +1,8 @@
 """`vitft finetune`: start, resume or dry-run a fine-tuning run."""
 
 import argparse
+import math
 import os
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,12 +15,13 @@ from vitft.cli.report import print_report
 from vitft.config.defaults import check_effect
 from vitft.config.options import FINETUNE_OPTIONS, Option, option_settings
 from vitft.config.run import Config, config_from_table, merge_settings, parse_setting, read_recipe
+from vitft.config.sections import layers_text
 from vitft.metrics.chance import chance_level
-from vitft.metrics.results import ClassMetrics, CrossValidation, RunResults
+from vitft.metrics.results import BudgetResults, ClassMetrics, CrossValidation, RunResults
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import BASE
-from vitft.system.text import count, duration, interval, percent
+from vitft.system.text import count, duration, interval, parse_duration, percent
 
 
 def add_finetune(parser: Parser) -> None:
@@ -197,10 +198,10 @@ def seconds_of(text: str) -> float:
     Raises:
         UsageError: The text is not a time, or the time is 0.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if match is None or not float(match[1]):
+    seconds = parse_duration(text)
+    if not seconds:
         raise UsageError(f"invalid --max-time {text!r}", fix="use e.g. 90s, 10m or 2h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    return seconds
 
 
 def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_latest: bool) -> None:
@@ -229,11 +230,7 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
                 f"left out of the test: {count(test['left_out'], 'image')} identical to a training "
                 "or validation image"
             )
-    if metrics["selected_on_validation"]:
-        output.note(
-            f"this accuracy is slightly optimistic: epoch {metrics['best_epoch']} of "
-            f"{metrics['epochs']} was selected on the same images"
-        )
+    print_selection(metrics)
     if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
         output.result(
             f"calibration error {percent(calibration['ece'])} (95 % interval "
@@ -254,6 +251,40 @@ def print_summary(run: Path, metrics: RunResults | None, *, status: str, is_late
         which = "" if is_latest else f" --run {folder}"
         output.note(
             f"next: vitft predict{which} IMAGE ...   or   vitft export --safetensors{which}"
+        )
+
+
+def print_selection(metrics: RunResults) -> None:
+    """Print what was selected: an epoch on the validation images, or layers in trials."""
+    if metrics["selected_on_validation"]:
+        output.note(
+            f"this accuracy is slightly optimistic: epoch {metrics['best_epoch']} of "
+            f"{metrics['epochs']} was selected on the same images"
+        )
+    if budget := metrics.get("budget"):
+        print_budget(budget)
+
+
+def print_budget(budget: BudgetResults) -> None:
+    """Print what was tried within the time budget, what was chosen, and what needs more time."""
+    for trial in budget["trials"]:
+        output.result(
+            f"trial: after training {layers_text(trial['layers'])} for "
+            f"{count(trial['epochs'], 'epoch')}, {percent(trial['top1'])} of "
+            f"{trial['held_out']:,} held-out training images are classified correctly; with the "
+            f"head alone {percent(trial['head_top1'])}"
+        )
+    if budget["chosen"] == "head":
+        output.result("only the head was trained: no trial was clearly better")
+    elif budget["chosen"]:
+        output.result(
+            f"after the head, {layers_text(budget['chosen'])} were trained for "
+            f"{count(budget['epochs'], 'epoch')}"
+        )
+    for skipped in budget["skipped"]:
+        output.note(
+            f"not tried for lack of time: {layers_text(skipped['layers'])}; this needs about "
+            f"--budget {math.ceil(skipped['seconds_needed'] / 60)}m"
         )
 
 

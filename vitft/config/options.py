@@ -119,6 +119,13 @@ FINETUNE_OPTIONS = (
         metavar="LAYERS",
     ),
     Option(
+        "train.budget",
+        "time for the whole run, e.g. 10m: train more than the head if trials on the training "
+        "images show a gain",
+        metavar="TIME",
+        default="train the layers of --freeze",
+    ),
+    Option(
         "optim.solver",
         "optimiser: lbfgs fits a head on cached features, sgd and adamw train on mini-batches",
         default="lbfgs for a head alone, else adamw",

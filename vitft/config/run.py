@@ -36,6 +36,7 @@ class Config:
 
     def __post_init__(self) -> None:
         self.check_weights()
+        self.check_blocks_read()
         self.check_solver()
         self.check_augmentation()
 
@@ -67,6 +68,26 @@ class Config:
             fix="use lora as the last stage, e.g. --freeze head,lora",
         )
 
+    def check_blocks_read(self) -> None:
+        """Check that the trained layers include all blocks that the head reads.
+
+        Raises:
+            UsageError: The head reads a block whose output is not an input of the trained layers.
+        """
+        blocks, stages = self.train.head_blocks, self.train.stages
+        trained = [int(s.removeprefix("blocks:")) for s in stages if s.startswith("blocks:")]
+        require(
+            blocks <= min(trained, default=blocks),
+            f"train.head_blocks={blocks} cannot be used with train.freeze={self.train.freeze}: the "
+            "head would read a frozen block",
+            fix=f"train as many blocks as the head reads, e.g. --freeze head,blocks:{blocks}",
+        )
+        require(
+            blocks < 2 or self.solves(stages[0]),
+            f"train.head_blocks={blocks} needs a solved head",
+            fix="use --freeze head, or head as the first of several stages, e.g. head,none",
+        )
+
     def check_solver(self) -> None:
         """Check that the solver fits the stages, the augmentation and the class balancing.
 
@@ -79,6 +100,13 @@ class Config:
             "optim.solver=lbfgs can only fit a head on cached features (train.freeze=head, "
             "train.augment=none)",
             fix="use --solver adamw or sgd, or --freeze head without augmentation",
+        )
+        require(
+            not self.train.budget or is_lbfgs,
+            f"train.budget={self.train.budget} chooses the layers to train, but other settings "
+            "already do",
+            fix="remove the budget; or remove --freeze, --solver, and the settings of a training "
+            "loop such as --epochs",
         )
         require(
             not (is_balanced and is_lbfgs),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from vitft.config.schema import check_values, invalid, require
 from vitft.system.structure import Range
+from vitft.system.text import parse_duration
 
 Fraction = Annotated[float, Range(ge=0, le=1)]
 BelowOne = Annotated[float, Range(ge=0, lt=1)]
@@ -222,6 +223,10 @@ class TrainSpec:
     sampling: Literal["shuffled", "balanced"] = "shuffled"
     """Sampling in an epoch: every image once, or the same total number of images with balanced
     classes."""
+    budget: str = ""
+    """Time for the whole run, e.g. `10m`, in which to find the best layers to train: the head is
+    solved first, and other layers are then trained if trials on the training images show a gain.
+    Empty to train the layers of train.freeze."""
     views: Annotated[int, Range(ge=0, le=1000)] = 0
     """Number of augmented views of each training image to cache in addition to the plain one."""
     head_blocks: Annotated[int, Range(ge=0, le=1024)] = 0
@@ -278,6 +283,8 @@ class TrainSpec:
             f"train.keep_adapter=true needs train.freeze=lora, not {self.freeze}",
             fix="use --freeze lora, or remove --keep-adapter",
         )
+        if self.budget and self.budget_s == 0:
+            raise invalid("train.budget", self.budget, "a time such as 90s, 10m or 2h")
         if not {*self.trackers} <= {*TRACKERS} or len({*self.trackers}) != len(self.trackers):
             raise invalid("train.tracker", self.tracker, f"one or more of {', '.join(TRACKERS)}")
 
@@ -285,6 +292,11 @@ class TrainSpec:
     def stages(self) -> tuple[str, ...]:
         """Stages of training, in the notation of train.freeze."""
         return tuple(part.strip() for part in self.freeze.split(","))
+
+    @property
+    def budget_s(self) -> float:
+        """The time budget in seconds; 0 if there is none."""
+        return parse_duration(self.budget) or 0.0
 
     @property
     def trackers(self) -> tuple[str, ...]:
@@ -298,3 +310,11 @@ def stage_rank(stage: str) -> float:
     if number != stage and number.isdecimal() and int(number) > 0:
         return 2 + int(number)
     return {"head": 0, "pre_logits": 1, "lora": 1.5, "none": math.inf}.get(stage, -1)
+
+
+def layers_text(stage: str) -> str:
+    """Return the layers that a stage trains in words, e.g. `the last 4 blocks`."""
+    number = stage.removeprefix("blocks:")
+    if number != stage:
+        return "the last block" if number == "1" else f"the last {number} blocks"
+    return {"none": "all layers", "lora": "LoRA adapters"}.get(stage, f"the {stage}")

@@ -83,6 +83,11 @@ def output_shape(model: Model, *, pooled: bool) -> tuple[tuple[int, ...], int]:
     return (config.num_prefix + math.prod(config.grid), config.width), config.width
 
 
+def last_block_size(model: Model) -> int:
+    """Return the number of dimensions of a pooled feature that belong to the last block."""
+    return output_shape(model, pooled=True)[1]
+
+
 class Suffix(nn.Module):
     """Trainable layers that map the output of `Prefix` to logits (B, C)."""
 

@@ -332,16 +332,49 @@ def solve_head(
         method, candidates = choose_head_method(
             scaled, y[some.rows], kept, fold_id, classes=classes, l2=l2, read=read
         )
-    logistic = fit_logistic(leading, y, weights, standardizer.leading(read), classes=classes, l2=l2)
-    head = last = standardizer.leading(read).unscale_head(logistic)
-    if method.reads_several:
-        several = solve_discriminant(
-            standardizer(x), y, weights[0], classes=classes, shrinkages=[method.shrinkage]
-        )
-        head = standardizer.unscale_head(method.combine(logistic, several[0]))
+    head, last = fit_by_method(x, y, weights, standardizer, classes=classes, method=method)
     return SolvedHead(
         weight=head[0], bias=head[1], last=last, method=method, path=path, candidates=candidates
     )
+
+
+def solve_by_method(
+    x: Tensor, y: Tensor, *, method: HeadMethod, classes: int, balanced: bool
+) -> tuple[Tensor, Tensor]:
+    """Fit a head to raw float32 features (n, D) by a method that is already chosen.
+
+    If `balanced` is set, every class has the same total weight.
+
+    Returns:
+        The weight (C, D), or (C, read) if the method reads the leading features only, and the bias
+        (C,).
+    """
+    weights = (class_balanced_weights(y, classes) if balanced else torch.ones(len(y)))[None]
+    return fit_by_method(x, y, weights, Standardizer.fit(x), classes=classes, method=method)[0]
+
+
+def fit_by_method(
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor,
+    standardizer: Standardizer,
+    *,
+    classes: int,
+    method: HeadMethod,
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return weight and bias of the head on raw features (n, D), and those for the last block.
+
+    `weights` (1, n) holds the sample weights, and `standardizer` is fitted to `x`.
+    """
+    leading = standardizer.leading(method.read)
+    logistic = fit_logistic(x[:, : method.read], y, weights, leading, classes=classes, l2=method.l2)
+    last = leading.unscale_head(logistic)
+    if not method.reads_several:
+        return last, last
+    discriminant = solve_discriminant(
+        standardizer(x), y, weights[0], classes=classes, shrinkages=[method.shrinkage]
+    )[0]
+    return standardizer.unscale_head(method.combine(logistic, discriminant)), last
 
 
 def fit_logistic(

@@ -130,6 +130,40 @@ class HeadChoice(TypedDict):
     does."""
 
 
+class TrialResults(TypedDict):
+    """Layers trained on a part of the training images, scored on the others beside the head."""
+
+    layers: str  # in the notation of `train.freeze`
+    epochs: AtLeastOne
+    images: Natural  # number of images trained on
+    held_out: Natural  # number of images scored
+    top1: Share
+    head_top1: Share  # accuracy of a head fitted to the same images
+    loss: Loss  # mean cross-entropy after temperature scaling
+    head_loss: Loss
+    error: Loss  # standard error of the difference of the two losses
+    seconds: Loss  # time of the trial
+    final_seconds: Loss  # expected time of training on all training images
+
+
+class SkippedTrial(TypedDict):
+    """Layers that were not tried for lack of time."""
+
+    layers: str
+    seconds_needed: Loss  # budget with which they would have been tried
+
+
+class BudgetResults(TypedDict):
+    """What a run with a time budget tried and chose."""
+
+    seconds: Loss  # the budget
+    used: Loss  # time from the start of the run to the last trial
+    trials: list[TrialResults]
+    skipped: list[SkippedTrial]
+    chosen: str | None  # layers trained after the head, or `head`; None before the choice
+    epochs: Natural  # number of epochs of the chosen layers; 0 if only the head was trained
+
+
 class SolvedHeadResults(TypedDict):
     """Additional results for a solved head."""
 
@@ -157,6 +191,7 @@ class RunResults(Metrics):
     knn_top1: NotRequired[Share]
     head: NotRequired[HeadChoice]
     cross_validation: NotRequired[CrossValidation]
+    budget: NotRequired[BudgetResults]  # absent from runs without a time budget
     confirmed_in_float32: NotRequired[int]  # number of images with logits recomputed in float32
     test: NotRequired[FinalTestResults]  # absent without test images or if the run did not finish
     seconds: NotRequired[Loss]  # absent if the run did not finish

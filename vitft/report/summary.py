@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitft.config.sections import layers_text
 from vitft.features.ood import power_text
 from vitft.metrics.chance import chance_level
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.validation import mistakes
 from vitft.report.advice import ClassRecall, cross_validated_recalls, validation_recalls
 from vitft.report.run_files import Run
-from vitft.system.text import count, interval, listing, percent
+from vitft.system.text import count, duration, interval, listing, percent
 
 WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.freeze`
     "head": "only a new linear head was trained",
@@ -37,6 +38,7 @@ def summary_sentences(run: Run) -> list[str]:
         describe_data(run),
         describe_model(run),
         describe_results(run),
+        describe_budget(run),
         describe_unlike(run),
         cautions(run),
     )
@@ -129,6 +131,29 @@ def describe_weakest(run: Run) -> str:
     text = f"The weakest class is {recall_text(weakest[0])}."
     if len(weakest) == 2 and weakest[0].name != weakest[1].name:
         text += f" On the validation images alone, it is {recall_text(weakest[1])}."
+    return text
+
+
+def describe_budget(run: Run) -> str:
+    """Return sentences about the trials of a run with a time budget; empty for other runs."""
+    budget = run.results.get("budget")
+    if not budget:
+        return ""
+    text = f"The run had a time budget of {duration(budget['seconds'])}."
+    for trial in budget["trials"]:
+        text += (
+            f" In a trial on {trial['images']:,} of the training images, training "
+            f"{layers_text(trial['layers'])} classified {percent(trial['top1'])} of "
+            f"{trial['held_out']:,} other training images correctly, and the head alone "
+            f"{percent(trial['head_top1'])}."
+        )
+    if budget["chosen"] == "head":
+        text += " Only the head was trained, because no trial was clearly better."
+    for skipped in budget["skipped"]:
+        text += (
+            f" Training {layers_text(skipped['layers'])} was not tried: it needs a budget of about "
+            f"{duration(skipped['seconds_needed'])}."
+        )
     return text
 
 

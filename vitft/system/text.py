@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,12 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the number of seconds in a time such as `90s`, `10m`, `2h` or `90`, or None."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else None
 
 
 def days_and_hours(seconds: float) -> str:

@@ -37,10 +37,13 @@ class BestFacts(TypedDict):
 
 
 class BestWeights:
-    """Trained weights with the best validation metrics so far, and those metrics."""
+    """Trained weights with the best validation metrics so far, and those metrics.
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    If `selects` is false, the validation metrics select nothing: the latest weights are kept.
+    """
+
+    def __init__(self, model: Model, *, selects: bool = True) -> None:
+        self.model, self.selects = model, selects
         self.epochs = 0
         """Number of epochs validated."""
         self.epochs_since_best = 0
@@ -61,17 +64,18 @@ class BestWeights:
     def update(self, metrics: Metrics) -> None:
         """Count an epoch, and copy the model's weights if the metrics are the best so far.
 
-        The first epoch is always the best so far; later ones are compared by `is_better`.
+        The first epoch is always the best so far; later ones are compared by `is_better` or, if
+        `selects` is false, always replace the earlier ones.
         """
         self.epochs += 1
         self.epochs_since_best += 1
-        if self.epochs == 1 or is_better(metrics, self._validated):
+        if self.epochs == 1 or not self.selects or is_better(metrics, self._validated):
             found = cast("RunResults", {**metrics, "best_epoch": self.epochs})
             weights = self.copy_weights()
             self._validated, self.weights = found, weights  # no call, so no signal in between
             self.epochs_since_best, self.file = 0, ""
         self._validated["epochs"] = self.epochs
-        self._validated["selected_on_validation"] = self.epochs > 1
+        self._validated["selected_on_validation"] = self.selects and self.epochs > 1
 
     def restore(self) -> None:
         """Load the best weights into the model.

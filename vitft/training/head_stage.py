@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vitft.config.run import Config
 from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
-from vitft.features.head import SolvedHead, cross_validate, solve_head
+from vitft.features.head import SolvedHead, cross_validate, solve_by_method, solve_head
 from vitft.features.mixture import HeadMethod
 from vitft.features.neighbours import nearest_neighbours
 from vitft.metrics.classification import classification_metrics
@@ -21,13 +21,18 @@ from vitft.models.vit import VisionTransformer
 from vitft.system.text import count, percent
 from vitft.training.batches import training_views
 from vitft.training.dataset import Dataset, StageInputs
+from vitft.training.reference import COMPUTED_IMAGES, head_inputs, sample
 from vitft.training.stages import RunContext, ScoredImages, validation_logits
 
 log = logging.getLogger(__name__)
 
 
-def solve_head_stage(context: RunContext) -> None:
-    """Solve the linear head, validate it, and score all images by cross-validation."""
+def solve_head_stage(context: RunContext) -> HeadMethod:
+    """Solve the linear head, validate it, and score all images by cross-validation.
+
+    Returns:
+        The way in which the head was fitted.
+    """
     config, inputs, best = context.config, context.inputs, context.best
     data, manifest = inputs.data, inputs.data.manifest
     classes, balanced, seed = manifest.classes, config.balances, config.train.seed
@@ -70,6 +75,39 @@ def solve_head_stage(context: RunContext) -> None:
     if solved.candidates:
         best.head_results["head"] = head_choice(best.model, solved, validation[:, :read], truth)
         log.info(describe_choice(best.head_results["head"]))
+    return solved.method
+
+
+def refit_last_head(context: RunContext) -> None:
+    """Fit the head for libraries that read the last block only to the trained model's features.
+
+    Nothing is done if the head of the model itself reads the last block only, or if the features
+    have not been trained.
+    """
+    best, inputs, data = context.best, context.inputs, context.inputs.data
+    model, results = best.model, best.head_results
+    if isinstance(model, TimmModel) or model.last_head is None or results is None:
+        return
+    if inputs.cut.pooled:
+        return
+    best.restore()
+    rows = sample(data.manifest.train, COMPUTED_IMAGES, context.config.train.seed)
+    x, held_out = (
+        torch.from_numpy(head_inputs(inputs, model, r)) for r in (rows, data.manifest.val)
+    )
+    method = HeadMethod(l2=results["l2"], read=x.shape[1])
+    labels = data.labels(rows).cpu()
+    weight, bias = solve_by_method(
+        x,
+        labels,
+        method=method,
+        classes=len(data.manifest.classes),
+        balanced=context.config.balances,
+    )
+    set_linear(model.last_head, weight, bias)
+    truth = data.labels(data.manifest.val).cpu()
+    right = (held_out @ weight.T + bias).argmax(dim=-1) == truth
+    results["head"]["last_block_top1"] = right.float().mean().item()
 
 
 def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
@@ -176,9 +214,15 @@ def set_head(model: Model, solved: SolvedHead, x: Tensor, labels: Tensor) -> flo
     device = head.weight.device
     with torch.no_grad():
         first_loss = F.cross_entropy(head(x.to(device)), labels.to(device)).item()
-        head.weight.copy_(solved.weight)
-        head.bias.copy_(solved.bias)
-        if last_head is not None:
-            last_head.weight.copy_(solved.last[0] * solved.method.alone)
-            last_head.bias.copy_(solved.last[1] * solved.method.alone)
+    set_linear(head, solved.weight, solved.bias)
+    if last_head is not None:
+        set_linear(last_head, *(part * solved.method.alone for part in solved.last))
     return first_loss
+
+
+@torch.no_grad()
+def set_linear(layer: nn.Module, weight: Tensor, bias: Tensor) -> None:
+    """Copy a weight (C, D) and a bias (C,) into a linear layer."""
+    assert isinstance(layer, nn.Linear)
+    layer.weight.copy_(weight)
+    layer.bias.copy_(bias)

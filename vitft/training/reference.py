@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitft.data.split import Row
+from vitft.features.cut import last_block_size
 from vitft.features.head import stratified_subset
 from vitft.features.ood import REFERENCE_FILE, Features, fit_reference, power_text
 from vitft.metrics.results import OodResults
@@ -90,13 +91,13 @@ def head_inputs(inputs: StageInputs, model: Model, rows: Sequence[Row]) -> Featu
     """Return the pooled features (n, D) of the last block in the trained model."""
     if inputs.cut.pooled:
         return inputs.last_features(rows).numpy()
-    parts: list[Tensor] = []
+    parts, read = list[Tensor](), last_block_size(model)
     with console.Progress("features of the trained model", len(rows)) as progress:
         for batch in evaluation_batches(inputs, rows):
             if inputs.cut.prefix is None or isinstance(model, TimmModel):
                 found = model.eval().features(batch.inputs)
             else:
                 found = model.eval().finish(batch.inputs, inputs.cut.prefix.stop)
-            parts.append(found.float().cpu())
+            parts.append(found[:, :read].float().cpu())
             progress.advance(len(found))
     return torch.cat(parts).numpy()

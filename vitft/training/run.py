@@ -15,7 +15,7 @@ import torch
 from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.split import write_class_indices
 from vitft.metrics.chance import chance_level, chance_remedy
-from vitft.metrics.results import RunResults
+from vitft.metrics.results import BudgetResults, RunResults
 from vitft.models.lora import merge_adapters
 from vitft.system.device import describe_device, peak_memory
 from vitft.system.errors import Stopped
@@ -26,6 +26,7 @@ from vitft.system.signals import Stopper
 from vitft.system.text import count
 from vitft.training.audit import audit_run, log_audit
 from vitft.training.best import BestWeights
+from vitft.training.budget import choose_layers, resume_budget
 from vitft.training.distributed import process_group
 from vitft.training.finish import (
     evaluate_run,
@@ -34,7 +35,11 @@ from vitft.training.finish import (
     write_lora_adapter,
     write_model,
 )
-from vitft.training.head_stage import representative_scores, solve_head_stage
+from vitft.training.head_stage import (
+    refit_last_head,
+    representative_scores,
+    solve_head_stage,
+)
 from vitft.training.reference import write_reference
 from vitft.training.setup import Start, extract_and_split, load_data_and_model, next_inputs
 from vitft.training.stages import RunContext, StepStage
@@ -119,15 +124,16 @@ def run_finetuning(
         context = RunContext(
             run=run,
             config=setup.config,
-            best=BestWeights(setup.pipeline.model),
+            best=BestWeights(setup.pipeline.model, selects=not setup.config.train.budget),
             precision=setup.pipeline.precision,
             stopper=stopper,
             trackers=trackers,
             inputs=start.inputs,
+            started=started,
         )
         on_cpu = setup.pipeline.device.type == "cpu" and not setup.config.train.shard
         with freed_memory_kept(when=on_cpu):
-            result = fit_and_write(context, start, started)
+            result = fit_and_write(context, start)
         trackers.finish(result.status, result.figures)
         group.barrier()
     return result
@@ -178,10 +184,11 @@ def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
         yield run
 
 
-def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
+def fit_and_write(context: RunContext, start: Start) -> Result:
     """Train, evaluate and write the results; a stopped run writes what it has so far."""
     run, best, held = context.run, context.best, context.stopper.deferred_locally
     config, model = context.config, context.best.model
+    resume_budget(context)
     saved = load_saved(context)
     write_environment(context, "running")
     status, exit_code, is_evaluated = "failed", 1, False
@@ -197,10 +204,15 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
                 if best.epochs:
                     write_model(run, model, card)
                     run.write_json(run.eval.name, best.results)
-                results = best.results
+                results = with_budget(best.results, context.budget)
         scored = representative_scores(context, start.inputs)
         final = evaluate_run(
-            context.inputs, model, context.precision, results, scored=scored, started=started
+            context.inputs,
+            model,
+            context.precision,
+            results,
+            scored=scored,
+            started=context.started,
         )
         with held():
             write_calibrated(run, model, card, final)
@@ -209,7 +221,7 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
             log.warning(
                 f"at chance level: the model {clause}; {chance_remedy(config.weights.name)}"
             )
-        write_lora_adapter(run, adapter, model, config.train, card)
+        write_lora_adapter(run, adapter, model, context.config.train, card)
         is_evaluated = True
         write_data_reports(context, start, complete=True)
         write_last_files(context)
@@ -227,8 +239,13 @@ def fit_and_write(context: RunContext, start: Start, started: float) -> Result:
         figures=results,
         status=status,
         exit_code=exit_code,
-        everything_s=start.full_training_s if config.solvable else None,
+        everything_s=start.full_training_s if config.solvable and not config.train.budget else None,
     )
+
+
+def with_budget(results: RunResults, budget: BudgetResults | None) -> RunResults:
+    """Return the results with the trials of a run with a time budget, if it is one."""
+    return results if budget is None else {**results, "budget": budget}
 
 
 def load_saved(context: RunContext) -> State | None:
@@ -259,9 +276,10 @@ def load_saved(context: RunContext) -> State | None:
 
 def train_stages(context: RunContext, saved: State | None) -> None:
     """Train the stages in order, starting at the saved state if there is one."""
-    best, config = context.best, context.config
+    best = context.best
     first = saved.facts["stage"] if saved else 0
-    for number, stage in enumerate(config.train.stages):
+    for number, stage in stages_of(context):
+        config = context.config
         if number:
             if number > first:  # otherwise the stage loads the saved weights
                 best.restore()
@@ -273,9 +291,20 @@ def train_stages(context: RunContext, saved: State | None) -> None:
         if number < first:
             continue
         if config.solves(stage):
-            solve_head_stage(context)
+            method = solve_head_stage(context)
+            if config.train.budget:
+                choose_layers(context, method)
         else:
             StepStage(context, number).run(saved if number == first else None)
+            refit_last_head(context)
+
+
+def stages_of(context: RunContext) -> Iterator[tuple[int, str]]:
+    """Yield the index and the layers of each stage; `choose_layers` may add a stage meanwhile."""
+    number = 0
+    while number < len(context.config.train.stages):
+        yield number, context.config.train.stages[number]
+        number += 1
 
 
 def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> None:

@@ -16,6 +16,7 @@ from vitft.data.augment import batch_augmentation
 from vitft.data.split import Row
 from vitft.features.head import HeldOutLogits
 from vitft.metrics.classification import classification_metrics
+from vitft.metrics.results import BudgetResults
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system import console
 from vitft.system.device import one_thread
@@ -60,6 +61,10 @@ class RunContext:
     trackers: Trackers
     inputs: StageInputs
     """Inputs of the current stage."""
+    started: float
+    """Start of the run as `time.monotonic` time; earlier in a resumed run with a time budget."""
+    budget: BudgetResults | None = None
+    """Trials of a run with a time budget, and its choice; None before the choice."""
     scored: ScoredImages | None = None
     """Features and held-out logits of the distinct images; None until a head is solved."""
 
@@ -81,6 +86,7 @@ class StepStage:
         self.steps_before = len(stepping) * self.trainer.total_steps
         """Number of steps in earlier stages, as if none had stopped early."""
         self.saved_at, self.save_s = time.monotonic(), 0.0
+        self.epoch_started = self.saved_at
 
     def run(self, saved: State | None = None) -> None:
         """Train to the end of the stage, starting at its beginning or at a saved state.
@@ -121,12 +127,28 @@ class StepStage:
         """Train the remaining epochs, the first of which may be partly complete, or stop early."""
         batches = training_batches(self.config.train, self.config.optim, self.inputs)
         for epoch in range(self.epochs, self.config.optim.epochs):
+            self.epoch_started = time.monotonic()
             done = self.trainer.steps - epoch * self.trainer.steps_per_epoch
             for batch in batches(epoch, done):
                 with self.context.stopper.deferred():
                     self.on_step(self.trainer.step(batch))
-            if self.on_epoch(epoch):
+            if self.on_epoch(epoch) or self.is_last_in_budget():
                 return
+
+    def is_last_in_budget(self) -> bool:
+        """Return whether another epoch would exceed the time budget of the run."""
+        budget = self.context.budget
+        if budget is None or self.epochs == self.config.optim.epochs:
+            return False
+        now = time.monotonic()
+        is_late = 2 * now - self.epoch_started > self.context.started + budget["seconds"]
+        if not self.data.group.broadcast(is_late):
+            return False
+        log.info(
+            f"stopped after {self.epochs} of {self.config.optim.epochs} epochs, which were slower "
+            "than expected: another one would exceed the time budget"
+        )
+        return True
 
     def on_step(self, step: StepResult) -> None:
         """Log a step, and save the state if a save is due."""

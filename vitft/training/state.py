@@ -2,6 +2,7 @@
 
     resume/state-0-00000120.safetensors   everything that step 121 of stage 0 depends on
     resume/best-0-00000100.safetensors    the best weights so far
+    resume/budget.json                    trials of a run with a time budget, and its choice
 
 Each state contains the name of the file with the best weights at that step. Files are written
 atomically, and digests are verified on reading. The two newest states are kept; an older state is
@@ -23,9 +24,11 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from vitft.data.split import Manifest
+from vitft.metrics.results import BudgetResults
 from vitft.models.checkpoint import state_digest
 from vitft.system.errors import RunError
-from vitft.system.files import write_atomically, writing
+from vitft.system.files import write_atomically, write_json, writing
+from vitft.system.run_content import read_run_json
 from vitft.system.rundir import RunDir
 from vitft.system.safetensors_file import read_header, with_sorted_metadata
 from vitft.system.structure import Natural, parse_json, structured
@@ -35,6 +38,9 @@ from vitft.training.distributed import full_tensor, slice_like
 from vitft.training.loop import Trainer
 
 log = logging.getLogger(__name__)
+
+BUDGET_FILE = "budget.json"
+"""Name of the file with the trials of a run with a time budget."""
 
 
 class TrainerFacts(TypedDict):
@@ -284,6 +290,23 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
     return None
 
 
+def write_budget(run: RunDir, found: BudgetResults) -> None:
+    """Write the results of finished trials, and the choice if it has been made."""
+    if run.writes:
+        with writing(run.resume):
+            run.resume.mkdir(exist_ok=True)
+        write_json(run.resume / BUDGET_FILE, found)
+
+
+def read_budget(folder: Path) -> BudgetResults | None:
+    """Return the contents of a file from `write_budget`, or None if it does not exist.
+
+    Raises:
+        RunError: The file is damaged.
+    """
+    return read_run_json(folder / BUDGET_FILE, BudgetResults)
+
+
 def remove_temporary_files(folder: Path) -> None:
     """Remove unfinished files of a killed process.
 
@@ -296,7 +319,7 @@ def remove_temporary_files(folder: Path) -> None:
 def remove_states(folder: Path) -> None:
     """Delete the states of a finished run, but keep damaged files."""
     remove_temporary_files(folder)
-    remove_files(folder.glob("*.safetensors"))
+    remove_files([*folder.glob("*.safetensors"), folder / BUDGET_FILE])
     with contextlib.suppress(OSError):  # not empty (damaged files), or missing
         folder.rmdir()
 

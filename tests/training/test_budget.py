@@ -1,0 +1,332 @@
+"""Runs with a time budget: trials on the training images, the choice, and what is written."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import draw_folder, tiny_home
+from vitft.cli.main import main
+from vitft.config.run import Config, config_from_table, read_toml
+from vitft.features import mixture
+from vitft.metrics.results import TrialResults
+from vitft.models.checkpoint import load_checkpoint
+from vitft.report.run_files import read_run
+from vitft.report.summary import summary_sentences
+from vitft.system.errors import UsageError
+from vitft.training import budget
+from vitft.training.budget import best_trial
+from vitft.training.run import Result, run_finetuning
+from vitft.training.trial import MAX_EPOCHS, Trial
+
+RESULTS: TrialResults = {
+    "layers": "none", "epochs": 3, "images": 200, "held_out": 100, "top1": 0.9, "head_top1": 0.8,
+    "loss": 0.3, "head_loss": 0.5, "error": 0.05, "seconds": 10.0, "final_seconds": 20.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Return a folder with data (3 classes of 30 images) and weights of two blocks."""
+    tiny_home(tmp_path / "small")
+    draw_folder(tmp_path / "data", per_class=30)
+    (tmp_path / "small" / "w.safetensors").rename(tmp_path / "w.safetensors")
+    return tmp_path
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every step take a millisecond per image, so that plans do not depend on the machine."""
+    monkeypatch.setattr(Trial, "time_steps", lambda *_: (0.0, 0.001))
+
+
+def settings(home: Path, **train: Any) -> Config:
+    return config_from_table(
+        {
+            "data": {"path": str(home / "data")},
+            "weights": {"name": str(home / "w.safetensors")},
+            "train": {"precision": "fp32", "budget": "5m", **train},
+        }
+    )
+
+
+def run(home: Path, name: str, **train: Any) -> Result:
+    return run_finetuning(settings(home, **train), out=home / name)
+
+
+def results_of(run: Path) -> Any:
+    return json.loads((run / "eval.json").read_text())
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, **changes: float) -> list[str]:
+    """Replace the scores of every trial; return a list to which their layers are added."""
+    seen: list[str] = []
+    original = Trial.results
+
+    def results(self: Trial, *args: Any) -> TrialResults:
+        seen.append(self.candidate.layers)
+        return {**original(self, *args), **changes}  # type: ignore[typeddict-item]
+
+    monkeypatch.setattr(Trial, "results", results)
+    return seen
+
+
+BETTER = {"loss": 0.1, "head_loss": 0.5, "error": 0.1}
+NO_BETTER = {"loss": 0.4, "head_loss": 0.5, "error": 0.06}
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        pytest.param([{}], "none", id="four standard errors below the head"),
+        pytest.param([{"loss": 0.41}], None, id="less than two standard errors below it"),
+        pytest.param([{"loss": 0.6, "top1": 0.99}], None, id="the loss decides, not the accuracy"),
+        pytest.param([{"layers": "blocks:4", "loss": 0.31}, {}], "none", id="the lower loss wins"),
+        pytest.param([{"layers": "blocks:4", "loss": 0.2}, {}], "blocks:4", id="in either order"),
+        pytest.param([], None, id="no trial"),
+    ],
+)
+def test_the_best_trial_must_be_clearly_better_than_the_head(
+    changes: list[dict[str, Any]], layers: str | None
+) -> None:
+    trials: list[Any] = [{**RESULTS, **change} for change in changes]
+
+    best = best_trial(trials)
+
+    assert (best and best["layers"]) == layers
+
+
+def test_a_trial_sees_no_validation_image_and_leaves_the_model_alone(
+    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Trial] = []
+    original = Trial.run
+
+    def watched(self: Trial, epochs: int) -> TrialResults:
+        before = {k: v.clone() for k, v in self.context.best.model.state_dict().items()}
+        found = original(self, epochs)
+        after = self.context.best.model.state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        seen.append(self)
+        return found
+
+    monkeypatch.setattr(Trial, "run", watched)
+    judged(monkeypatch, **NO_BETTER)
+
+    result = run(home, "run")
+
+    (trial,) = seen
+    fitted, held = trial.held_out.manifest.train, trial.held_out.manifest.val
+    split = {row.path for row in trial.context.inputs.data.manifest.val}
+    assert len(fitted) == 48
+    assert len(held) == 24  # a third of 72 training images
+    assert not {row.path for row in (*fitted, *held)} & split
+    assert result.figures["budget"]["trials"][0]["images"] == 48
+
+
+def test_without_a_gain_the_run_is_that_of_the_head_alone(
+    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged(monkeypatch, **NO_BETTER)
+
+    tried, plain = run(home, "tried"), run(home, "plain", budget="")
+
+    one, _ = load_checkpoint(tried.run / "model.safetensors")
+    other, _ = load_checkpoint(plain.run / "model.safetensors")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert results_of(tried.run)["budget"]["chosen"] == "head"
+    assert read_toml(tried.run / "config.toml")["train"]["freeze"] == "head"
+
+
+def test_a_gain_is_followed_by_training_on_all_training_images(
+    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged(monkeypatch, **BETTER)
+
+    done = run(home, "run")
+
+    found, written = results_of(done.run), read_toml(done.run / "config.toml")
+    assert found["budget"]["chosen"] == "none"
+    assert found["budget"]["epochs"] == MAX_EPOCHS
+    assert found["epochs"] == found["best_epoch"] == 1 + MAX_EPOCHS  # the last epoch is kept
+    assert found["selected_on_validation"] is False
+    assert written["train"]["freeze"] == "head,none"
+    assert written["train"]["budget"] == ""
+    assert not (done.run / "resume").exists()
+    state, _ = load_checkpoint(done.run / "model.safetensors")
+    before, _ = load_checkpoint(home / "w.safetensors")
+    assert not torch.equal(state["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"])
+
+
+def test_the_settings_of_a_finished_run_give_the_same_model_without_trials(
+    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged(monkeypatch, **BETTER)
+    first = run(home, "run")
+
+    again = run_finetuning(
+        config_from_table(read_toml(first.run / "config.toml")), out=home / "again"
+    )
+
+    one, _ = load_checkpoint(first.run / "model.safetensors")
+    other, _ = load_checkpoint(again.run / "model.safetensors")
+    best = results_of(again.run)["best_epoch"]
+    assert best < 1 + MAX_EPOCHS or all(torch.equal(one[name], other[name]) for name in one)
+    logs = [(r.run / "metrics.jsonl").read_text().splitlines() for r in (first, again)]
+    assert logs[0][-1] == logs[1][-1]
+
+
+def test_a_resumed_run_does_not_repeat_a_finished_trial(
+    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = judged(monkeypatch, **BETTER)
+    whole = run(home, "whole")
+    original = budget.with_choice
+
+    def killed(*_: Any) -> Config:
+        raise OSError("killed")
+
+    monkeypatch.setattr(budget, "with_choice", killed)
+    with pytest.raises(OSError, match="killed"):
+        run(home, "half")
+    monkeypatch.setattr(budget, "with_choice", original)
+    assert seen == ["none", "none"]
+
+    resumed = run_finetuning(settings(home), out=home / "half", resume=True)
+
+    assert seen == ["none", "none"]
+    one, _ = load_checkpoint(whole.run / "model.safetensors")
+    other, _ = load_checkpoint(resumed.run / "model.safetensors")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_stopped_while_it_trains_the_choice_continues_there(
+    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = judged(monkeypatch, **BETTER)
+    whole = run(home, "whole")
+    given = ["--data", str(home / "data"), "--weights", str(home / "w.safetensors")]
+    given += ["--set", "train.precision=fp32", "--budget", "5m", "--out", str(home / "half")]
+    assert main(["finetune", *given, "--max-time", "1s"]) == 0
+    assert (home / "half" / "resume").exists()
+    trials = len(seen)
+
+    assert main(["finetune", "--resume", str(home / "half")]) == 0
+
+    assert len(seen) <= trials + 1
+    one, _ = load_checkpoint(whole.run / "model.safetensors")
+    other, _ = load_checkpoint(home / "half" / "model.safetensors")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert results_of(home / "half")["selected_on_validation"] is False
+
+
+def test_what_does_not_fit_into_the_budget_is_named_with_the_time_it_needs(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Trial, "time_steps", lambda *_: (0.0, 10.0))
+
+    given = ["--data", str(home / "data"), "--weights", str(home / "w.safetensors")]
+    assert main(["finetune", *given, "--budget", "1m", "--out", str(home / "run")]) == 0
+
+    found = results_of(home / "run")["budget"]
+    # 3 epochs of 48 and of 72 images, and passes over 24 held-out, 5 x 18 validation, 2 x 72 others
+    seconds = 10 * (3 * 48 + 3 * 72 + (24 + 5 * 18 + 2 * 72) / 3)
+    assert found["trials"] == []
+    (skipped,) = found["skipped"]
+    assert skipped["seconds_needed"] == pytest.approx(seconds / 0.85, rel=0.02)
+    shown = capsys.readouterr()
+    assert "not tried for lack of time: all layers; this needs about --budget" in shown.err
+    assert "was not tried" in " ".join(summary_sentences(read_run(home / "run")))
+
+
+def test_few_training_images_get_a_head_without_trials(tmp_path: Path) -> None:
+    tiny_home(tmp_path)
+
+    done = run(tmp_path, "run")
+
+    assert done.figures["budget"]["trials"] == []
+    assert done.figures["budget"]["chosen"] == "head"
+
+
+@pytest.mark.parametrize(
+    ("train", "optim", "message"),
+    [
+        ({"budget": "soon"}, {}, "train.budget=soon"),
+        ({"budget": "0m"}, {}, "train.budget=0m"),
+        ({"budget": "5m", "freeze": "none"}, {}, "already do"),
+        ({"budget": "5m"}, {"epochs": 3}, "already do"),
+        ({"budget": "5m", "augment": "crop"}, {}, "already do"),
+    ],
+)
+def test_a_budget_excludes_settings_that_choose_the_layers(
+    train: dict[str, Any], optim: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        config_from_table({"train": train, "optim": optim})
+
+
+def test_other_libraries_get_a_head_fitted_to_the_trained_last_block(
+    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged(monkeypatch, **BETTER)
+    monkeypatch.setattr(
+        mixture, "choose_candidate", lambda *c: next(x for x in c if x.name == mixture.MIXTURE)
+    )
+
+    done = run(home, "run")
+
+    state, card = load_checkpoint(done.run / "model.safetensors")
+    assert card.architecture.read_blocks == 2
+    assert results_of(done.run)["head"]["last_block_top1"] >= 0.9  # colours are easy
+    assert state["last_head.weight"].abs().sum() > 0
+
+
+Plan = Callable[[float, float], int]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "after", "epochs"),
+    [
+        pytest.param(0.0, 0.0, 0, id="no time"),
+        pytest.param(0.206, 0.0, 1, id="just one epoch"),
+        pytest.param(1e6, 0.0, MAX_EPOCHS, id="at most the maximum"),
+        pytest.param(1.0, 0.95, 0, id="time is kept for a better candidate"),
+    ],
+)
+def test_epochs_are_planned_from_the_time_of_a_step(
+    home: Path,
+    steady: None,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    after: float,
+    epochs: int,
+) -> None:
+    trials: list[Trial] = []
+    judged(monkeypatch, **NO_BETTER)
+    original = Trial.run
+
+    def watched(self: Trial, epochs: int) -> TrialResults:
+        trials.append(self)
+        return original(self, epochs)
+
+    monkeypatch.setattr(Trial, "run", watched)
+    run(home, "run")
+
+    # one epoch: 48 + 72 images and a third of 24 + 3 x 18 + 2 x 72 others: 0.194 s
+    assert trials[0].affordable_epochs(seconds, after=after) == epochs
+
+
+def test_candidates_never_freeze_a_block_that_the_head_reads(tiny_vit: Any) -> None:
+    from vitft.models.vit import VisionTransformer
+
+    config = replace(tiny_vit.config, depth=8)
+    one, several = VisionTransformer(config), VisionTransformer(replace(config, read_blocks=6))
+
+    assert [c.layers for c in budget.candidates(one)] == ["blocks:4", "none"]
+    assert [c.layers for c in budget.candidates(several)] == ["blocks:6", "none"]
+    assert [c.layers for c in budget.candidates(tiny_vit)] == ["none"]

@@ -1,0 +1,242 @@
+"""One trial: a candidate trained on two thirds of the training images and scored on the rest."""
+
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitft.config.defaults import default_lr
+from vitft.config.run import Config
+from vitft.config.sections import layers_text
+from vitft.data.split import Manifest
+from vitft.data.transforms import eval_view
+from vitft.features.cut import last_block_size
+from vitft.features.head import solve_by_method, stratified_folds, stratified_subset
+from vitft.features.mixture import HeadMethod
+from vitft.features.pipeline import build_pipeline
+from vitft.metrics.calibration import fit_temperature, log_losses
+from vitft.metrics.results import TrialResults
+from vitft.models.timm_model import Model
+from vitft.system import console
+from vitft.training.batches import epoch_size, training_batches
+from vitft.training.dataset import StageInputs
+from vitft.training.head_stage import set_linear
+from vitft.training.reference import COMPUTED_IMAGES
+from vitft.training.setup import compute_views, with_stage_data
+from vitft.training.stages import RunContext, make_trainer, set_checkpointing, validation_logits
+
+FOLDS = 3
+"""Number of parts of the training images, one of which is held out."""
+MIN_EPOCHS, MAX_EPOCHS = 3, 12
+"""Minimum and maximum number of epochs of a trial and of the final training."""
+TIMED_STEPS = 3
+"""Number of steps that are timed; the first one is slower and counts only if it is the only one."""
+TIMED_FRACTION = 0.05
+"""Fraction of the remaining time after which no further step is timed."""
+FORWARD = 1 / 3
+"""Time of a forward pass as a fraction of that of a training step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Layers to train after the head, and the settings to train them with."""
+
+    layers: str
+    """Layers in the notation of `train.freeze`."""
+    optim: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    train: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def config(self, config: Config, epochs: int, *, width: int) -> Config:
+        """Return the settings of a run that solves the head and then trains this candidate."""
+        freeze = f"head,{self.layers}"
+        optim = {"solver": "adamw", "lr": default_lr(freeze, width), "epochs": epochs, **self.optim}
+        train = {"freeze": freeze, "views": 0, "budget": "", **self.train}
+        return replace(
+            config, optim=replace(config.optim, **optim), train=replace(config.train, **train)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Training images divided into a fitted and a held-out part, and a head fitted to the first."""
+
+    manifest: Manifest
+    """The training images only, with the held-out ones as validation images."""
+    weight: Tensor
+    bias: Tensor
+    logits: Tensor
+    """Logits (m, C) of the head for the held-out images."""
+
+
+def hold_out(context: RunContext, method: HeadMethod) -> HeldOut:
+    """Hold out a third of the training images, and fit a head to the others in the same way.
+
+    `method` is the way in which the head of the run was fitted to all training images.
+    """
+    inputs, seed = context.inputs, context.config.train.seed
+    data, rows = inputs.data, inputs.data.manifest.train
+    labels = data.labels(rows).cpu()
+    held = stratified_folds(labels, FOLDS, seed, data.group_ids(rows)) == 0
+    parts = [
+        replace(row, split="val" if is_held else "train")
+        for row, is_held in zip(rows, held.tolist(), strict=True)
+    ]
+    with torch.no_grad():
+        x = context.best.model.pre_logits.cpu()(inputs.features(rows))
+    context.best.model.pre_logits.to(data.device)
+    weight, bias = solve_by_method(
+        x[~held],
+        labels[~held],
+        method=method,
+        classes=len(data.manifest.classes),
+        balanced=context.config.balances,
+    )
+    return HeldOut(
+        manifest=replace(data.manifest, rows=tuple(parts)),
+        weight=weight,
+        bias=bias,
+        logits=x[held][:, : weight.shape[1]] @ weight.T + bias,
+    )
+
+
+class Trial:
+    """Trains a copy of a run's model; the model of the run is not changed."""
+
+    def __init__(
+        self, context: RunContext, candidate: Candidate, held_out: HeldOut, *, seconds: float
+    ) -> None:
+        self.context, self.candidate, self.held_out = context, candidate, held_out
+        self.data = replace(context.inputs.data, manifest=held_out.manifest)
+        self.images = len(held_out.manifest.rows)
+        self.extraction_s, self.step_s = self.time_steps(TIMED_FRACTION * seconds)
+
+    def config(self, epochs: int) -> Config:
+        """Return the settings of a run with this candidate."""
+        width = last_block_size(self.context.best.model)
+        return self.candidate.config(self.context.config, epochs, width=width)
+
+    def inputs(self, config: Config, manifest: Manifest) -> tuple[StageInputs, Model]:
+        """Return the inputs of a trial on some images, and the copy of the model that it trains.
+
+        Features of the frozen blocks, if any, are computed and cached.
+        """
+        model, layers = copy.deepcopy(self.context.best.model), self.candidate.layers
+        set_linear(model.head, self.held_out.weight, self.held_out.bias)
+        pipeline = build_pipeline(
+            model,
+            self.data.transform,
+            layers,
+            config.train,
+            device=self.data.device,
+            precision=self.context.precision,
+        )
+        set_checkpointing(model, config.train.checkpointing)
+        extractor = pipeline.open_extractor(config.train, max_pixels=self.data.max_pixels)
+        if extractor is not None:
+            view = eval_view(self.data.transform)
+            compute_views(extractor, manifest, manifest.rows, [view], "extracting features")
+        data = replace(self.data, manifest=manifest)
+        inputs = StageInputs(data=data, cut=pipeline.cut, extractor=extractor)
+        return with_stage_data(inputs, config, layers), model
+
+    def time_steps(self, seconds: float) -> tuple[float, float]:
+        """Return the time per image, in seconds, of extracting features and of a training step.
+
+        After `seconds`, no further step is started.
+        """
+        config, manifest = self.config(1), self.held_out.manifest
+        labels = torch.tensor([row.label for row in manifest.rows])
+        few = stratified_subset(labels, TIMED_STEPS * config.optim.batch_size, config.train.seed)
+        rows = tuple(replace(manifest.rows[i], split="train") for i in few.tolist())
+        started = time.monotonic()
+        inputs, _ = self.inputs(config, replace(manifest, rows=rows))
+        extracted = time.monotonic()
+        trainer = make_trainer(config.train, config.optim, inputs, self.context.precision)
+        times, images, group = [time.monotonic()], list[int](), self.data.group
+        for batch in training_batches(config.train, config.optim, inputs)(0, 0):
+            with self.context.stopper.deferred():
+                images.append(trainer.step(batch).images)
+            times.append(time.monotonic())
+            if group.broadcast(times[-1] - started > seconds):
+                break
+        first = min(1, len(images) - 1)
+        step_s = (times[-1] - times[first]) / sum(images[first:])
+        extraction_s = (extracted - started) / len(rows) if inputs.extractor else 0.0
+        return group.broadcast((extraction_s, step_s))
+
+    def final_seconds(self, epochs: int) -> float:
+        """Return the expected time of training on all training images and of what follows."""
+        data = self.context.inputs.data
+        training, validation = len(data.manifest.train), len(data.manifest.val)
+        evaluated = (epochs + 2) * validation + 2 * min(training, COMPUTED_IMAGES)
+        return self.step_s * (epochs * training + FORWARD * evaluated)
+
+    def seconds(self, epochs: int, *, after: float = 0.0) -> float:
+        """Return the expected time of the trial and of the training that follows it.
+
+        That training takes `after` seconds or, if it is that of this candidate, more.
+        """
+        fitted = len(self.held_out.manifest.train)
+        trial = self.step_s * (epochs * fitted + FORWARD * (self.images - fitted))
+        extraction = self.extraction_s * self.images
+        return extraction + trial + max(after, self.final_seconds(epochs))
+
+    def affordable_epochs(self, seconds: float, *, after: float) -> int:
+        """Return the largest number of epochs, up to `MAX_EPOCHS`, for which there is time."""
+        return max(
+            (n for n in range(1, MAX_EPOCHS + 1) if self.seconds(n, after=after) <= seconds),
+            default=0,
+        )
+
+    def run(self, epochs: int) -> TrialResults:
+        """Train for some epochs and compare the held-out images with the head's."""
+        started, config = time.monotonic(), self.config(epochs)
+        stopper, group = self.context.stopper, self.data.group
+        inputs, _ = self.inputs(config, self.held_out.manifest)
+        trainer = make_trainer(config.train, config.optim, inputs, self.context.precision)
+        batches = training_batches(config.train, config.optim, inputs)
+        total = epoch_size(inputs.data.manifest.train, config.train) * epochs
+        label = f"trial: training {layers_text(self.candidate.layers)}"
+        with stopper.deferred_to_next(when=group.size > 1), console.Progress(label, total) as shown:
+            for epoch in range(epochs):
+                for batch in batches(epoch, 0):
+                    with stopper.deferred():
+                        step = trainer.step(batch)
+                    shown.advance(step.images, loss=f"{step.loss:.3f}")
+        with trainer.average.swapped_in():
+            logits, labels = validation_logits(inputs, precision=self.context.precision)
+        return self.results(epochs, logits, labels, time.monotonic() - started)
+
+    def results(self, epochs: int, logits: Tensor, labels: Tensor, seconds: float) -> TrialResults:
+        """Return the results, given logits (m, C) and labels (m,) of the held-out images.
+
+        Losses are compared after each set of logits is divided by its own temperature.
+        """
+        y = labels.numpy()
+        ours, heads = tempered_losses(logits, y), tempered_losses(self.held_out.logits, y)
+        gain = heads - ours
+        return {
+            "layers": self.candidate.layers,
+            "epochs": epochs,
+            "images": len(self.held_out.manifest.train),
+            "held_out": len(y),
+            "top1": float((logits.argmax(dim=-1) == labels).float().mean()),
+            "head_top1": float((self.held_out.logits.argmax(dim=-1) == labels).float().mean()),
+            "loss": float(ours.mean()),
+            "head_loss": float(heads.mean()),
+            "error": float(gain.std(ddof=1) / len(y) ** 0.5),
+            "seconds": seconds,
+            "final_seconds": self.final_seconds(epochs),
+        }
+
+
+def tempered_losses(logits: Tensor, y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the cross-entropy of each image (n,) after temperature scaling on these images."""
+    values = logits.double().numpy()
+    return log_losses(values / (fit_temperature(values, y) or 1.0), y)
