@@ -21,11 +21,11 @@ from vitft.models.vit import VisionTransformer
 from vitft.system.text import count, duration, percent
 from vitft.training.stages import RunContext
 from vitft.training.state import read_budget, write_budget
-from vitft.training.trial import MIN_EPOCHS, Candidate, Trial, hold_out
+from vitft.training.trial import MIN_EPOCHS, LayerSettings, Trial, hold_out
 
 log = logging.getLogger(__name__)
 
-MIN_IMAGES = 60
+MIN_TRIAL_IMAGES = 60
 """Number of training images below which only the head is trained: the held-out third would be too
 small to show a gain."""
 MARGIN = 0.85
@@ -39,15 +39,15 @@ EVERYTHING = MappingProxyType({"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "
 CROPS = MappingProxyType({"augment": "crop", "crop_scale": 0.4})
 
 
-def candidates(model: Model) -> list[Candidate]:
+def layers_to_try(model: Model) -> list[LayerSettings]:
     """Return the candidates for a model, those with the fastest steps first."""
-    everything = Candidate(layers="none", optim=EVERYTHING, train=CROPS)
+    everything = LayerSettings(layers="none", optim=EVERYTHING, train=CROPS)
     if not isinstance(model, VisionTransformer):
         return [everything]
     last = max(4, model.config.read_blocks)  # the head reads no block before the cut
     if last >= model.config.depth:
         return [everything]
-    return [Candidate(layers=f"blocks:{last}", optim=LAST_BLOCKS), everything]
+    return [LayerSettings(layers=f"blocks:{last}", optim=LAST_BLOCKS), everything]
 
 
 def choose_layers(context: RunContext, method: HeadMethod) -> None:
@@ -95,8 +95,8 @@ def untried(context: RunContext) -> BudgetResults:
 def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults) -> BudgetResults:
     """Run the trials for which there is enough time, and return all results with the choice."""
     images = len(context.inputs.data.manifest.train)
-    every = candidates(context.best.model)
-    if images < MIN_IMAGES:
+    every = layers_to_try(context.best.model)
+    if images < MIN_TRIAL_IMAGES:
         log.info(f"only the head is trained: {count(images, 'training image')} are too few to try")
         every = []
     done = {trial["layers"] for trial in found["trials"]}
@@ -158,7 +158,7 @@ def with_choice(context: RunContext, found: BudgetResults) -> Config:
     if isinstance(model, VisionTransformer):
         train = replace(train, head_blocks=model.config.read_blocks)
     config = replace(context.config, train=train)
-    every = {candidate.layers: candidate for candidate in candidates(model)}
+    every = {candidate.layers: candidate for candidate in layers_to_try(model)}
     if found["chosen"] not in every:
         return config
     return every[found["chosen"]].config(config, found["epochs"], width=last_block_size(model))

@@ -31,7 +31,7 @@ from vitft.training.reference import COMPUTED_IMAGES
 from vitft.training.setup import compute_views, with_stage_data
 from vitft.training.stages import RunContext, make_trainer, set_checkpointing, validation_logits
 
-FOLDS = 3
+TRIAL_FOLDS = 3
 """Number of parts of the training images, one of which is held out."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
 """Minimum and maximum number of epochs of a trial and of the final training."""
@@ -44,7 +44,7 @@ FORWARD = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class LayerSettings:
     """Layers to train after the head, and the settings to train them with."""
 
     layers: str
@@ -82,7 +82,7 @@ def hold_out(context: RunContext, method: HeadMethod) -> HeldOut:
     inputs, seed = context.inputs, context.config.train.seed
     data, rows = inputs.data, inputs.data.manifest.train
     labels = data.labels(rows).cpu()
-    held = stratified_folds(labels, FOLDS, seed, data.group_ids(rows)) == 0
+    held = stratified_folds(labels, TRIAL_FOLDS, seed, data.group_ids(rows)) == 0
     parts = [
         replace(row, split="val" if is_held else "train")
         for row, is_held in zip(rows, held.tolist(), strict=True)
@@ -109,7 +109,7 @@ class Trial:
     """Trains a copy of a run's model; the model of the run is not changed."""
 
     def __init__(
-        self, context: RunContext, candidate: Candidate, held_out: HeldOut, *, seconds: float
+        self, context: RunContext, candidate: LayerSettings, held_out: HeldOut, *, seconds: float
     ) -> None:
         self.context, self.candidate, self.held_out = context, candidate, held_out
         self.data = replace(context.inputs.data, manifest=held_out.manifest)
